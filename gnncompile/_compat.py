@@ -1,0 +1,117 @@
+"""Everything gnncompile needs of torch that is not public API, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch.fx.experimental._config as shape_config
+from torch import Tensor, fx
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import TracingContext
+from torch._inductor.compile_fx import compile_fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+__all__ = [
+    "StorageWeakRef",
+    "backend_fake_mode",
+    "compile_inductor",
+    "counters",
+    "current_backend",
+    "inductor_mode_options",
+    "inductor_option_names",
+    "placeholders_as_fakes",
+    "source_name",
+    "symbolic_counts",
+    "trace_aten",
+    "tracked_input_name",
+]
+
+_PATCHES = (
+    # No two sizes are assumed equal because they once were, none special because it was 0 or 1.
+    lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=True),
+    # dynamic=True would otherwise turn dropout rates and slopes into tensors.
+    lambda: dynamo_config.patch(specialize_float=True),
+)
+
+
+@contextmanager
+def symbolic_counts() -> Iterator[None]:
+    """Compiles inside this block see numbers of nodes, edges and graphs as symbols. Local to the thread."""
+    with ExitStack() as stack:
+        for patch in _PATCHES:
+            stack.enter_context(patch())
+        yield
+
+
+def current_backend() -> Any:
+    """The backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
+    found = InstructionTranslator.current_tx().output.compiler_fn
+    while True:
+        inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
+        if inner is None or inner is found:
+            return found
+        found = inner
+
+
+def tracked_input_name(fake: Tensor) -> str | None:
+    """The source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace."""
+    tx = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    if tx is None:
+        return None
+    for tracked in tx.output.tracked_fakes:
+        if tracked.fake is fake:
+            return source_name(tracked.source)
+    return None
+
+
+def source_name(source: Any) -> str:
+    """A Dynamo source as Python text; a method up to torch 2.12, a property later."""
+    name = source.name
+    return str(name() if callable(name) else name)
+
+
+def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
+    """The fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
+    return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
+    """Traces a Dynamo graph into aten ops, above autograd: composite ops such as batch norm stay whole."""
+    mode = next((f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor)), None)
+
+    def run(*args: Any) -> Any:
+        with fx.traceback.preserve_node_meta():
+            return fx.Interpreter(gm).run(*args)
+
+    with mode or TracingContext.get().fake_mode:
+        return make_fx(run, pre_dispatch=True)(*fakes)
+
+
+def backend_fake_mode() -> Any:
+    """The fake mode that Inductor compiles the current graph under."""
+    return TracingContext.get().fake_mode
+
+
+def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Hands a graph to Inductor."""
+    return compile_fx(gm, list(inputs), config_patches=options)  # type: ignore[arg-type,return-value]
+
+
+def inductor_mode_options(mode: str | None) -> dict[str, Any]:
+    """The Inductor settings behind ``torch.compile(mode=...)``."""
+    return dict(torch._inductor.list_mode_options(mode, True)) if mode not in (None, "default") else {}
+
+
+def inductor_option_names() -> set[str]:
+    """Names of Inductor's own settings."""
+    return set(torch._inductor.config.get_config_copy())
+
+
+def counters() -> Any:
+    """Dynamo's counters of graph breaks and captured graphs."""
+    return torch._dynamo.utils.counters

@@ -1,0 +1,123 @@
+"""The Dynamo backend: runs the passes on a captured graph, gives the rest to Inductor, puts the parts together."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnncompile import _compat, passes
+from gnncompile.options import resolve
+from gnncompile.passes.context import Masked, Record, Skip
+from gnncompile.runtime.structure import Structure
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Captured:
+    """One captured graph: what the passes did and its structure cache."""
+
+    record: Record
+    structure: Structure | None
+
+
+@dataclass
+class Backend:
+    """Compiles captured graphs; one per compiled model, so that reports and modes are its own.
+
+    Attributes:
+        own: gnncompile's options.
+        inductor: Inductor's settings.
+        self_loops: "masked" or "exact": read by the substitutes while Dynamo traces.
+        attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
+    """
+
+    own: dict[str, Any]
+    inductor: dict[str, Any]
+    self_loops: str = "masked"
+    attaches_sizes: bool = False
+    captured: list[Captured] = field(default_factory=list)
+    notes: list[Skip] = field(default_factory=list)
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Compiles one graph."""
+        result = self._optimise(gm)
+        if result is None:
+            self.captured.append(Captured(Record(), None))
+            return _compat.compile_inductor(gm, inputs, self._patches())
+        if result.hoisted is None:
+            self.captured.append(Captured(result.record, None))
+            return _compat.compile_inductor(result.rest, inputs, self._patches())
+        mode = _compat.backend_fake_mode()
+        with mode:
+            made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.hoisted.results]
+        compiled = _compat.compile_inductor(result.rest, [*inputs, *made], self._patches())
+        limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
+        structure = Structure(result.hoisted, *limits)
+        self.captured.append(Captured(result.record, structure))
+
+        def run(*args: Any) -> Any:
+            return compiled(*args, *structure(args))
+
+        return run
+
+    def _optimise(self, gm: fx.GraphModule) -> passes.Result | None:
+        if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
+            return None
+        if any(n.op == "get_attr" and isinstance(getattr(gm, str(n.target), None), fx.GraphModule) for n in gm.graph.nodes):
+            self.notes.append(Skip("a whole graph", "it holds a nested graph (checkpoint, control flow)", "?"))
+            return None
+        try:
+            return passes.optimise(gm, self.own)
+        except Masked as masked:
+            self.notes.append(masked.skip)
+            raise
+
+    def _patches(self) -> dict[str, Any]:
+        # Our sources are part of the key of Inductor's caches: a new version never gets an old gradient.
+        return {"post_grad_custom_post_pass": _CacheKey(), **self.inductor}
+
+
+class _CacheKey(torch._inductor.custom_graph_pass.CustomGraphPass):
+    """A pass that does nothing but put a hash of gnncompile's sources into Inductor's cache keys."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Changes nothing."""
+
+    def uuid(self) -> str:
+        """The hash."""
+        return sources_hash()
+
+
+@lru_cache(maxsize=1)
+def sources_hash() -> str:
+    """A hash of every source file of gnncompile."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
+    :func:`gnncompile.compile` (so a graph without edges may be captured a second time)."""
+    own, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
+    try:
+        return Backend(own, inductor)(gm, inputs)
+    except Masked as masked:
+        raise RuntimeError(
+            f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
+            "Use gnncompile.compile(model), which captures such a model with exact sizes."
+        ) from None
+
+
+backend.self_loops = "masked"  # type: ignore[attr-defined]

@@ -1,0 +1,170 @@
+"""``gnncompile.compile``: the compiled form of a module or function."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from gnncompile import _compat
+from gnncompile.capture import substitutes
+from gnncompile.capture.backend import Backend
+from gnncompile.capture.inputs import Checker, Derived, join, split
+from gnncompile.options import resolve
+from gnncompile.passes.context import Masked
+from gnncompile.runtime.segment_ops import SizeNeeded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Program:
+    """Runs one module or function through Dynamo with gnncompile's backend."""
+
+    def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
+        self.target, self.settings = target, settings
+        own, inductor = resolve(settings["mode"], settings["options"])
+        self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
+        self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
+        self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self._start()
+
+    def _start(self) -> None:
+        substitutes.install()
+        target = self.target
+
+        def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return target(*join(args), **join(kwargs))
+
+        # Dynamo counts recompiles per code object, so every program needs one of its own.
+        own_code = types.FunctionType(
+            entry.__code__.replace(co_name=f"entry_{id(self):x}"), entry.__globals__, "entry", None, entry.__closure__
+        )
+        dynamic = self.settings["dynamic"]
+        self.compiled = torch.compile(
+            own_code,
+            backend=self.backend,
+            fullgraph=self.settings["fullgraph"],
+            dynamic=True if dynamic is None else dynamic,
+        )
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the target on a call's arguments."""
+        self.check(args, kwargs)
+        for _ in range(16):
+            parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
+            try:
+                with _compat.symbolic_counts():
+                    return self.compiled(*parts)
+            except SizeNeeded as needed:
+                self.derived.wanted.add(needed.source.removeprefix("L['").replace("']", "", 1))
+                self._start()
+            except Masked:
+                self.backend.self_loops = "exact"
+                self._start()
+        raise RuntimeError("the model asks for ever more sizes; please report it")
+
+
+class CompiledModule:
+    """What a compiled module adds to the class of the original. State is shared with the original module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the compiled forward, hooks included."""
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        if torch.compiler.is_compiling():
+            return program.target(*args, **kwargs)  # part of a larger capture: be transparent
+        return program(args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling the module."""
+        return CompiledModule.__call__(self, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return compile(copy.deepcopy(program.target, memo), **program.settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return _rebuild, (program.target, program.settings)
+
+
+def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
+    return compile(target, **settings)
+
+
+def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
+    kind = type(target)
+    body = {"__slots__": ("_gnncompile_program",), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    compiled = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
+    # One state for both: parameters, buffers, hooks, training flag.
+    object.__setattr__(compiled, "__dict__", target.__dict__)
+    object.__setattr__(compiled, "_gnncompile_program", Program(target, settings))
+    return compiled  # type: ignore[no-any-return]
+
+
+def program_of(compiled: Any) -> Program | None:
+    """The program behind a compiled module or function."""
+    try:
+        return object.__getattribute__(compiled, "_gnncompile_program")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+@overload
+def compile(model: F, **settings: Any) -> F: ...
+@overload
+def compile(model: None = None, **settings: Any) -> Callable[[F], F]: ...
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compiles a PyG model: the same numbers and gradients, fused message passing, any graph size.
+
+    Args:
+        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments.
+        fullgraph: Raise an error instead of breaking the graph.
+        dynamic: Whether sizes are symbolic; None is True, False compiles for one size.
+        mode: As in :func:`torch.compile`, passed on to Inductor.
+        options: gnncompile's own (:data:`gnncompile.options.DEFAULTS`) and Inductor's settings.
+        disable: Return the model as it is.
+
+    Returns:
+        For a module: a module of a subclass of its class that shares all state with it (same ``state_dict`` keys).
+        For a function: a function.
+
+    Raises:
+        TypeError: `model` is neither a module nor callable.
+        ValueError: An unknown mode or option.
+    """
+    settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options, "disable": disable}
+    if model is None:
+        return functools.partial(compile, **settings)
+    resolve(mode, options)
+    if not callable(model):
+        raise TypeError(f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself.")
+    if disable:
+        return model
+    known = program_of(model)
+    if known is not None:
+        model = known.target
+    if isinstance(model, nn.Module):
+        return _module(model, settings)
+    program = Program(model, settings)
+
+    @functools.wraps(model)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return model(*args, **kwargs)
+        return program(args, kwargs)
+
+    call._gnncompile_program = program  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,142 @@
+"""Takes a call's inputs apart before the compiled code sees them, and checks them.
+
+An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
+depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
+list. A batch vector may carry its number of segments as the first dimension of an
+empty tensor, which costs one look at the data per distinct batch and keeps it out of the compiled code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnncompile.runtime.identity import IdentityCache
+
+EDGE_INDEX = "edge_index"
+_INTEGERS = (torch.int64, torch.int32)
+
+
+class EdgePair(NamedTuple):
+    """An edge list ``[2, num_edges]`` as its two rows."""
+
+    row: Tensor
+    col: Tensor
+
+
+class Sized(NamedTuple):
+    """An index with its number of segments: ``carrier`` has shape ``[num_segments, 0]``."""
+
+    index: Tensor
+    carrier: Tensor
+
+
+def split(value: Any, path: str, derived: Derived) -> Any:
+    """Replaces edge lists and sized indices in a nest of tuples, lists and dicts; `path` names the value."""
+    if type(value) is Tensor:
+        if value.dtype in _INTEGERS:
+            if value.dim() == 2 and value.size(0) == 2:
+                return EdgePair(*derived.rows(value))
+            if path in derived.wanted:
+                return Sized(value, derived.carrier(value))
+        return value
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(split(v, f"{path}[{i}]", derived) for i, v in enumerate(value))
+    if kind is dict:
+        return {k: split(v, f"{path}[{k!r}]", derived) for k, v in value.items()}
+    return value
+
+
+def join(value: Any) -> Any:
+    """The inverse of :func:`split`, traced by Dynamo."""
+    if isinstance(value, EdgePair):
+        return torch.stack([value.row, value.col])
+    if isinstance(value, Sized):
+        return torch.ops.gnncompile.sized(value.index, value.carrier)
+    if type(value) is tuple:
+        return tuple(join(v) for v in value)
+    if type(value) is list:
+        return [join(v) for v in value]
+    if type(value) is dict:
+        return {k: join(v) for k, v in value.items()}
+    return value
+
+
+class Derived:
+    """What is made from integer inputs before the compiled code runs, once per distinct tensor.
+
+    Attributes:
+        wanted: Paths of the inputs whose number of segments the model needs.
+        looks: How often data was read for that, which on a GPU is a sync.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.wanted: set[str] = set()
+        self.looks = 0
+        self._rows = IdentityCache(max_entries, max_bytes)
+        self._carriers = IdentityCache(max_entries, max_bytes)
+
+    def rows(self, edge_index: Tensor) -> list[Tensor]:
+        """Both rows of an edge list as contiguous tensors of their own."""
+        return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
+
+    def carrier(self, index: Tensor) -> Tensor:
+        """An empty tensor ``[num_segments, 0]`` for ``index.max() + 1`` segments."""
+        return self._carriers.get((index,), self._look)[0]
+
+    def _look(self, index: Tensor) -> list[Tensor]:
+        self.looks += 1
+        count = int(index.max()) + 1 if index.numel() else 0
+        return [torch.empty((count, 0), device=index.device)]
+
+
+class Checker:
+    """Checks the arguments of a call against the names of the model's parameters."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        try:
+            names = list(inspect.signature(forward).parameters)
+        except (TypeError, ValueError):
+            names = []
+        self.position = names.index(EDGE_INDEX) if EDGE_INDEX in names else None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises TypeError or ValueError that names the argument."""
+        if self.position is not None:
+            found = args[self.position] if self.position < len(args) else kwargs.get(EDGE_INDEX)
+            if type(found) is Tensor and found.layout == torch.strided:
+                check_edge_index(found)
+        self._check_devices(args, kwargs)
+
+    def _check_devices(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        first: tuple[str, torch.device] | None = None
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if type(value) is not Tensor or value.dim() == 0:
+                continue
+            if first is None:
+                first = f"argument {name!r}", value.device
+            elif value.device != first[1]:
+                raise ValueError(
+                    f"argument {name!r}: found on {value.device}, expected {first[1]} like {first[0]}. "
+                    "Move all inputs to one device with .to(device)."
+                )
+
+
+def check_edge_index(edge_index: Tensor) -> None:
+    """Raises TypeError or ValueError unless `edge_index` is an integer tensor ``[2, num_edges]``."""
+    if edge_index.dtype not in _INTEGERS:
+        raise TypeError(
+            f"edge_index: found dtype {edge_index.dtype}, expected torch.int64 (or int32). "
+            "Convert it with edge_index.long()."
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        hint = " Transpose it with edge_index.t().contiguous()." if edge_index.shape[-1:] == (2,) else ""
+        raise ValueError(
+            f"edge_index: found shape {tuple(edge_index.shape)}, expected [2, num_edges] "
+            f"(row 0 sources, row 1 destinations).{hint}"
+        )

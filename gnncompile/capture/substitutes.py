@@ -1,0 +1,110 @@
+"""Sync-free equivalents of the PyG helpers whose sizes depend on data, used only while gnncompile captures.
+
+Removing an edge would change a size, so no edge is removed: it is marked dead (``gnncompile::mark_dead``), keeps its
+place, and no kernel ever walks it. Everyone else's ``torch.compile`` still traces PyG's own code, through a copy of
+the function.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch_geometric.utils as pyg
+from torch import Tensor
+
+from gnncompile import _compat
+
+OFF, MASKED, EXACT = "off", "masked", "exact"
+
+
+@torch.compiler.assume_constant_result
+def capturing() -> str:
+    """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is."""
+    return str(getattr(_compat.current_backend(), "self_loops", OFF))
+
+
+def _copy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
+    return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+
+
+_scatter = _copy(pyg.scatter)
+_softmax = _copy(pyg.softmax)
+_remove_self_loops = _copy(pyg.remove_self_loops)
+_add_remaining_self_loops = _copy(pyg.add_remaining_self_loops)
+
+
+def _is_plain(edge_index: Any) -> bool:
+    return type(edge_index) is Tensor and edge_index.layout == torch.strided and edge_index.dim() == 2
+
+
+def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+    """See :func:`torch_geometric.utils.scatter`."""
+    reduce = {"add": "sum", "amax": "max", "amin": "min"}.get(reduce, reduce)
+    known = reduce in ("sum", "mean", "max", "min", "mul") and index.dim() == 1 and src.dim() > 0
+    if capturing() == OFF or not known or not src.is_floating_point() or dim not in (0, -src.dim()):
+        return _scatter(src, index, dim, dim_size, reduce)
+    if dim_size is None:
+        dim_size = torch.ops.gnncompile.num_segments(index)
+    return torch.ops.gnncompile.segment_reduce(src, index, dim_size, reduce)
+
+
+def softmax(
+    src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
+) -> Tensor:
+    """See :func:`torch_geometric.utils.softmax`."""
+    if capturing() == OFF or index is None or ptr is not None or dim not in (0, -src.dim()) or index.dim() != 1:
+        return _softmax(src, index, ptr, num_nodes, dim)
+    if num_nodes is None:
+        num_nodes = torch.ops.gnncompile.num_segments(index)
+    return torch.ops.gnncompile.segment_softmax(src, index, num_nodes)
+
+
+def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
+    """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
+    if capturing() != MASKED or not _is_plain(edge_index):
+        return _remove_self_loops(edge_index, edge_attr)
+    return torch.ops.gnncompile.mark_dead(edge_index, edge_index[0] != edge_index[1]), edge_attr
+
+
+def add_remaining_self_loops(
+    edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: int | None = None
+) -> Any:
+    """See :func:`torch_geometric.utils.add_remaining_self_loops`: ``num_edges + num_nodes`` edges, existing self
+    loops marked dead and their attribute moved to the new loop of their node."""
+    number = fill_value is None or isinstance(fill_value, (int, float))
+    # Which of several self loops of one node wins is undefined in PyG on a GPU; here it is the last one, everywhere.
+    if capturing() != MASKED or not _is_plain(edge_index) or num_nodes is None or not number:
+        return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    alive = edge_index[0] != edge_index[1]
+    nodes = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
+    kept = torch.ops.gnncompile.mark_dead(edge_index, alive)
+    full = torch.cat([kept, torch.stack([nodes, nodes])], dim=1)
+    if edge_attr is None:
+        return full, None
+    loops = edge_attr.new_full((num_nodes, *edge_attr.shape[1:]), 1.0 if fill_value is None else fill_value)
+    place = torch.arange(edge_index.size(1), device=edge_index.device, dtype=edge_index.dtype)
+    padded = torch.cat([place.new_full((num_nodes,), -1), torch.where(alive, place.new_full((1,), -1), place)])
+    owner = torch.cat([nodes, edge_index[0]])
+    last = place.new_full((num_nodes,), -1).scatter_reduce(0, owner, padded, "amax", include_self=True)
+    shape = [-1] + [1] * (edge_attr.dim() - 1)
+    # A zero row behind the attributes keeps the look-up in range for nodes without a loop, and for no edge at all.
+    behind = torch.cat([edge_attr, edge_attr.new_zeros((1, *edge_attr.shape[1:]))])
+    found = behind.index_select(0, torch.where(last < 0, place.new_full((1,), 1) * edge_index.size(1), last))
+    return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
+
+
+@lru_cache(maxsize=1)
+def install() -> None:
+    """Registers the substitutes with Dynamo, once per process, at the first compile."""
+    for original, ours in (
+        (pyg.scatter, scatter),
+        (pyg.softmax, softmax),
+        (pyg.remove_self_loops, remove_self_loops),
+        (pyg.add_remaining_self_loops, add_remaining_self_loops),
+    ):
+        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)

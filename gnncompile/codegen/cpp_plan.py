@@ -1,0 +1,219 @@
+"""Orders a region for a CPU kernel: what is computed once, once a row or once an edge, and in which loop nests.
+
+A row is walked in as many loops over its edges as the region has stages: a softmax, or a reduction that later edge
+values need, ends a stage. Values on edges are computed again in every loop that needs them; they are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gnncompile.ir.region import FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Shape, Space
+
+BUFFERED_HEADS = 64
+"""Softmaxes over one logit per head, for up to this many heads, keep them in scratch memory between two loops."""
+
+
+class Kind(Enum):
+    """What a step does with its node."""
+
+    VALUE = "compute or load it"
+    SUM = "sum a feature axis"
+    REDUCE = "accumulate the current edge into it"
+    SOFTMAX = "take the current edge's logit into account"
+    STORE = "write it to an output"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a loop nest, about a node (its position) and, for a store, an output."""
+
+    kind: Kind
+    node: int
+    output: int = -1
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Steps that share the loops over (heads, channels) of `shape`; other nests read the values in `keeps`."""
+
+    shape: Shape
+    steps: tuple[Step, ...]
+    keeps: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nests of a kernel, in order.
+
+    Attributes:
+        setup: Parameter values; once per thread.
+        rows: Row values before each loop over the edges, and after the last one (``len(loops) + 1``).
+        loops: The loops over the edges of a row.
+        gathered: For each loop, the inputs on edges or at their other end that it reads.
+    """
+
+    setup: tuple[Nest, ...]
+    rows: tuple[tuple[Nest, ...], ...]
+    loops: tuple[tuple[Nest, ...], ...]
+    gathered: tuple[tuple[int, ...], ...]
+
+
+def on_edges(region: Region, node: Node) -> bool:
+    """Whether a value differs from edge to edge of one row."""
+    return node.space in (Space.EDGE, region.by.opposite)
+
+
+def is_direct(region: Region, node: Node) -> bool:
+    """Whether a value is read from its tensor wherever it is used, instead of being loaded once and kept."""
+    if node.op != "input" or node.shape == (1, 1):
+        return False
+    return on_edges(region, node) or node.dtype == ("float64" if region.double else "float32")
+
+
+def is_buffered(node: Node) -> bool:
+    """Whether a softmax keeps its values in scratch memory, a few numbers per edge of one row.
+
+    One per channel would be as large as the messages themselves: those are computed again in every loop.
+    """
+    return node.shape[1] == 1 and node.shape[0] <= BUFFERED_HEADS
+
+
+def reads(region: Region, step: Step) -> tuple[int, ...]:
+    """The nodes whose values a step needs."""
+    node = region.nodes[step.node]
+    if step.kind is Kind.STORE:
+        return (step.node,)
+    if step.kind is Kind.VALUE and node.op == "softmax" and is_buffered(node):
+        return ()
+    return node.args
+
+
+def iteration(region: Region, step: Step) -> Shape:
+    """The feature shape that a step loops over."""
+    node = region.nodes[step.node]
+    return node.shape if step.kind in (Kind.VALUE, Kind.STORE) else region.nodes[node.args[0]].shape
+
+
+def plan(region: Region) -> Plan:
+    """Orders `region`."""
+    return _Planner(region).plan()
+
+
+class _Planner:
+    def __init__(self, region: Region) -> None:
+        self.region, self.nodes = region, region.nodes
+        self.edgewise = [on_edges(region, n) for n in self.nodes]
+        self.num_loops, self.loop_of = self._stages()
+
+    def plan(self) -> Plan:
+        loops, gathered = [], []
+        first_use: dict[int, int] = {}
+        for k in range(self.num_loops):
+            steps = self._loop(k)
+            used = {a for s in steps for a in reads(self.region, s)} | {s.node for s in steps if s.kind is Kind.VALUE}
+            gathered.append(tuple(sorted(i for i in used if self.nodes[i].op == "input" and self.edgewise[i])))
+            for i in used:
+                first_use.setdefault(i, k)
+            loops.append(self._nests(steps))
+        rows = [self._nests(steps) for steps in self._rows(first_use)]
+        setup = self._nests(self._values(Space.PARAMETER))
+        outside = [nest for context in (setup, *rows, *loops) for nest in context]
+        return Plan(
+            self._keep(setup, outside),
+            tuple(self._keep(nests, outside) for nests in rows),
+            tuple(self._keep(nests, nests) for nests in loops),
+            tuple(gathered),
+        )
+
+    def _stages(self) -> tuple[int, dict[int, int]]:
+        """The number of loops over the edges, and the loop in which each softmax and reduction accumulates."""
+        ends = {*self.region.softmaxes, *self.region.reductions}
+        level: list[int] = []
+        for i, node in enumerate(self.nodes):
+            level.append(max((level[a] for a in node.args), default=0) + (i in ends))
+        stored = [level[o.node] + 1 for o in self.region.outputs if self.edgewise[o.node]]
+        count = max([level[i] for i in ends] + stored, default=0)
+        inner: set[int] = set()
+        for i in reversed(range(len(self.nodes))):
+            if i in inner or i in ends or self.edgewise[i]:
+                inner.update(self.nodes[i].args)
+        # What only the epilogue reads accumulates in the last loop, beside everything else that gathers there.
+        return count, {i: level[i] - 1 if i in inner or self.edgewise[i] else count - 1 for i in ends}
+
+    def _loop(self, k: int) -> list[Step]:
+        """The steps of one loop over the edges."""
+        roots = [
+            Step(Kind.SOFTMAX if self.edgewise[i] else Kind.REDUCE, i) for i, at in self.loop_of.items() if at == k
+        ]
+        roots.sort(key=lambda s: s.node)
+        if k == self.num_loops - 1:
+            outputs = enumerate(self.region.outputs)
+            roots += [Step(Kind.STORE, o.node, at) for at, o in outputs if self.edgewise[o.node]]
+        needed: set[int] = set()
+        todo = [a for s in roots for a in reads(self.region, s)]
+        while todo:
+            i = todo.pop()
+            if i in needed or not self.edgewise[i] or is_direct(self.region, self.nodes[i]):
+                continue
+            needed.add(i)
+            todo.extend(reads(self.region, self._value(i)))
+        return [self._value(i) for i in sorted(needed)] + roots
+
+    def _value(self, i: int) -> Step:
+        return Step(Kind.SUM if self.nodes[i].op in FEATURE_SUMS else Kind.VALUE, i)
+
+    def _values(self, space: Space) -> list[Step]:
+        """The steps that compute the values of a space outside the loops over edges."""
+        never = (*REDUCTIONS, *SOFTMAX_ROWS, "const")
+        found = [i for i, n in enumerate(self.nodes) if n.space is space and n.op not in never]
+        return [self._value(i) for i in found if not is_direct(self.region, self.nodes[i])]
+
+    def _rows(self, first_use: dict[int, int]) -> list[list[Step]]:
+        """The row steps before each loop and after the last, each as late as its readers allow."""
+        steps = self._values(self.region.by)
+        at: dict[int, int] = {}
+        for step in reversed(steps):
+            at[step.node] = min(first_use.get(step.node, self.num_loops), at.get(step.node, self.num_loops))
+            for a in reads(self.region, step):
+                at[a] = min(at[step.node], at.get(a, self.num_loops))
+        rows = [[s for s in steps if at[s.node] == k] for k in range(self.num_loops + 1)]
+        for position, out in enumerate(self.region.outputs):
+            if not self.edgewise[out.node]:
+                rows[-1].append(Step(Kind.STORE, out.node, position))
+        return rows
+
+    def _nests(self, steps: Sequence[Step]) -> list[Nest]:
+        """Groups steps into as few nests as a greedy choice finds, smallest shapes first."""
+        left, nests = list(steps), []
+        pending = {s.node for s in steps if s.kind in (Kind.VALUE, Kind.SUM)}
+        while left:
+            for shape in sorted({iteration(self.region, s) for s in left}):
+                chosen = self._ready(left, shape, pending)
+                if chosen:
+                    break
+            nests.append(Nest(shape, tuple(chosen)))
+            pending -= {s.node for s in chosen if s.kind in (Kind.VALUE, Kind.SUM)}
+            left = [s for s in left if s not in chosen]
+        return nests
+
+    def _ready(self, left: Iterable[Step], shape: Shape, pending: set[int]) -> list[Step]:
+        """The steps of one shape whose arguments earlier nests have, or this nest has by then."""
+        chosen, pending = [], set(pending)
+        for step in left:
+            if iteration(self.region, step) == shape and pending.isdisjoint(reads(self.region, step)):
+                chosen.append(step)
+                if step.kind is Kind.VALUE:  # a feature sum is known only after its nest
+                    pending.discard(step.node)
+        return chosen
+
+    def _keep(self, nests: Iterable[Nest], readers: Sequence[Nest]) -> tuple[Nest, ...]:
+        """Marks the values that another nest reads; scalars need no array, they stay in scope."""
+        done = []
+        for nest in nests:
+            read = {a for other in readers if other is not nest for s in other.steps for a in reads(self.region, s)}
+            made = {s.node for s in nest.steps if s.kind is Kind.VALUE} if nest.shape != (1, 1) else set()
+            done.append(Nest(nest.shape, nest.steps, frozenset(made & read)))
+        return tuple(done)

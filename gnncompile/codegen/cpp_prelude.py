@@ -1,0 +1,218 @@
+"""The C++ helpers that generated kernels call: storage types, elementary functions, ordered sums.
+
+Only what a kernel mentions is emitted, and nothing includes a header heavier than <cstdint>: parsing <cmath> alone
+costs more than compiling a kernel. Everything is written so that the compiler can vectorise it.
+"""
+
+from __future__ import annotations
+
+import re
+
+STORAGE = {
+    "float32": "float",
+    "float64": "double",
+    "bfloat16": "uint16_t",
+    "float16": "uint16_t",
+    "bool": "uint8_t",
+}
+"""The C++ type that a tensor of each dtype is read as."""
+
+_BITS = """\
+static inline uint32_t as_bits(float x) { uint32_t bits; __builtin_memcpy(&bits, &x, 4); return bits; }
+static inline float as_float(uint32_t bits) { float x; __builtin_memcpy(&x, &bits, 4); return x; }
+"""
+
+_FROM_BFLOAT16 = "static inline float from_bfloat16(uint16_t v) { return as_float(uint32_t(v) << 16); }\n"
+
+_TO_BFLOAT16 = """\
+// Rounds to nearest even; a NaN stays one.
+static inline uint16_t to_bfloat16(float x) {
+  const uint32_t bits = as_bits(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return uint16_t(x == x ? rounded : 0x7fc0u);
+}
+"""
+
+_FROM_FLOAT16 = """\
+// By bits, because compilers do not vectorise the conversion of _Float16. Scaling makes subnormals right.
+static inline float from_float16(uint16_t v) {
+  const uint32_t magnitude = uint32_t(v & 0x7fffu) << 13;
+  const uint32_t scaled = as_bits(as_float(magnitude) * 0x1p112f);
+  const uint32_t value = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : scaled;
+  return as_float(value | (uint32_t(v & 0x8000u) << 16));
+}
+"""
+
+_TO_FLOAT16 = """\
+static inline uint16_t to_float16(float x) {
+  const _Float16 half = _Float16(x);
+  uint16_t bits;
+  __builtin_memcpy(&bits, &half, 2);
+  return bits;
+}
+"""
+
+_EXP_FLOAT = """\
+// exp(r) of the reduced argument by the polynomial of Cephes expf, then two scalings, so that results fade to 0 and
+// grow to infinity as they should. Clamping by comparison keeps NaN.
+static inline float op_exp(float x) {
+  const float above = x < -104.0f ? -104.0f : x;
+  const float y = above > 89.0f ? 89.0f : above;
+  const float shifted = y * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
+  const float n = shifted - 12582912.0f;
+  const float r = (y - n * 0.693359375f) - n * -2.12194440e-4f;
+  float q = 1.9875691500e-4f;
+  q = q * r + 1.3981999507e-3f;
+  q = q * r + 8.3334519073e-3f;
+  q = q * r + 4.1665795894e-2f;
+  q = q * r + 1.6666665459e-1f;
+  q = q * r + 5.0000001201e-1f;
+  q = (q * (r * r) + r) + 1.0f;
+  const int32_t power = int32_t(as_bits(shifted) - 0x4b400000u);
+  const int32_t half = power >> 1;
+  const float first = as_float(uint32_t(half + 127) << 23);
+  const float second = as_float(uint32_t(power - half + 127) << 23);
+  return q * first * second;
+}
+"""
+
+_TANH_FLOAT = """\
+// Near 0 the polynomial of Cephes tanhf; elsewhere by exp, which is exact at both infinities and keeps NaN.
+static inline float op_tanh(float x) {
+  const float z = x * x;
+  float q = -5.70498872745e-3f;
+  q = q * z + 2.06390887954e-2f;
+  q = q * z - 5.37397155531e-2f;
+  q = q * z + 1.33314422036e-1f;
+  q = q * z - 3.33332819422e-1f;
+  const float near = q * z * x + x;
+  const float magnitude = __builtin_fabsf(x);
+  const float far = 1.0f - 2.0f / (op_exp(2.0f * magnitude) + 1.0f);
+  return magnitude < 0.625f ? near : __builtin_copysignf(far, x);
+}
+"""
+
+_MAX = "static inline T op_max(T a, T b) { return b > a || b != b ? b : a; }  // NaN if either is\n"
+_MIN = "static inline T op_min(T a, T b) { return b < a || b != b ? b : a; }  // NaN if either is\n"
+
+_TOTAL = """\
+// Sums in an order fixed by this text and not by the vectoriser: `lanes` partial sums, then halves. Vector types,
+// because gcc makes slow shuffles of the same thing written with arrays.
+template <int lanes>
+struct Lanes {
+  typedef T type __attribute__((vector_size(lanes * sizeof(T))));
+  static T fold(const type& v) {
+    typename Lanes<lanes / 2>::type low, high;
+    __builtin_memcpy(&low, &v, sizeof(low));
+    __builtin_memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof(low), sizeof(high));
+    return Lanes<lanes / 2>::fold(low + high);
+  }
+};
+template <>
+struct Lanes<1> {
+  typedef T type;
+  static T fold(T v) { return v; }
+};
+template <int lanes>
+static inline T total(const T* v, int64_t n) {
+  typename Lanes<lanes>::type part = {}, next;
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    __builtin_memcpy(&next, v + i, sizeof(next));
+    part += next;
+  }
+  T sum = Lanes<lanes>::fold(part);
+  for (; i < n; ++i) sum += v[i];
+  return sum;
+}
+"""
+
+_SOFTMAX = """\
+// Turns the logits of one row into their softmax. `n` is the degree rounded up to a multiple of 16.
+static inline void softmax_row(T* __restrict__ v, int64_t degree, int64_t n, T& max, T& sum) {
+  if (degree == 0) return;
+  for (int64_t k = degree; k < n; ++k) v[k] = T(-__builtin_inf());
+  typename Lanes<16>::type top, next;
+  __builtin_memcpy(&top, v, sizeof(top));
+  for (int64_t k = 16; k < n; k += 16) {
+    __builtin_memcpy(&next, v + k, sizeof(next));
+    top = (next > top) | (next != next) ? next : top;
+  }
+  T most = top[0];
+  for (int l = 1; l < 16; ++l) most = op_max(most, top[l]);
+#pragma omp simd
+  for (int64_t k = 0; k < n; ++k) v[k] = op_exp(v[k] - most);
+  max = most;
+  sum = total<16>(v, n);
+  const T all = sum;
+#pragma omp simd
+  for (int64_t k = 0; k < n; ++k) v[k] /= all;
+}
+"""
+
+_RESERVE = """\
+// Scratch of one thread; it only ever grows.
+static inline bool reserve(T*& scratch, int64_t& capacity, int64_t wanted) {
+  if (wanted <= capacity) return true;
+  __builtin_free(scratch);
+  capacity = wanted * 2;
+  scratch = static_cast<T*>(__builtin_malloc(capacity * sizeof(T)));
+  return scratch != nullptr;
+}
+"""
+
+_BOUND = """\
+// The first row of a thread's share, which is `target` of all rows and edges counted together.
+static int64_t share(const int32_t* rowptr, int64_t rows, int64_t target) {
+  int64_t low = 0, high = rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (rowptr[middle] + middle < target) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+"""
+
+_SHARED = {
+    "op_max": _MAX,
+    "op_min": _MIN,
+    "total": _TOTAL,
+    "softmax_row": _SOFTMAX,
+    "reserve": _RESERVE,
+    "share": _BOUND,
+}
+
+
+def _builtin(name: str, builtin: str, double: bool) -> str:
+    return f"static inline T op_{name}(T x) {{ return __builtin_{builtin}{'' if double else 'f'}(x); }}\n"
+
+
+def _helpers(double: bool) -> dict[str, str]:
+    """Every helper, by name, each after those that it calls."""
+    helpers = {
+        "as_bits": _BITS,
+        "from_bfloat16": _FROM_BFLOAT16,
+        "to_bfloat16": _TO_BFLOAT16,
+        "from_float16": _FROM_FLOAT16,
+        "to_float16": _TO_FLOAT16,
+    }
+    for name in ("sqrt", "log", "sin", "cos", "erf"):
+        helpers[f"op_{name}"] = _builtin(name, name, double)
+    helpers["op_abs"] = _builtin("abs", "fabs", double)
+    helpers["op_exp"] = _builtin("exp", "exp", True) if double else _EXP_FLOAT
+    helpers["op_tanh"] = _builtin("tanh", "tanh", True) if double else _TANH_FLOAT
+    return helpers | _SHARED
+
+
+def prelude(body: str, double: bool) -> str:
+    """The helpers that `body` mentions, with those that they mention in turn; ``T`` is double or float."""
+    helpers = _helpers(double)
+    used: set[str] = set()
+    text = body
+    for name in reversed(helpers):
+        mentioned = ("as_bits", "as_float") if name == "as_bits" else (name, "Lanes") if name == "total" else (name,)
+        if any(re.search(rf"\b{m}\b", text) for m in mentioned):
+            used.add(name)
+            text += helpers[name]
+    head = f"#include <cstdint>\n\nusing T = {'double' if double else 'float'};\n\n"
+    return head + "\n".join(helpers[name] for name in helpers if name in used)

@@ -1,0 +1,472 @@
+"""Writes a region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t* arguments)``.
+
+The arguments are: the number of rows, the number of threads, the addresses of rowptr, col and edge, then those of the
+tensors at :func:`positions` and of the outputs. The result is 0, or 1 when memory for scratch ran out.
+
+Names in the source: ``t2`` tensor 2 and ``p5`` the row of it that node 5 reads, ``x5`` the value of node 5, ``kept5``
+that value kept for later loops, ``acc5`` a reduction, ``max5`` and ``sum5`` those of softmax 5, ``o0`` output 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gnncompile.codegen.cpp_plan import Kind, Nest, Plan, Step, is_buffered, is_direct, iteration, on_edges, plan, reads
+from gnncompile.codegen.cpp_prelude import STORAGE, prelude
+from gnncompile.errors import Unsupported
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, Node, Region, Shape, Space
+
+LARGEST_TILE = 1 << 14
+"""Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
+
+PREFETCH_EDGES = 16
+"""How many edges ahead gathered rows are prefetched."""
+
+PREFETCH_BYTES = 1024
+"""How much of a gathered row is prefetched; the hardware follows from there."""
+
+SERIAL_WORK = 1 << 14
+"""Feature elements below which another thread costs more than it saves."""
+
+
+def positions(region: Region) -> tuple[int, ...]:
+    """The positions of the tensors that the kernel reads, in the order of its arguments."""
+    return tuple(sorted({int(n.value or 0) for n in region.inputs}))
+
+
+def source(region: Region) -> str:
+    """The C++ source of `region`.
+
+    Raises:
+        Unsupported: A dtype has no C++ storage type, a value is too wide, or an output is not row- or edge-wise.
+    """
+    _check(region)
+    body = _Writer(region).text()
+    double = region.double
+    return f"{_header(region)}\n{prelude(body, double)}\n{body}"
+
+
+def _check(region: Region) -> None:
+    for dtype in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]:
+        if dtype not in STORAGE:
+            raise Unsupported(f"C++ kernel: found dtype {dtype}, expected one of {', '.join(STORAGE)}; cast it first")
+    for node in region.nodes:
+        if node.shape[0] * node.shape[1] > LARGEST_TILE:
+            raise Unsupported(f"C++ kernel: found a value of {node.shape} features, expected at most {LARGEST_TILE}")
+    for out in region.outputs:
+        node = region.nodes[out.node]
+        if node.space is region.by.opposite:
+            raise Unsupported("C++ kernel: an output is a gathered row; add it in EDGE space or do not store it")
+        if math.prod(out.trailing) != math.prod(node.shape):
+            raise Unsupported(f"C++ kernel: output shape {out.trailing} does not hold features {node.shape}")
+
+
+def _header(region: Region) -> str:
+    """A comment that says what the kernel computes."""
+    lines = [f"// Edges are walked by {region.by.value}; features are [heads, channels]."]
+    for i, node in enumerate(region.nodes):
+        if node.op == "input":
+            what = f"tensor {node.value} ({node.dtype})"
+        elif node.op == "const":
+            what = repr(node.value)
+        else:
+            what = f"{node.op}({', '.join(f'x{a}' for a in node.args)})"
+        lines.append(f"//   x{i} = {what}: {node.space.value} {list(node.shape)}")
+    stored = [f"o{i} = x{out.node} ({out.dtype})" for i, out in enumerate(region.outputs)]
+    return "\n".join([*lines, f"//   {', '.join(stored)}"]) + "\n"
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1]
+
+
+def _lanes(channels: int) -> int:
+    """How many partial sums a sum over channels uses."""
+    return min(16, 1 << (channels.bit_length() - 1))
+
+
+class _Writer:
+    """Writes the body of one kernel, top to bottom."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.nodes = region, region.nodes
+        self.plan: Plan = plan(region)
+        self.buffered = [i for i in region.softmaxes if is_buffered(self.nodes[i])]
+        self.scratch = sum(_size(self.nodes[i].shape) for i in self.buffered)
+        self.lines: list[str] = []
+        self.depth = 0
+        # About the nest being written:
+        self.shape: Shape = (1, 1)
+        self.flat = False
+        self.named: dict[int, str] = {}
+        self.outer: list[str] = []
+        self.inner: list[str] = []
+
+    def text(self) -> str:
+        self._walk()
+        self._entry()
+        return "\n".join(self.lines) + "\n"
+
+    def _put(self, *lines: str) -> None:
+        self.lines += [("  " * self.depth + line) if line and not line.startswith("#") else line for line in lines]
+
+    def _open(self, line: str) -> None:
+        self._put(line + " {")
+        self.depth += 1
+
+    def _close(self) -> None:
+        self.depth -= 1
+        self._put("}")
+
+    # The kernel, from outside in.
+
+    def _tensors(self) -> list[tuple[str, str]]:
+        """(C++ pointer type, name) of every tensor argument."""
+        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
+        found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in positions(self.region)]
+        return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
+
+    def _walk(self) -> None:
+        """The function that computes a range of rows."""
+        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
+        arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors()]
+        self._put("// Computes the rows from `first` up to `last`; false if memory ran out.")
+        self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,")
+        self._put(*(f"{line}," for line in arguments[:-1]))
+        self._open(f"{arguments[-1]})")
+        self._row_pointers(Space.PARAMETER)
+        for nest in self.plan.setup:
+            self._nest(nest)
+        if self.scratch:
+            self._put("T* scratch = nullptr;", "int64_t capacity = 0;")
+        if self.plan.loops:
+            self._put("const int64_t stop = rowptr[last];")
+        self._open("for (int64_t row = first; row < last; ++row)")
+        self._row()
+        self._close()
+        if self.scratch:
+            self._put("__builtin_free(scratch);")
+        self._put("return true;")
+        self._close()
+        self._put("")
+
+    def _row(self) -> None:
+        if self.plan.loops:
+            self._put("const int64_t begin = rowptr[row], end = rowptr[row + 1];")
+        if self.scratch:
+            # Padded, so that vectors of logits have no remainder.
+            self._put("const int64_t padded = (end - begin + 15) / 16 * 16;")
+            self._put(f"if (!reserve(scratch, capacity, padded * {self.scratch})) return false;")
+            offset = 0
+            for i in self.buffered:
+                self._put(f"T* const alpha{i} = scratch + padded * {offset};")
+                offset += _size(self.nodes[i].shape)
+        self._row_pointers(self.region.by)
+        for k in range(len(self.plan.loops)):
+            for nest in self.plan.rows[k]:
+                self._nest(nest)
+            self._loop(k)
+        for nest in self.plan.rows[-1]:
+            self._nest(nest)
+
+    def _loop(self, k: int) -> None:
+        """One loop over the edges of the row."""
+        steps = [s for nest in self.plan.loops[k] for s in nest.steps]
+        for step in steps:
+            self._accumulator(step)
+        self._open("for (int64_t p = begin; p < end; ++p)")
+        if any(nest.shape != (1, 1) for nest in self.plan.loops[k]):
+            self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
+        gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
+        self._prefetch([node for _, node in gathered])
+        if any(node.space is not Space.EDGE for _, node in gathered):
+            self._put("const int64_t j = col[p];")
+        if any(node.space is Space.EDGE for _, node in gathered) or any(self._on_edges(s) for s in steps):
+            self._put("const int64_t e = edge[p];")
+        for i, node in gathered:
+            self._pointer(i, node, "e" if node.space is Space.EDGE else "j")
+        for nest in self.plan.loops[k]:
+            self._nest(nest)
+        self._close()
+        for step in steps:
+            if step.kind is Kind.SOFTMAX:
+                self._finish_softmax(step.node)
+
+    def _on_edges(self, step: Step) -> bool:
+        return step.kind is Kind.STORE and on_edges(self.region, self.nodes[step.node])
+
+    def _prefetch(self, gathered: list[Node]) -> None:
+        """Asks for the rows of edges further on, as far as they are wide."""
+        ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
+        known: set[str] = set()
+        for node in gathered:
+            size, kind = _size(node.shape), STORAGE[node.dtype]
+            width = size * {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1}[kind]
+            index, name = ("edge", "next_e") if node.space is Space.EDGE else ("col", "next_j")
+            if (width < 64 and node.space is not Space.EDGE) or f"t{node.value}" in known:
+                continue
+            if name not in known:
+                self._put(f"const int64_t {name} = {index}[{ahead}];")
+            known |= {name, f"t{node.value}"}
+            step = max(1, 64 * size // width)
+            stop = min(size, PREFETCH_BYTES * size // width)
+            self._put(
+                f"for (int i = 0; i < {stop}; i += {step}) __builtin_prefetch(t{node.value} + {name} * {size} + i);"
+            )
+
+    def _entry(self) -> None:
+        """The function that shares rows out among threads."""
+        walks = bool(self.plan.loops)
+        self._open('extern "C" int run(const int64_t* arguments)')
+        self._put("const int64_t rows = arguments[0];")
+        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
+        tensors = index + self._tensors()
+        for at, (kind, name) in enumerate(tensors, 2):
+            self._put(f"{kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
+        self._put(f"const int64_t work = rows{' + rowptr[rows]' if walks else ''};")
+        self._put(f"const int64_t useful = 1 + work * {_size(self.region.grid)} / {SERIAL_WORK};")
+        self._put("const int64_t threads = arguments[1] < useful ? arguments[1] : useful;")
+        names = ", ".join(name for _, name in tensors)
+        self._put(f"if (threads <= 1) return !walk(0, rows, {names});")
+        self._put("int failed = 0;")
+        self._put("#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)")
+        self._open("for (int64_t t = 0; t < threads; ++t)")
+        if walks:
+            self._put("const int64_t first = share(rowptr, rows, work * t / threads);")
+            self._put(
+                "const int64_t last = t + 1 == threads ? rows : share(rowptr, rows, work * (t + 1) / threads);",
+            )
+        else:
+            self._put("const int64_t first = rows * t / threads, last = rows * (t + 1) / threads;")
+        self._put(f"failed |= !walk(first, last, {names});")
+        self._close()
+        self._put("return failed;")
+        self._close()
+
+    # What loops over edges leave behind.
+
+    def _declare(self, name: str, shape: Shape, value: str) -> None:
+        """An accumulator: an array, or a scalar for shape (1, 1)."""
+        if shape == (1, 1):
+            self._put(f"T {name} = {value};")
+            return
+        self._put(f"T {name}[{_size(shape)}];")
+        self._put(f"for (int i = 0; i < {_size(shape)}; ++i) {name}[i] = {value};")
+
+    def _accumulator(self, step: Step) -> None:
+        node, i = self.nodes[step.node], step.node
+        lowest = "begin == end ? T(0) : T(-__builtin_inf())"
+        if step.kind is Kind.SOFTMAX:
+            self._declare(f"max{i}", node.shape, "T(0)" if is_buffered(node) else lowest)
+            self._declare(f"sum{i}", node.shape, "T(0)")
+        elif step.kind is Kind.REDUCE:
+            highest = lowest.replace("-", "")
+            start = {"reduce_sum": "T(0)", "reduce_max": lowest, "reduce_min": highest}[node.op]
+            self._declare(f"acc{i}", node.shape, start)
+
+    def _finish_softmax(self, i: int) -> None:
+        shape = self.nodes[i].shape
+        at = "" if shape == (1, 1) else "[i]"
+        loop = "" if shape == (1, 1) else f"for (int i = 0; i < {_size(shape)}; ++i) "
+        if is_buffered(self.nodes[i]):
+            first = f"alpha{i}" if shape == (1, 1) else f"alpha{i} + i * padded"
+            self._put(f"{loop}softmax_row({first}, end - begin, padded, max{i}{at}, sum{i}{at});")
+        else:
+            # An infinite maximum makes exp(logit - max) NaN somewhere in the row.
+            self._put(f"{loop}sum{i}{at} += max{i}{at} - max{i}{at};")
+
+    # Rows of tensors.
+
+    def _row_pointers(self, space: Space) -> None:
+        for i, node in enumerate(self.nodes):
+            if node.op == "input" and node.space is space:
+                self._pointer(i, node, "0" if space is Space.PARAMETER else "row")
+
+    def _pointer(self, i: int, node: Node, index: str) -> None:
+        kind, size = STORAGE[node.dtype], _size(node.shape)
+        offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
+        self._put(f"const {kind}* const p{i} = t{node.value}{offset};")
+
+    def _load(self, i: int, index: str) -> str:
+        node = self.nodes[i]
+        raw = f"p{i}[{index}]"
+        if node.dtype == BOOL:
+            return f"{raw} != 0"
+        if node.dtype in ("bfloat16", "float16"):
+            return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
+        same = node.dtype == ("float64" if self.region.double else "float32")
+        return raw if same else f"T({raw})"
+
+    # Loop nests over features.
+
+    def _nest(self, nest: Nest) -> None:
+        self.shape, self.named, self.outer, self.inner = nest.shape, {}, [], []
+        heads, channels = nest.shape
+        touched = {self.nodes[a].shape for s in nest.steps for a in reads(self.region, s)}
+        touched |= {self.nodes[s.node].shape for s in nest.steps}
+        self.flat = heads > 1 and channels > 1 and touched <= {nest.shape, (1, 1)}
+        self._arrays(nest)
+        after: list[str] = []
+        for step in nest.steps:
+            self._step(step, nest, after)
+        sums_heads = any(s.kind is Kind.SUM and self.nodes[s.node].op == "sum_heads" for s in nest.steps)
+        self._emit_loops(after, ordered=channels == 1 and sums_heads)
+
+    def _emit_loops(self, after: list[str], ordered: bool) -> None:
+        """Puts the collected lines into the loops; `ordered` sums must not be vectorised."""
+        heads, channels = self.shape
+        loops = (
+            [("i", heads * channels)] if self.flat else [(v, n) for v, n in (("h", heads), ("c", channels)) if n > 1]
+        )
+        if not loops:
+            self._put(*self.outer, *self.inner, *after)
+            return
+        for name, length in loops[:-1]:
+            self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
+        self._put(*self.outer)
+        name, length = loops[-1]
+        if length >= 8 and not ordered:
+            self._put("#pragma omp simd")
+        self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
+        self._put(*self.inner)
+        self._close()
+        self._put(*after)
+        for _ in loops[:-1]:
+            self._close()
+
+    def _arrays(self, nest: Nest) -> None:
+        """Declares what the nest leaves to later ones."""
+        for step in nest.steps:
+            node = self.nodes[step.node]
+            if step.kind is Kind.VALUE and step.node in nest.keeps:
+                self._put(f"{self._type(node)} kept{step.node}[{_size(node.shape)}];")
+            elif step.kind is Kind.SUM and node.op == "sum_heads":
+                if node.shape == (1, 1):
+                    self._put(f"T x{step.node} = T(0);")
+                else:
+                    self._declare(f"kept{step.node}", node.shape, "T(0)")
+            elif step.kind is Kind.SUM and node.shape != (1, 1):
+                self._put(f"T kept{step.node}[{_size(node.shape)}];")
+
+    def _step(self, step: Step, nest: Nest, after: list[str]) -> None:
+        i, node = step.node, self.nodes[step.node]
+        here = self._index(iteration(self.region, step))
+        if step.kind is Kind.VALUE:
+            self.inner.append(f"const {self._type(node)} x{i} = {self._expression(i)};")
+            self.named[i] = f"x{i}"
+            if i in nest.keeps:
+                self.inner.append(f"kept{i}[{here}] = x{i};")
+        elif step.kind is Kind.SUM:
+            self._feature_sum(i, node, after)
+        elif step.kind is Kind.REDUCE:
+            acc, value = self._element(f"acc{i}", node.shape), self._ref(node.args[0])
+            if node.op == "reduce_sum":
+                self.inner.append(f"{acc} += {value};")
+            else:
+                self.inner.append(f"{acc} = op_{node.op[-3:]}({acc}, {value});")
+        elif step.kind is Kind.SOFTMAX:
+            self._softmax(i, node)
+        else:
+            self._store(step)
+
+    def _feature_sum(self, i: int, node: Node, after: list[str]) -> None:
+        value = self._ref(node.args[0])
+        if node.op == "sum_heads":
+            target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[c]"
+            self.inner.append(f"{target} += {value};")
+            return
+        channels = self.shape[1]
+        self.outer.append(f"T part{i}[{channels}];")
+        self.inner.append(f"part{i}[c] = {value};")
+        target = f"const T x{i}" if node.shape == (1, 1) else f"kept{i}[h]"
+        after.append(f"{target} = total<{_lanes(channels)}>(part{i}, {channels});")
+
+    def _softmax(self, i: int, node: Node) -> None:
+        """Takes one logit into account: stored for later, or in a running sum that follows the running maximum."""
+        logit = self._ref(node.args[0])
+        top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
+        if is_buffered(node):
+            self.inner.append(f"{self._buffer(i)} = {logit};")
+            return
+        self.inner.append(f"const T step{i} = {logit} == {top} ? T(1) : op_exp(-op_abs({logit} - {top}));")
+        self.inner.append(f"{total} = {logit} > {top} ? {total} * step{i} + T(1) : {total} + step{i};")
+        self.inner.append(f"{top} = op_max({top}, {logit});")
+
+    def _store(self, step: Step) -> None:
+        node, out = self.nodes[step.node], self.region.outputs[step.output]
+        where = "e" if self._on_edges(step) else "row"
+        size, index = _size(node.shape), self._index(node.shape)
+        at = where if size == 1 else f"{where} * {size} + {index}"
+        value = self._ref(step.node)
+        if out.dtype == BOOL:
+            value = f"{value} != 0" if node.dtype != BOOL else value
+        elif out.dtype in ("bfloat16", "float16"):
+            value = f"to_{out.dtype}(float({value}))"
+        else:
+            value = f"{STORAGE[out.dtype]}({value})"
+        self.inner.append(f"o{step.output}[{at}] = {value};")
+
+    # Values.
+
+    def _type(self, node: Node) -> str:
+        return "bool" if node.dtype == BOOL else "T"
+
+    def _index(self, shape: Shape) -> str:
+        """The position of a value of this shape in its array, inside the current nest."""
+        if self.flat and shape == self.shape:
+            return "i"
+        if shape[0] > 1:
+            return f"h * {shape[1]} + c" if shape[1] > 1 else "h"
+        return "c" if shape[1] > 1 else "0"
+
+    def _element(self, name: str, shape: Shape) -> str:
+        return name if shape == (1, 1) else f"{name}[{self._index(shape)}]"
+
+    def _buffer(self, i: int) -> str:
+        shape = self.nodes[i].shape
+        first = "" if shape == (1, 1) else f"{self._index(shape)} * padded + "
+        return f"alpha{i}[{first}p - begin]"
+
+    def _ref(self, i: int) -> str:
+        """An expression for the value of a node, inside the current nest."""
+        node = self.nodes[i]
+        if node.op == "const":
+            return _literal(float(node.value or 0.0))
+        if i in self.named:
+            return self.named[i]
+        if node.op.startswith("reduce_"):
+            return self._element(f"acc{i}", node.shape)
+        if node.op in ("softmax_max", "softmax_sum"):
+            return self._element(f"{node.op[-3:]}{node.args[0]}", node.shape)
+        if is_direct(self.region, node):
+            by_head = node.shape[1] == 1 and self.shape[0] > 1 and self.shape[1] > 1
+            line = f"const {self._type(node)} x{i} = {self._load(i, self._index(node.shape))};"
+            (self.outer if by_head else self.inner).append(line)
+            self.named[i] = f"x{i}"
+            return f"x{i}"
+        return f"x{i}" if node.shape == (1, 1) else f"kept{i}[{self._index(node.shape)}]"
+
+    def _expression(self, i: int) -> str:
+        """The expression that computes a node from its arguments."""
+        node = self.nodes[i]
+        if node.op == "input":
+            return self._load(i, self._index(node.shape))
+        if node.op == "softmax":
+            if is_buffered(node):
+                return self._buffer(i)
+            top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
+            return f"op_exp({self._ref(node.args[0])} - {top}) / {total}"
+        if node.op not in POINTWISE:
+            raise Unsupported(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
+        text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
+        # Plain `&` and `|` of bools vectorise; std:: functions come from the prelude.
+        return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
+
+
+def _literal(value: float) -> str:
+    if math.isnan(value):
+        return 'T(__builtin_nan(""))'
+    if math.isinf(value):
+        return "T(__builtin_inf())" if value > 0 else "T(-__builtin_inf())"
+    return f"T({value!r})"

@@ -1,0 +1,171 @@
+"""How a Triton kernel walks a region: how often the edges of a row are passed over, and how large a tile is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnncompile.errors import Unsupported
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space
+
+MAX_PASSES = 4
+"""More passes over the edges than this cost more than separate regions."""
+
+MAX_EDGE = 8192
+"""Largest number of elements (padded to powers of two) that one edge may take in a tile."""
+
+ELEMENTS = 2048
+"""Elements of a tile per warp, where no accumulator is as large as the tile."""
+
+SPLIT_WIDTH = 1024
+"""A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
+
+WIDE = 64
+"""From this width on, reductions combine the edges of each step at once."""
+
+
+def edgewise(region: Region, node: Node) -> bool:
+    """Whether the node has a value per edge: it lives on edges, or is gathered from the other end."""
+    return node.space is Space.EDGE or node.space is region.by.opposite
+
+
+def every_step(node: Node) -> bool:
+    """Whether a reduction combines the edges of each step at once, rather than in lanes that meet after the loop.
+
+    A wide row spreads the threads of a warp over its channels, so that combining costs few shuffles and saves many
+    registers; a narrow one spreads them over the edges. The statistics of a softmax always stay in lanes.
+    """
+    return node.op in REDUCTIONS and node.shape[0] * node.shape[1] >= WIDE
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """In which pass over the edges each value is computed.
+
+    A row-wise value with ``need[i] == k`` must be ready before pass ``k``, so a reduction finishes in pass ``k - 1``
+    (likewise the maximum and the sum of a softmax). An edge-wise value with ``need[i] == k`` is first used in pass
+    ``k``, and recomputed in every later pass that uses it. Values are placed as late as their users allow, so that
+    the first pass of an attention region reads nothing but what its logits need.
+
+    Attributes:
+        passes: Number of passes over the edges of a row; 0 in a region without edges.
+        need: From node position to pass, for the nodes that the outputs need.
+    """
+
+    passes: int
+    need: dict[int, int]
+
+    def finished_in(self, step: int) -> list[int]:
+        """Positions of all nodes with ``need == step + 1``."""
+        return sorted(i for i, k in self.need.items() if k == step + 1)
+
+
+def schedule(region: Region) -> Schedule:
+    """Plans the passes of a region.
+
+    Raises:
+        Unsupported: The region has a value that the Triton generator can't express, or needs too many passes.
+    """
+    ready: list[int] = []  # number of passes behind which a value can be had
+    for node in region.nodes:
+        _check(region, node)
+        before = max((ready[a] for a in node.args), default=0)
+        ready.append(before + 1 if node.op in REDUCTIONS or node.op == "softmax" else before)
+    wanted = _needed(region)
+    passes = max((ready[i] for i in wanted), default=0)
+    for out in region.outputs:
+        node = region.nodes[out.node]
+        if node.space is region.by.opposite:
+            raise Unsupported("an output lives at the other end of the edges than the rows that are walked")
+        if node.space is Space.EDGE:
+            passes = max(passes, ready[out.node] + 1)
+    if passes > MAX_PASSES:
+        raise Unsupported(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
+
+    need: dict[int, int] = {}
+    for out in region.outputs:
+        last = passes - 1 if region.nodes[out.node].space is Space.EDGE else passes
+        need[out.node] = min(need.get(out.node, last), last)
+    for i in reversed(range(len(region.nodes))):
+        if i not in need:
+            continue
+        node = region.nodes[i]
+        k = need[i] - 1 if node.op in REDUCTIONS or node.op == "softmax" else need[i]
+        for a in node.args:
+            need[a] = min(need.get(a, k), k)
+    return Schedule(passes, need)
+
+
+def _needed(region: Region) -> set[int]:
+    needed: set[int] = set()
+    todo = [o.node for o in region.outputs]
+    while todo:
+        at = todo.pop()
+        if at not in needed:
+            needed.add(at)
+            todo.extend(region.nodes[at].args)
+    return needed
+
+
+def _check(region: Region, node: Node) -> None:
+    known = ("input", "const", "softmax", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_SUMS)
+    if node.op not in known and node.op not in POINTWISE:
+        raise Unsupported(f"no Triton code for the operation {node.op!r}")
+    if node.op in ("softmax", *REDUCTIONS, *FEATURE_SUMS) and region.nodes[node.args[0]].dtype == BOOL:
+        raise Unsupported(f"{node.op} of a bool value")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes at a time; all but `num_warps` are powers of two.
+
+    Attributes:
+        rows: Rows per program.
+        edges: Edges per step and row.
+        channels: Channels per program; a second grid axis walks the rest of a wider row.
+        num_warps: Warps per program.
+    """
+
+    rows: int
+    edges: int
+    channels: int
+    num_warps: int
+
+
+def choose_tile(region: Region, plan: Schedule) -> Tile:
+    """A tile whose values and accumulators fit the registers of its warps.
+
+    Measured on an H200: one warp per row and 16 to 32 edges per step was the fastest for every width up to 256. With
+    the numbers below ptxas gives 30 to 112 registers and no spills to one warp, for sum, extremes and attention.
+
+    Raises:
+        Unsupported: One edge of one row is too wide for a tile.
+    """
+    heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
+    if heads * channels > SPLIT_WIDTH and not any(n.op == "sum_channels" for n in region.nodes):
+        channels = min(channels, max(SPLIT_WIDTH // heads, 1))
+    width = heads * channels
+    if width > MAX_EDGE:
+        raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
+    if plan.passes == 0:
+        rows = max(1024 // width, 1)
+        return Tile(rows, 1, channels, 8 if width > 4096 else 4)
+    num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
+    elements = num_warps * ELEMENTS
+    if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
+        elements //= 2
+    most = 128 if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
+    return Tile(1, max(min(elements // width, most), 1), channels, num_warps)
+
+
+def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
+    """Whether a pass keeps an accumulator about as large as its tile in registers."""
+    width = region.grid[0] * region.grid[1]
+    nodes = [region.nodes[i] for i in plan.finished_in(step)]
+    lanes = [n for n in nodes if n.op in ("softmax", *REDUCTIONS) and not every_step(n)]
+    return any(4 * n.shape[0] * n.shape[1] >= width for n in lanes) and width >= WIDE // 2

@@ -1,0 +1,7 @@
+"""The errors gnncompile raises. Each names the argument, what was found, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class Unsupported(Exception):
+    """A region that a generator can't express; the reference interpreter runs it instead."""

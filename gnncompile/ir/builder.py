@@ -1,0 +1,153 @@
+"""Builds regions: equal values are made once, constants are folded, activations are spelled in primitives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, COMPUTE, Node, Output, Region, Shape, Space
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape of feature shapes.
+
+    Raises:
+        ValueError: An axis has two different lengths, neither of them 1.
+    """
+    axes: list[int] = []
+    for lengths in zip(*shapes, strict=True):
+        wide = {n for n in lengths if n != 1}
+        if len(wide) > 1:
+            raise ValueError(f"feature shapes {shapes} do not broadcast")
+        axes.append(wide.pop() if wide else 1)
+    return (axes[0], axes[1])
+
+
+def join(by: Space, spaces: Sequence[Space]) -> Space:
+    """The space of a pointwise operation on values of the given spaces, in a region walked by `by`."""
+    wide = {s for s in spaces if s is not Space.PARAMETER}
+    if not wide:
+        return Space.PARAMETER
+    return by if wide == {by} else Space.EDGE
+
+
+class Builder:
+    """Grows one region. Values are positions of nodes; every method returns one."""
+
+    def __init__(self, by: Space) -> None:
+        self.by = by
+        self.nodes: list[Node] = []
+        self._known: dict[Node, int] = {}
+
+    @classmethod
+    def of(cls, region: Region) -> Builder:
+        """A builder that goes on from a finished region."""
+        b = cls(region.by)
+        for node in region.nodes:
+            b.emit(node)
+        return b
+
+    def emit(self, node: Node) -> int:
+        """The position of `node`, added unless an equal one exists."""
+        if node not in self._known:
+            self._known[node] = len(self.nodes)
+            self.nodes.append(node)
+        return self._known[node]
+
+    def input(self, position: int, space: Space, shape: Shape, dtype: str) -> int:
+        """The rows of the region's tensor number `position`."""
+        return self.emit(Node("input", (), space, shape, dtype, position))
+
+    def const(self, value: float) -> int:
+        """A number."""
+        return self.emit(Node("const", (), Space.PARAMETER, (1, 1), COMPUTE, float(value)))
+
+    def constant(self, value: int) -> float | None:
+        """The number behind a value, if it is a constant."""
+        node = self.nodes[value]
+        return float(node.value) if node.op == "const" and node.value is not None else None
+
+    def op(self, name: str, *args: int) -> int:
+        """A pointwise operation of :data:`POINTWISE`."""
+        if name == "on_edges":
+            return self.on_edges(args[0])
+        folded = self._simplify(name, args)
+        if folded is not None:
+            return folded
+        nodes = [self.nodes[a] for a in args]
+        shape = broadcast(*(n.shape for n in nodes))
+        dtype = POINTWISE[name].result
+        if name == "where" and nodes[1].dtype == nodes[2].dtype == BOOL:
+            dtype = BOOL
+        return self.emit(Node(name, tuple(args), join(self.by, [n.space for n in nodes]), shape, dtype))
+
+    def on_edges(self, value: int) -> int:
+        """The value with a row per edge, so that it can be stored per edge."""
+        node = self.nodes[value]
+        if node.space is Space.EDGE:
+            return value
+        return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, node.dtype))
+
+    def _simplify(self, name: str, args: tuple[int, ...]) -> int | None:
+        """Removes neutral elements; never drops an operand whose NaN or infinity must show."""
+        if name in ("add", "mul") and self.constant(args[0]) is not None:
+            args = (args[1], args[0])
+        last = self.constant(args[-1])
+        if name in ("mul", "div") and last == 1.0:
+            return args[0]
+        if name in ("add", "sub") and last == 0.0 and math.copysign(1.0, last) > 0:
+            return args[0]
+        return None
+
+    def sum_axis(self, value: int, axis: int) -> int:
+        """Sums over feature axis 0 (heads) or 1 (channels), which keeps length 1."""
+        node = self.nodes[value]
+        if node.shape[axis] == 1:
+            return value
+        shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
+        return self.emit(Node(("sum_heads", "sum_channels")[axis], (value,), node.space, shape))
+
+    def sum_to(self, value: int, shape: Shape, full: Shape) -> int:
+        """Sums the feature axes in which `shape` has length 1 but `full` has not: the gradient of broadcasting.
+
+        `value` stands for something of shape `full`; where its own axis is narrow, all entries along it are equal.
+        """
+        for axis in (0, 1):
+            if shape[axis] == 1 and full[axis] != 1:
+                if self.nodes[value].shape[axis] == 1:
+                    value = self.op("mul", value, self.const(full[axis]))
+                else:
+                    value = self.sum_axis(value, axis)
+        return value
+
+    def softmax(self, value: int) -> int:
+        """Softmax over the edges of each row."""
+        return self.emit(Node("softmax", (value,), Space.EDGE, self.nodes[value].shape))
+
+    def softmax_row(self, which: str, softmax: int) -> int:
+        """``"softmax_max"`` or ``"softmax_sum"`` of a softmax node."""
+        return self.emit(Node(which, (softmax,), self.by, self.nodes[softmax].shape))
+
+    def reduce(self, kind: str, value: int) -> int:
+        """``"sum"``, ``"max"`` or ``"min"`` over the edges of each row."""
+        return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))
+
+    def finish(self, outputs: Sequence[Output]) -> Region:
+        """The region with these outputs, without the values that none of them needs.
+
+        Inputs keep their tensor positions; a tensor that nothing reads simply has no input node.
+        """
+        needed: set[int] = set()
+        todo = [o.node for o in outputs]
+        while todo:
+            at = todo.pop()
+            if at not in needed:
+                needed.add(at)
+                todo.extend(self.nodes[at].args)
+        place = {old: new for new, old in enumerate(sorted(needed))}
+        nodes = []
+        for old in sorted(needed):
+            n = self.nodes[old]
+            nodes.append(Node(n.op, tuple(place[a] for a in n.args), n.space, n.shape, n.dtype, n.value))
+        return Region(self.by, tuple(nodes), tuple(Output(place[o.node], o.dtype, o.trailing) for o in outputs))

@@ -1,0 +1,66 @@
+"""The pointwise operations of a region: what each means in torch, Triton and C++.
+
+The table is short on purpose. Activations (relu, silu, ...) are compositions of these, made by the builder, so that
+a new one needs neither a kernel template nor a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gnncompile.ir.region import BOOL, COMPUTE
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One operation. `triton` and `cpp` are format strings over ``{0}``, ``{1}``, ...; C++ values have type ``T``."""
+
+    arity: int
+    torch: Callable[..., torch.Tensor]
+    triton: str
+    cpp: str
+    result: str = COMPUTE
+
+
+def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
+    return Pointwise(2, fn, f"({{0}} {symbol} {{1}})", f"({{0}} {symbol} {{1}})", BOOL)
+
+
+POINTWISE: dict[str, Pointwise] = {
+    "add": Pointwise(2, torch.add, "({0} + {1})", "({0} + {1})"),
+    "sub": Pointwise(2, torch.sub, "({0} - {1})", "({0} - {1})"),
+    "mul": Pointwise(2, torch.mul, "({0} * {1})", "({0} * {1})"),
+    "div": Pointwise(2, torch.div, "({0} / {1})", "({0} / {1})"),
+    "neg": Pointwise(1, torch.neg, "(-{0})", "(-{0})"),
+    "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
+    "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
+    "log": Pointwise(1, torch.log, "tl.log({0})", "std::log({0})"),
+    "sqrt": Pointwise(1, torch.sqrt, "tl.sqrt({0})", "std::sqrt({0})"),
+    "sin": Pointwise(1, torch.sin, "tl.sin({0})", "std::sin({0})"),
+    "cos": Pointwise(1, torch.cos, "tl.cos({0})", "std::cos({0})"),
+    "erf": Pointwise(1, torch.erf, "tl.erf({0})", "std::erf({0})"),
+    "sigmoid": Pointwise(1, torch.sigmoid, "(1 / (1 + tl.exp(-({0}))))", "(T(1) / (T(1) + std::exp(-({0}))))"),
+    "tanh": Pointwise(
+        1,
+        torch.tanh,
+        # 1 - 2 / (exp(2x) + 1) is exact at both infinities and keeps NaN.
+        "(1 - 2 / (tl.exp(2 * ({0})) + 1))",
+        "std::tanh({0})",
+    ),
+    "eq": _comparison(torch.eq, "=="),
+    "ne": _comparison(torch.ne, "!="),
+    "lt": _comparison(torch.lt, "<"),
+    "le": _comparison(torch.le, "<="),
+    "gt": _comparison(torch.gt, ">"),
+    "ge": _comparison(torch.ge, ">="),
+    "and": Pointwise(2, torch.logical_and, "({0} & {1})", "({0} && {1})", BOOL),
+    "or": Pointwise(2, torch.logical_or, "({0} | {1})", "({0} || {1})", BOOL),
+    "not": Pointwise(1, torch.logical_not, "({0} == 0)", "(!({0}))", BOOL),
+    "where": Pointwise(3, torch.where, "tl.where({0}, {1}, {2})", "({0} ? {1} : {2})"),
+    "on_edges": Pointwise(1, lambda x: x, "{0}", "{0}"),
+    "float": Pointwise(1, lambda x: x.to(torch.get_default_dtype()), "{0}.to(T)", "T({0})"),
+}
+"""``on_edges`` gives a row value a row per edge; ``float`` turns a bool into 0 or 1 of the compute type ``T``."""

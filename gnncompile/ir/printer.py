@@ -1,0 +1,55 @@
+"""Prints a region as readable text, one value a line."""
+
+from __future__ import annotations
+
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import Node, Region, Space
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SUFFIX = {Space.SOURCE: "source", Space.DESTINATION: "destination", Space.EDGE: "edge", Space.PARAMETER: "-"}
+
+
+def to_text(region: Region) -> str:
+    """The region as text::
+
+        region by destination:
+          x0: float32[source, 1x64] = tensor 0
+          v1: [destination, 1x64] = sum over edges of x0
+          return v1 as float32
+    """
+    names = {i: _name(i, n) for i, n in enumerate(region.nodes)}
+    lines = [f"region by {region.by.value}:"]
+    for i, node in enumerate(region.nodes):
+        if node.op != "const":
+            dtype = "" if node.dtype == "compute" else node.dtype
+            kind = f"{dtype}[{_SUFFIX[node.space]}, {node.shape[0]}x{node.shape[1]}]"
+            lines.append(f"  {names[i]}: {kind} = {_expression(node, names)}")
+    returned = ", ".join(f"{names[o.node]} as {o.dtype}" for o in region.outputs)
+    return "\n".join([*lines, f"  return {returned}"])
+
+
+def summary(region: Region) -> str:
+    """What the region does, in a few words: ``softmax, sum of 1x64 over source, edge``."""
+    kinds = [region.nodes[i].op.removeprefix("reduce_") for i in region.reductions]
+    kinds = ["softmax"] * bool(region.softmaxes) + list(dict.fromkeys(kinds))
+    reads = dict.fromkeys(n.space.value for n in region.inputs)
+    return f"{', '.join(kinds) or 'row-wise'} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
+
+
+def _name(at: int, node: Node) -> str:
+    if node.op == "const":
+        return f"{node.value:g}"
+    return f"x{node.value}" if node.op == "input" else f"v{at}"
+
+
+def _expression(node: Node, names: dict[int, str]) -> str:
+    args = [names[a] for a in node.args]
+    if node.op == "input":
+        return f"tensor {node.value}"
+    if node.op in _INFIX:
+        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op in POINTWISE:
+        return f"{node.op}({', '.join(args)})"
+    if node.op.startswith("reduce_"):
+        return f"{node.op.removeprefix('reduce_')} over edges of {args[0]}"
+    return f"{node.op}({args[0]})"

@@ -1,0 +1,127 @@
+"""The reference interpreter: runs a region in plain torch, edge tensors and all. Slow, simple, and the judge of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, Node, Region, Space
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The edges of a graph ordered by row.
+
+    Attributes:
+        rowptr: Where the edges of each row begin and end, ``[num_rows + 1]``, int32. Edges that are masked out
+            (removed self loops) stand behind ``rowptr[-1]`` and are never walked.
+        col: The other end of each edge, in row order, ``[num_edges]``, int32.
+        edge: The original position of each edge, in row order, ``[num_edges]``, int32.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    edge: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.rowptr.size(0) - 1
+
+
+def run(region: Region, tensors: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+    """Runs `region`; tensors are ``[rows, ...]`` with ``heads * channels`` elements a row (a parameter has one row).
+
+    Returns one tensor ``[rows, *trailing]`` per output; an output on edges is in the original edge order, with zeros
+    for edges that are masked out.
+    """
+    return _Run(region, tensors, layout, layout.num_rows).outputs()
+
+
+def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int) -> list[Tensor]:
+    """Runs a region that has no value on edges; every step is a plain torch op that a compiler can fuse."""
+    return _Run(region, tensors, None, num_rows).outputs()
+
+
+class _Run:
+    def __init__(self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int) -> None:
+        self.region, self.tensors, self.rows = region, tensors, rows
+        self.dtype = torch.float64 if region.double else torch.float32
+        self.device = tensors[0].device if tensors else torch.device("cpu")
+        if layout is not None:
+            self.device = layout.rowptr.device
+            degree = (layout.rowptr[1:] - layout.rowptr[:-1]).long()
+            live = int(layout.rowptr[-1])
+            self.num_edges = layout.edge.size(0)
+            self.row = torch.repeat_interleave(torch.arange(rows, device=self.device), degree)
+            self.col, self.edge = layout.col[:live].long(), layout.edge[:live].long()
+        self.values: list[Tensor] = []
+        for node in region.nodes:
+            self.values.append(self._value(node))
+
+    def outputs(self) -> list[Tensor]:
+        results = []
+        for out in self.region.outputs:
+            node, value = self.region.nodes[out.node], self.values[out.node]
+            value = value.expand(value.size(0), *node.shape)
+            if node.space is Space.EDGE:
+                full = value.new_zeros(self.num_edges, *node.shape)
+                value = full.index_copy(0, self.edge, value)
+            elif node.space is Space.PARAMETER:
+                value = value.expand(self.rows, *node.shape)
+            results.append(value.reshape(-1, *out.trailing).to(getattr(torch, out.dtype)).contiguous())
+        return results
+
+    def _on_edges(self, at: int) -> Tensor:
+        """The value of a node with a row per edge."""
+        node, value = self.region.nodes[at], self.values[at]
+        if node.space is self.region.by:
+            return value.index_select(0, self.row)
+        return value if node.space is Space.EDGE else value.expand(self.row.numel(), *value.shape[1:])
+
+    def _value(self, node: Node) -> Tensor:
+        if node.op == "input":
+            return self._load(node)
+        if node.op == "const":
+            return torch.full((1, 1, 1), float(node.value or 0.0), dtype=self.dtype, device=self.device)
+        if node.op in POINTWISE:
+            edgewise = node.space is Space.EDGE
+            args = [self._on_edges(a) if edgewise else self.values[a] for a in node.args]
+            if node.op == "float":
+                return args[0].to(self.dtype)
+            return POINTWISE[node.op].torch(*args)
+        if node.op in ("sum_heads", "sum_channels"):
+            return self.values[node.args[0]].sum(1 if node.op == "sum_heads" else 2, keepdim=True)
+        if node.op == "softmax":
+            shifted = self._exponentials(node.args[0])
+            return shifted / self._reduce("sum", shifted).index_select(0, self.row)
+        if node.op == "softmax_max":
+            return self._reduce("amax", self._on_edges(self.region.nodes[node.args[0]].args[0]))
+        if node.op == "softmax_sum":
+            return self._reduce("sum", self._exponentials(self.region.nodes[node.args[0]].args[0]))
+        kind = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}[node.op]
+        return self._reduce(kind, self._on_edges(node.args[0]))
+
+    def _load(self, node: Node) -> Tensor:
+        tensor = self.tensors[int(node.value or 0)]
+        dtype = torch.bool if node.dtype == BOOL else self.dtype
+        rows = tensor.size(0) if node.space is not Space.PARAMETER else 1
+        value = tensor.to(dtype).reshape(rows, *node.shape)
+        if node.space is self.region.by.opposite:
+            return value.index_select(0, self.col)
+        return value.index_select(0, self.edge) if node.space is Space.EDGE else value
+
+    def _exponentials(self, logits: int) -> Tensor:
+        value = self._on_edges(logits)
+        return torch.exp(value - self._reduce("amax", value).index_select(0, self.row))
+
+    def _reduce(self, kind: str, value: Tensor) -> Tensor:
+        out = value.new_zeros(self.rows, *value.shape[1:])
+        if kind == "sum":
+            return out.index_add(0, self.row, value)
+        index = self.row.view(-1, 1, 1).expand_as(value)
+        return out.scatter_reduce(0, index, value, kind, include_self=False)

@@ -1,0 +1,151 @@
+"""The region: one gather -> message -> (segment softmax) -> reduce program over the edges of a graph.
+
+A region is a straight-line program. Every value lives in one space (a row per source node, destination node or
+edge, or a single parameter row) and has a feature shape of exactly two axes, (heads, channels). The edges of one
+row (a destination, or a source for most gradients) are walked together, in the order of a CSR layout.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import Any
+
+Shape = tuple[int, int]
+
+
+class Space(str, Enum):
+    """Where the rows of a value live."""
+
+    SOURCE = "source"
+    DESTINATION = "destination"
+    EDGE = "edge"
+    PARAMETER = "parameter"
+
+    @property
+    def opposite(self) -> Space:
+        """The other end of an edge."""
+        return {Space.SOURCE: Space.DESTINATION, Space.DESTINATION: Space.SOURCE}[self]
+
+
+BOOL = "bool"
+COMPUTE = "compute"
+"""Type of every float intermediate: float32, or float64 where an input is float64."""
+
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
+SOFTMAX_ROWS = ("softmax_max", "softmax_sum")
+FEATURE_SUMS = ("sum_heads", "sum_channels")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of a region.
+
+    Attributes:
+        op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
+            ``"sum_channels"`` (sums over one feature axis, which stays with length 1), ``"softmax"`` (over the edges
+            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials), or
+            one of :data:`REDUCTIONS` (edge -> row; a row without edges gives 0).
+        args: Earlier nodes, by position.
+        space: Where its rows live.
+        shape: Feature shape, (heads, channels).
+        dtype: The storage type of an input (``"float32"``, ...), else ``"compute"`` or ``"bool"``.
+        value: Position among the region's tensors for an input; the number for a constant.
+    """
+
+    op: str
+    args: tuple[int, ...]
+    space: Space
+    shape: Shape
+    dtype: str = COMPUTE
+    value: float | int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value that leaves the region as a tensor of shape ``[rows, *trailing]`` and type `dtype`."""
+
+    node: int
+    dtype: str
+    trailing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region program; `by` is the space whose rows own the edges that are walked together."""
+
+    by: Space
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+
+    @cached_property
+    def grid(self) -> Shape:
+        """The broadcast feature shape of everything in the region: (heads, channels) of one kernel tile."""
+        return (max(n.shape[0] for n in self.nodes), max(n.shape[1] for n in self.nodes))
+
+    @cached_property
+    def inputs(self) -> tuple[Node, ...]:
+        """Input nodes ordered by tensor position."""
+        found = [n for n in self.nodes if n.op == "input"]
+        return tuple(sorted(found, key=lambda n: int(n.value or 0)))
+
+    @cached_property
+    def softmaxes(self) -> tuple[int, ...]:
+        """Positions of the softmax nodes."""
+        return tuple(i for i, n in enumerate(self.nodes) if n.op == "softmax")
+
+    @cached_property
+    def reductions(self) -> tuple[int, ...]:
+        """Positions of the nodes that reduce the edges of a row."""
+        return tuple(i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS)
+
+    @cached_property
+    def walks_edges(self) -> bool:
+        """Whether any value lives on edges; a region that does not is plain row-wise arithmetic."""
+        return bool(self.reductions) or any(n.space is Space.EDGE for n in self.nodes)
+
+    @cached_property
+    def needs_opposite(self) -> bool:
+        """Whether rows of the other end of the edges are gathered."""
+        return any(n.op == "input" and n.space is self.by.opposite for n in self.nodes)
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether values are compared for equality, so that every kernel must round alike (no fused multiply-add)."""
+        return any(n.op in ("eq", "ne", "reduce_max", "reduce_min") for n in self.nodes)
+
+    @cached_property
+    def double(self) -> bool:
+        """Whether the region computes in float64."""
+        return any(n.dtype == "float64" for n in self.nodes) or any(o.dtype == "float64" for o in self.outputs)
+
+    @cached_property
+    def spec(self) -> str:
+        """The region as a compact string; :func:`parse` is its inverse."""
+        nodes = [[n.op, list(n.args), n.space.value, list(n.shape), n.dtype, n.value] for n in self.nodes]
+        outputs = [[o.node, o.dtype, list(o.trailing)] for o in self.outputs]
+        return json.dumps([FORMAT, self.by.value, nodes, outputs], separators=(",", ":"))
+
+
+FORMAT = 1
+"""Version of the string form; a cache written by another version is never read."""
+
+
+@lru_cache(maxsize=4096)
+def parse(spec: str) -> Region:
+    """Reads a region back from :attr:`Region.spec`.
+
+    Raises:
+        ValueError: The string was written by another version of the format.
+    """
+    version, by, nodes, outputs = json.loads(spec)
+    if version != FORMAT:
+        raise ValueError(f"region spec: found format {version}, expected {FORMAT}; clear the compile caches")
+
+    def node(row: list[Any]) -> Node:
+        op, args, space, shape, dtype, value = row
+        return Node(op, tuple(args), Space(space), (shape[0], shape[1]), dtype, value)
+
+    return Region(Space(by), tuple(node(n) for n in nodes), tuple(Output(o[0], o[1], tuple(o[2])) for o in outputs))

@@ -1,0 +1,73 @@
+"""Checks that a region is well formed; run after every construction and in the tests, never on a hot path."""
+
+from __future__ import annotations
+
+from gnncompile.ir.builder import broadcast, join
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, COMPUTE, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space
+
+STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
+
+
+class InvalidRegion(Exception):
+    """A region that breaks a rule of the IR: a bug in a pass, never in a user's model."""
+
+
+def verify(region: Region) -> None:
+    """Raises InvalidRegion, naming the node and the rule."""
+    if region.by not in (Space.SOURCE, Space.DESTINATION):
+        raise InvalidRegion(f"a region is walked by source or destination, found {region.by.value}")
+    for at, node in enumerate(region.nodes):
+        if any(not 0 <= a < at for a in node.args):
+            raise InvalidRegion(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
+        problem = _problem(region, node)
+        if problem:
+            raise InvalidRegion(f"%{at} {node.op}: {problem}")
+    for out in region.outputs:
+        node = region.nodes[out.node]
+        if node.space not in (region.by, Space.EDGE):
+            raise InvalidRegion(f"output %{out.node} lives on {node.space.value}, expected {region.by.value} or edge")
+        width = 1
+        for size in out.trailing:
+            width *= size
+        if width != node.shape[0] * node.shape[1] or out.dtype not in STORAGE:
+            raise InvalidRegion(f"output %{out.node}: {out.trailing} {out.dtype} does not hold {node.shape}")
+
+
+def _problem(region: Region, node: Node) -> str | None:
+    args = [region.nodes[a] for a in node.args]
+    if node.op in ("input", "const"):
+        if node.op == "input" and (node.dtype not in STORAGE or not isinstance(node.value, int)):
+            return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
+        return None
+    if node.op in POINTWISE:
+        return _pointwise_problem(region, node, args)
+    if len(args) != 1:
+        return f"takes one argument, found {len(args)}"
+    if node.op in FEATURE_SUMS:
+        axis = FEATURE_SUMS.index(node.op)
+        kept = args[0].shape[1 - axis]
+        return None if node.shape[axis] == 1 and node.shape[1 - axis] == kept else "keeps every axis but the summed one"
+    if node.op == "softmax":
+        return None if node.space is Space.EDGE else "lives on edges"
+    if node.op in SOFTMAX_ROWS:
+        return None if args[0].op == "softmax" and node.space is region.by else "is a row value of a softmax"
+    if node.op in REDUCTIONS:
+        return None if node.space is region.by and node.shape == args[0].shape else "has a row per row of the region"
+    return "unknown operation"
+
+
+def _pointwise_problem(region: Region, node: Node, args: list[Node]) -> str | None:
+    rule = POINTWISE[node.op]
+    if len(args) != rule.arity:
+        return f"takes {rule.arity} arguments, found {len(args)}"
+    if node.shape != broadcast(*(a.shape for a in args)):
+        return f"has shape {node.shape}, its arguments broadcast to {broadcast(*(a.shape for a in args))}"
+    space = Space.EDGE if node.op == "on_edges" else join(region.by, [a.space for a in args])
+    if node.space is not space:
+        return f"lives on {node.space.value}, its arguments on {space.value}"
+    if rule.result == BOOL and node.dtype != BOOL:
+        return "is a bool"
+    if node.dtype not in (BOOL, COMPUTE):
+        return f"has type {node.dtype}, expected {BOOL} or {COMPUTE}"
+    return None

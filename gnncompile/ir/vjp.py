@@ -1,0 +1,379 @@
+"""Differentiates a region: the gradient of a region is a short sequence of regions.
+
+Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
+1. row-wise and by-row stages for what later stages need of whole rows (tie counts, the dot product of softmax);
+2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
+3. one walk over the region's own rows, for the inputs that live there and for parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, Node, Output, Region, Shape, Space
+from gnncompile.ir.rules import GRADIENTS
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
+    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages)."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One region of the backward and the tensors it reads."""
+
+    region: Region
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The temporaries that add up to an input's gradient; a parameter's still have a row per row, to be summed."""
+
+    temporaries: tuple[int, ...]
+    sum_rows: bool
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Stages in order, and for each forward tensor its gradient or None."""
+
+    stages: tuple[Stage, ...]
+    gradients: tuple[Gradient | None, ...]
+
+
+def with_residuals(region: Region) -> Region:
+    """The region with the row values that its gradient needs as additional outputs (softmax statistics, and
+    reductions hidden behind an epilogue or stored in less than compute precision)."""
+    b = Builder.of(region)
+    compute = "float64" if region.double else "float32"
+    kept = {(o.node, o.dtype) for o in region.outputs}
+    outputs = list(region.outputs)
+
+    def keep(node: int) -> None:
+        if (node, compute) not in kept:
+            kept.add((node, compute))
+            outputs.append(Output(node, compute, b.nodes[node].shape))
+
+    for at, node in enumerate(region.nodes):
+        if node.op == "softmax":
+            keep(b.softmax_row("softmax_max", at))
+            keep(b.softmax_row("softmax_sum", at))
+        elif node.op in ("reduce_max", "reduce_min") or (node.op == "reduce_sum" and _feeds(region, at)):
+            keep(at)
+    return Region(region.by, tuple(b.nodes), tuple(outputs))
+
+
+def _feeds(region: Region, at: int) -> bool:
+    return any(at in n.args for n in region.nodes)
+
+
+@lru_cache(maxsize=1024)
+def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
+    """The backward of a region that has its residuals (:func:`with_residuals`).
+
+    Args:
+        region: The forward.
+        wanted: For each forward tensor, whether its gradient is needed.
+        given: For each forward output, whether it has a cotangent.
+    """
+    return _Differentiation(region, given).backward(wanted)
+
+
+@dataclass
+class _Cotangents:
+    """Of one forward value: what arrives once per edge (to be summed over edges) and what arrives once per row."""
+
+    edge: int | None = None
+    row: int | None = None
+
+
+@dataclass
+class _Stages:
+    """Cuts expressions of the scratch builder into stages."""
+
+    scratch: Builder
+    operands: list[Operand]
+    compute: str
+    stages: list[Stage] = field(default_factory=list)
+    temporaries: int = 0
+
+    def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
+        """Adds one stage (none without roots); a root is (expression, whether to sum it over edges, dtype). Returns temporaries."""
+        if not roots:
+            return []
+        b = Builder(by)
+        copy = _Transplant(self.scratch, b, self.operands)
+        outputs = []
+        for value, reduce, dtype in roots:
+            node = copy(value)
+            if reduce:
+                node = b.reduce("sum", node)
+            outputs.append(Output(node, dtype, b.nodes[node].shape))
+        self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
+        first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
+        return list(range(first, self.temporaries))
+
+    def load(self, temporary: int, space: Space, like: int) -> int:
+        """The scratch expression that reads a temporary with the feature shape of `like`."""
+        self.operands.append(Operand("temporary", temporary))
+        return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, self.compute)
+
+
+class _Transplant:
+    """Copies expressions into another builder, numbering the operands they read."""
+
+    def __init__(self, scratch: Builder, target: Builder, operands: list[Operand]) -> None:
+        self.scratch, self.target, self.operands = scratch, target, operands
+        self.used: list[Operand] = []
+        self.copied: dict[int, int] = {}
+
+    def __call__(self, value: int) -> int:
+        if value not in self.copied:
+            self.copied[value] = self._copy(self.scratch.nodes[value])
+        return self.copied[value]
+
+    def _copy(self, node: Node) -> int:
+        if node.op == "input":
+            operand = self.operands[int(node.value or 0)]
+            if operand not in self.used:
+                self.used.append(operand)
+            return self.target.input(self.used.index(operand), node.space, node.shape, node.dtype)
+        if node.op == "const":
+            return self.target.const(float(node.value or 0.0))
+        args = [self(a) for a in node.args]
+        if node.op in FEATURE_SUMS:
+            return self.target.sum_axis(args[0], FEATURE_SUMS.index(node.op))
+        if node.op.startswith("reduce_"):
+            return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
+        return self.target.op(node.op, *args)
+
+
+class _Differentiation:
+    def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
+        self.region = region
+        self.b = Builder(region.by)
+        self.operands: list[Operand] = []
+        self.compute = "float64" if region.double else "float32"
+        self.stages = _Stages(self.b, self.operands, self.compute)
+        self.values: dict[int, int] = {}
+        self.cotangents = [_Cotangents() for _ in region.nodes]
+        self._seed(given)
+        for at in reversed(range(len(region.nodes))):
+            self._visit(at)
+
+    # The forward's values, as expressions over its inputs and outputs.
+
+    def value(self, at: int) -> int:
+        """The scratch expression of a forward value."""
+        if at not in self.values:
+            self.values[at] = self._forward(at, self.region.nodes[at])
+        return self.values[at]
+
+    def _forward(self, at: int, node: Node) -> int:
+        if node.op == "input":
+            return self._operand(Operand("input", int(node.value or 0)), node.space, node)
+        if node.op == "const":
+            return self.b.const(float(node.value or 0.0))
+        if node.op in POINTWISE:
+            return self.b.op(node.op, *(self.value(a) for a in node.args))
+        if node.op in FEATURE_SUMS:
+            return self.b.sum_axis(self.value(node.args[0]), FEATURE_SUMS.index(node.op))
+        if node.op == "softmax":
+            return self.b.op("div", self._exponential(at), self._statistic("softmax_sum", at))
+        return self._saved(at)
+
+    def _exponential(self, softmax: int) -> int:
+        logits = self.value(self.region.nodes[softmax].args[0])
+        return self.b.op("exp", self.b.op("sub", logits, self._statistic("softmax_max", softmax)))
+
+    def _statistic(self, which: str, softmax: int) -> int:
+        nodes = self.region.nodes
+        return self._saved(next(i for i, n in enumerate(nodes) if n.op == which and n.args == (softmax,)))
+
+    def _saved(self, at: int) -> int:
+        """A row value of the forward, read back from its output in compute precision."""
+        found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
+        exact = [k for k in found if self.region.outputs[k].dtype == self.compute]
+        if not found:
+            raise ValueError(f"region has no output for {self.region.nodes[at].op}: call with_residuals first")
+        k = (exact or found)[0]
+        return self._operand(Operand("output", k), self.region.by, self.region.nodes[at], self.region.outputs[k].dtype)
+
+    def _operand(self, operand: Operand, space: Space, like: Node, dtype: str | None = None) -> int:
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return self.b.input(self.operands.index(operand), space, like.shape, dtype or like.dtype)
+
+    # Cotangents, from outputs to inputs.
+
+    def _seed(self, given: tuple[bool, ...]) -> None:
+        for k, out in enumerate(self.region.outputs):
+            node = self.region.nodes[out.node]
+            if not given[k] or node.op == "softmax_max":
+                continue  # softmax does not depend on the maximum that it subtracts
+            on_edges = node.space is Space.EDGE
+            space = Space.EDGE if on_edges else self.region.by
+            cotangent = self._operand(Operand("cotangent", k), space, node, out.dtype)
+            self._accumulate(out.node, cotangent, on_edges, node.shape)
+
+    def _accumulate(self, at: int, cotangent: int | None, on_edges: bool, shape: Shape) -> None:
+        """Adds to a value's cotangent; `shape` is what `cotangent` stands for, its own axes may still be narrow."""
+        node = self.region.nodes[at]
+        if cotangent is None or node.dtype == BOOL or node.op == "const":
+            return
+        cotangent = self.b.sum_to(cotangent, node.shape, shape)
+        total = self.cotangents[at]
+        if on_edges:
+            total.edge = cotangent if total.edge is None else self.b.op("add", total.edge, cotangent)
+        else:
+            total.row = cotangent if total.row is None else self.b.op("add", total.row, cotangent)
+
+    def _visit(self, at: int) -> None:
+        node, total = self.region.nodes[at], self.cotangents[at]
+        for cotangent, on_edges in ((total.edge, True), (total.row, False)):
+            if cotangent is None or node.op == "input":
+                continue
+            if node.op in GRADIENTS:
+                parts = GRADIENTS[node.op](self.b, [self.value(a) for a in node.args], self.value(at), cotangent)
+                for arg, part in zip(node.args, parts, strict=True):
+                    self._accumulate(arg, part, on_edges, node.shape)
+            elif node.op in FEATURE_SUMS:
+                self._accumulate(node.args[0], cotangent, on_edges, self.region.nodes[node.args[0]].shape)
+            else:
+                self._through_rows(at, node, cotangent)
+
+    def _through_rows(self, at: int, node: Node, cotangent: int) -> None:
+        """Hands the cotangent of a reduction or a softmax to the edges."""
+        logits = node.args[0]
+        if node.op == "reduce_sum":
+            per_edge = cotangent
+        elif node.op in ("reduce_max", "reduce_min"):
+            per_edge = self._ties(at, node, cotangent)
+        elif node.op == "softmax":
+            per_edge = self.b.op("mul", self.value(at), self.b.op("sub", cotangent, self._softmax_dot(at, cotangent)))
+        else:
+            assert node.op == "softmax_sum", f"{node.op} is not differentiable"
+            logits = self.region.nodes[node.args[0]].args[0]
+            per_edge = self.b.op("mul", cotangent, self._exponential(node.args[0]))
+        self._accumulate(logits, per_edge, True, node.shape)
+
+    def _ties(self, at: int, node: Node, cotangent: int) -> int:
+        """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
+        b = self.b
+        reached, one = b.op("eq", self.value(node.args[0]), self.value(at)), b.const(1)
+        (temporary,) = self.stages.add(self.region.by, [(b.op("float", reached), True, self.compute)])
+        count = self.stages.load(temporary, self.region.by, reached)
+        share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
+        # Divided once per row, not once per edge.
+        (temporary,) = self.stages.add(self.region.by, [(share, False, self.compute)])
+        return b.op("where", reached, self.stages.load(temporary, self.region.by, share), b.const(0))
+
+    def _softmax_dot(self, at: int, cotangent: int) -> int:
+        """sum over the row's edges of alpha * d(alpha); from the output itself where alpha only weighs a sum."""
+        b, product = self.b, self._weighted_sum(at)
+        if product is not None:
+            row, output = product
+            value = b.op("mul", row, self._saved(output))
+            value = b.sum_to(value, self.region.nodes[at].shape, self.region.nodes[output].shape)
+            reduce = False
+        else:
+            value, reduce = b.op("mul", self.value(at), cotangent), True
+        (temporary,) = self.stages.add(self.region.by, [(value, reduce, self.compute)])
+        return self.stages.load(temporary, self.region.by, value)
+
+    def _weighted_sum(self, at: int) -> tuple[int, int] | None:
+        """(cotangent, reduction) of ``reduce_sum(mul(softmax, message))`` if that is the softmax's only use."""
+        nodes = self.region.nodes
+        users = [i for i, n in enumerate(nodes) if at in n.args and n.op not in ("softmax_max", "softmax_sum")]
+        if len(users) != 1 or nodes[users[0]].op != "mul" or nodes[users[0]].args == (at, at):
+            return None
+        if any(o.node in (at, users[0]) for o in self.region.outputs):
+            return None
+        sums = [i for i, n in enumerate(nodes) if users[0] in n.args]
+        if len(sums) != 1 or nodes[sums[0]].op != "reduce_sum" or self.cotangents[sums[0]].row is None:
+            return None
+        if not any(o.node == sums[0] for o in self.region.outputs):
+            return None
+        return self.cotangents[sums[0]].row or 0, sums[0]
+
+    # Stages.
+
+    def backward(self, wanted: tuple[bool, ...]) -> Backward:
+        """Cuts the cotangents of the wanted inputs into stages."""
+        gradients: list[Gradient | None] = [None] * len(wanted)
+        found = []
+        for at, node in enumerate(self.region.nodes):
+            if node.op == "input" and node.dtype != BOOL and wanted[int(node.value or 0)]:
+                total = self.cotangents[at]
+                if total.edge is not None or total.row is not None:
+                    found.append((int(node.value or 0), node, total))
+        opposite = [f for f in found if f[1].space is self.region.by.opposite]
+        edges = [f for f in found if f[1].space is Space.EDGE]
+        rows = [f for f in found if f[1].space in (self.region.by, Space.PARAMETER)]
+        if opposite:
+            handed = [t.edge for _, _, t in rows if t.edge is not None and self._hand_over(t.edge)]
+            roots = [(t.edge or 0, True, n.dtype) for _, n, t in opposite]
+            roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
+            roots += [(value, False, self.compute) for value in handed]
+            made = self.stages.add(self.region.by.opposite, roots)
+            for (k, _, _), temporary in zip(opposite + edges, made[: len(opposite + edges)], strict=True):
+                gradients[k] = Gradient((temporary,), False)
+            loads = dict(zip(handed, made[len(opposite + edges) :], strict=True))
+        else:
+            loads = {}
+        self._row_stage(rows, [] if opposite else edges, loads, gradients)
+        return Backward(tuple(self.stages.stages), tuple(gradients))
+
+    def _row_stage(
+        self,
+        rows: list[tuple[int, Node, _Cotangents]],
+        edges: list[tuple[int, Node, _Cotangents]],
+        handed: dict[int, int],
+        gradients: list[Gradient | None],
+    ) -> None:
+        walked = [f for f in rows if f[2].edge is not None]
+        roots = [(self._edge_total(t.edge or 0, handed), True, self._row_dtype(n)) for _, n, t in walked]
+        roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
+        made = self.stages.add(self.region.by, roots)
+        for (k, _, _), temporary in zip(walked + edges, made, strict=True):
+            gradients[k] = Gradient((temporary,), False)
+        direct = [f for f in rows if f[2].row is not None]
+        made = self.stages.add(self.region.by, [(t.row or 0, False, self._row_dtype(n)) for _, n, t in direct])
+        for (k, _, _), temporary in zip(direct, made, strict=True):
+            summed = gradients[k]
+            gradients[k] = Gradient((*(summed.temporaries if summed else ()), temporary), False)
+        for k, node, _ in rows:
+            made_of = gradients[k]
+            if node.space is Space.PARAMETER and made_of is not None:
+                gradients[k] = Gradient(made_of.temporaries, True)
+
+    def _row_dtype(self, node: Node) -> str:
+        return self.compute if node.space is Space.PARAMETER else node.dtype
+
+    def _edge_total(self, value: int, handed: dict[int, int]) -> int:
+        return self.stages.load(handed[value], Space.EDGE, value) if value in handed else value
+
+    def _hand_over(self, value: int) -> bool:
+        """Whether storing a per-edge value costs less than gathering again what it is made of."""
+        nodes, seen, todo = self.b.nodes, set[int](), [value]
+        gathered = 0
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            todo.extend(nodes[at].args)
+            if nodes[at].op == "input" and nodes[at].space is self.region.by.opposite:
+                gathered += nodes[at].shape[0] * nodes[at].shape[1]
+        stored = nodes[value].shape[0] * nodes[value].shape[1]
+        return gathered > 2 * stored

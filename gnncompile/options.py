@@ -1,0 +1,48 @@
+"""What a user may choose: ``gnncompile.compile(model, options={...})``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnncompile import _compat
+
+DEFAULTS: dict[str, Any] = {
+    "regions": True,
+    "hoist": True,
+    "mask_self_loops": True,
+    "structure_cache_entries": 64,
+    "structure_cache_bytes": 2 * 2**30,
+}
+"""
+- ``regions``: fuse message passing into generated kernels.
+- ``hoist``: build graph structure once per distinct graph, outside the step.
+- ``mask_self_loops``: remove self loops by masking, without a device sync.
+- ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
+"""
+
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """gnncompile's own options, complete, and Inductor's.
+
+    Raises:
+        ValueError: An unknown mode or option, or an option of the wrong type.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: found {mode!r}, expected one of {MODES}. Leave it out for the default.")
+    own, inductor = dict(DEFAULTS), _compat.inductor_mode_options(mode)
+    for name, value in (options or {}).items():
+        if name in DEFAULTS:
+            if type(value) is not type(DEFAULTS[name]):
+                expected = type(DEFAULTS[name]).__name__
+                raise ValueError(f"options[{name!r}]: found {value!r}, expected a {expected}.")
+            own[name] = value
+        elif name in _compat.inductor_option_names():
+            inductor[name] = value
+        else:
+            raise ValueError(
+                f"options: found {name!r}, expected one of {sorted(DEFAULTS)} or a setting of torch._inductor.config. "
+                "Check the spelling."
+            )
+    return own, inductor

@@ -1,0 +1,70 @@
+"""The passes, in the order in which they run. Each file says what it changes and why that pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+import gnncompile.runtime.region_op
+import gnncompile.runtime.segment_ops
+import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
+from gnncompile import _compat
+from gnncompile.passes import edges, functional, hoist, idioms, lower, regions, shared, sizes
+from gnncompile.passes.context import Context, Record, mutates
+from gnncompile.passes.hoist import Hoisted
+
+PASSES = (functional, sizes, edges, idioms, shared, regions, lower)
+"""Run in this order; ``hoist`` comes last, because it splits the graph."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is left for Inductor, the structure program, and the record."""
+
+    rest: fx.GraphModule
+    hoisted: Hoisted | None
+    record: Record
+
+
+def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
+    """Runs all passes on a Dynamo graph."""
+    fakes = _compat.placeholders_as_fakes(gm)
+    traced = _compat.trace_aten(gm, fakes)
+    mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
+    for node, fake in zip(_inputs(traced), fakes, strict=True):
+        node.meta["val"] = fake
+    ctx = Context(traced, mode, set(), options)
+    for one in PASSES:
+        if one is regions:
+            ctx.needs_grad = _needs_grad(traced)
+            if not options["regions"]:
+                continue
+        one.run(ctx)
+        traced.graph.lint()
+    moved = hoist.run(ctx) if options["hoist"] else None
+    traced.recompile()
+    return Result(traced, moved, ctx.record)
+
+
+def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def _needs_grad(gm: fx.GraphModule) -> set[fx.Node]:
+    """Nodes that a gradient may flow through; too many costs a layout, too few is impossible."""
+    if not torch.is_grad_enabled():
+        return set()
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if node.op == "placeholder":
+            if isinstance(val, torch.Tensor) and val.requires_grad:
+                found.add(node)
+        elif any(n in found for n in node.all_input_nodes):
+            found.add(node)
+            if mutates(node):
+                found.update(node.all_input_nodes)
+    return found

@@ -1,0 +1,182 @@
+"""What passes share: the graph, the record of what they did, and how to add a node that knows its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+aten = torch.ops.aten
+own = torch.ops.gnncompile
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """A region that was formed: its program, the user's line, and how many gradient tensors it serves."""
+
+    spec: str
+    line: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something that was not fused, why, and the user's line."""
+
+    what: str
+    reason: str
+    line: str
+
+
+@dataclass
+class Record:
+    """What the passes did to one captured graph."""
+
+    regions: list[RegionRecord] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    hoisted: int = 0
+    syncs: list[Skip] = field(default_factory=list)
+
+
+class Masked(BaseException):
+    """A masked edge tensor reached something that would count dead edges; capture again without masks.
+
+    Not an Exception: Dynamo must not wrap it.
+    """
+
+    def __init__(self, what: str, line: str) -> None:
+        super().__init__(what)
+        self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
+
+
+@dataclass
+class Context:
+    """One graph on its way through the passes.
+
+    Attributes:
+        gm: The graph, in aten ops, every node with its fake value in ``meta["val"]``.
+        fake_mode: The mode of those fake values.
+        needs_grad: Nodes that a gradient flows through.
+        options: What the user turned off.
+    """
+
+    gm: fx.GraphModule
+    fake_mode: Any
+    needs_grad: set[fx.Node]
+    options: dict[str, Any]
+    record: Record = field(default_factory=Record)
+    shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
+
+    @cached_property
+    def written(self) -> set[fx.Node]:
+        """Nodes whose memory something in the graph writes to, directly or through a view."""
+        found: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            if node.op == "call_function" and mutates(node):
+                todo = list(node.all_input_nodes)
+                while todo:
+                    at = todo.pop()
+                    if at not in found:
+                        found.add(at)
+                        todo.extend([] if makes_new_tensor(at) else at.all_input_nodes)
+        for node in self.gm.graph.nodes:
+            if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
+                found.add(node)
+        return found
+
+    @cached_property
+    def switches(self) -> dict[fx.Node, int]:
+        """For each node how many switches (of gradients, autocast) stand before it; empty without any."""
+        count, found = 0, {}
+        for node in self.gm.graph.nodes:
+            count += node.op == "call_function" and is_switch(node)
+            found[node] = count
+        return found if count else {}
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph."""
+        return self.gm.graph
+
+    def call(self, target: Callable[..., Any], *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
+        """Adds a call at the current insertion point, with its fake value (and the user's line of `like`)."""
+        node = self.graph.call_function(target, args, kwargs)
+        with self.fake_mode:
+            node.meta["val"] = target(*fx.map_arg(args, value), **fx.map_arg(kwargs, value))
+        if like is not None and "stack_trace" in like.meta:
+            node.meta["stack_trace"] = like.meta["stack_trace"]
+        return node
+
+    def skip(self, what: str, reason: str, node: fx.Node) -> None:
+        """Records that something was not fused."""
+        self.record.skipped.append(Skip(what, reason, user_line(node)))
+
+
+def value(node: fx.Node) -> Any:
+    """The fake value of a node."""
+    return node.meta["val"]
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for every graph, without adding a guard."""
+    return bool(statically_known_true(a == b))
+
+
+def is_switch(node: fx.Node) -> bool:
+    """Whether a node changes how later nodes run (grad mode, autocast)."""
+    return getattr(node.target, "__name__", "") in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+
+
+def user_line(node: fx.Node) -> str:
+    """``file:line: code`` of the innermost frame of the user or of PyG that made a node."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    files = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
+    frames = [i for i in files if "gnncompile" not in trace[i].split('"')[1]] or files
+    if not frames:
+        return "?"
+    at = frames[-1]
+    path, line = trace[at].split('"')[1], trace[at].split("line ")[1].split(",")[0]
+    code = trace[at + 1].strip() if at + 1 < len(trace) else ""
+    return f"{'/'.join(path.split('/')[-2:])}:{line}: {code}"
+
+
+FRESH_EXCEPT = {
+    "contiguous",
+    "detach",
+    "dropout",
+    "expand_as",
+    "feature_dropout",
+    "flatten",
+    "reshape",
+    "reshape_as",
+    "to",
+    "type_as",
+    "view_as",
+}
+"""Composite ops whose schema says nothing of it but which may return their argument itself."""
+
+
+def makes_new_tensor(node: fx.Node) -> bool:
+    """Whether a node's tensor shares memory with no other."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    if any(r.alias_info is not None for r in schema.returns):
+        return False
+    return schema.name.split("::")[1] not in FRESH_EXCEPT
+
+
+def mutates(node: fx.Node) -> bool:
+    """Whether a node writes to one of its arguments."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

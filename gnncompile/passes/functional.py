@@ -1,0 +1,49 @@
+"""In-place operations on fresh tensors become functional ones.
+
+Before: ``z = new_zeros(n, f); y = z.scatter_add_(0, i, x)``
+After:  ``z = new_zeros(n, f); y = scatter_add(z, 0, i, x)``
+Why it pays: every later pass may then treat the graph as values; only writes to inputs and views stay as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from gnncompile.passes.context import Context, aten, makes_new_tensor, mutates
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    for node in list(ctx.graph.nodes):
+        if node.op == "call_function" and mutates(node):
+            _rewrite(node)
+        if node.op == "call_function" and node.target is aten.dropout.default:
+            _, rate, train = node.args
+            if rate == 0 or not train:
+                node.replace_all_uses_with(node.args[0])
+                ctx.graph.erase_node(node)
+    ctx.graph.eliminate_dead_code(lambda n: mutates(n) or n.is_impure())
+
+
+def _rewrite(node: fx.Node) -> None:
+    base = node.args[0] if node.args else None
+    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+    if not isinstance(base, fx.Node) or not name.endswith("_") or not makes_new_tensor(base):
+        return
+    if any(not (makes_new_tensor(user) or user is node) for user in base.users):
+        return  # a view of it would see the write
+    functional = _functional(node.target)  # type: ignore[arg-type]
+    if functional is not None:
+        node.target = functional
+
+
+def _functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The overload with the same arguments that returns a new tensor (their names need not agree)."""
+    packet = getattr(aten, target._schema.name.split("::")[1][:-1], None)
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted and not found._schema.is_mutable:
+            return found  # type: ignore[no-any-return]
+    return None

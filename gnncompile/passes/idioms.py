@@ -1,0 +1,109 @@
+"""Every spelling of a gather and of a reduction by index becomes the same two operations.
+
+Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``;
+        ``zeros.scatter_add_(0, idx.expand_as(m), m)``, ``zeros.index_add_(0, idx, m)``, ``scatter_reduce``,
+        ``zeros.index_put_([idx], m, accumulate=True)``
+After:  ``index_select(x, 0, idx)``; ``segment_reduce(m, idx, n, reduce)``
+Why it pays: region forming has one thing to look for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.passes.context import Context, aten, is_tensor, own, same_size, value
+
+_REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    for node in list(ctx.graph.nodes):
+        if node.op != "call_function" or not is_tensor(node):
+            continue
+        with ctx.graph.inserting_before(node):
+            new = _gather(ctx, node) or _reduction(ctx, node)
+        if new is not None:
+            node.replace_all_uses_with(new)
+    ctx.graph.eliminate_dead_code()
+
+
+def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
+    index: Any = None
+    if node.target is aten.index_select.default:
+        dim = node.args[1] % max(value(node.args[0]).dim(), 1)  # type: ignore[operator,arg-type]
+        index = node.args[2] if dim == 0 and node.args[1] != 0 else None
+    elif node.target is aten.index.Tensor and len(node.args[1]) == 1:  # type: ignore[arg-type]
+        index = node.args[1][0]  # type: ignore[index]
+    elif node.target is aten.gather.default and node.args[1] == 0:
+        index = _expanded_index(node.args[2], value(node.args[0]).shape[1:])  # type: ignore[arg-type]
+    if index is None or not _is_index(index) or value(node.args[0]).dim() == 0:  # type: ignore[arg-type]
+        return None
+    return ctx.call(aten.index_select.default, node.args[0], 0, index, like=node)
+
+
+def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:
+    found = _scatter_arguments(node)
+    if found is None:
+        return None
+    base, index, src, reduce, include_self = found
+    if not (is_tensor(src) and value(src).is_floating_point() and _is_index(index)):
+        return None
+    # A row without edges keeps the base, which must then read zero.
+    if not _is_zero(base) or (include_self and reduce != "sum"):
+        return None
+    size = base.args[0][0]
+    if not all(same_size(a, b) for a, b in zip(value(base).shape[1:], value(src).shape[1:], strict=True)):
+        return None
+    return ctx.call(own.segment_reduce.default, src, index, size, reduce, like=node)
+
+
+def _scatter_arguments(node: fx.Node) -> tuple[Any, Any, Any, str, bool] | None:
+    """(base, 1-D index, src, reduce, include_self) of a reduction along the first dimension."""
+    args, kwargs = node.args, node.kwargs
+    if node.target is aten.index_add.default and args[1] == 0 and kwargs.get("alpha", 1) == 1:
+        return args[0], args[2], args[3], "sum", True
+    if node.target is aten.index_put.default and len(args) > 3 and args[3] and len(args[1]) == 1:  # type: ignore[arg-type]
+        return args[0], args[1][0], args[2], "sum", True  # type: ignore[index]
+    if node.target is aten.scatter_add.default and args[1] == 0:
+        return args[0], _full_index(args[2], args[3]), args[3], "sum", True
+    if node.target is aten.scatter_reduce.two and args[1] == 0 and args[4] in _REDUCE:
+        include = bool(kwargs.get("include_self", args[5] if len(args) > 5 else True))
+        return args[0], _full_index(args[2], args[3]), args[3], _REDUCE[str(args[4])], include
+    return None
+
+
+def _full_index(index: Any, src: Any) -> Any:
+    return _expanded_index(index, value(src).shape[1:])
+
+
+def _expanded_index(index: Any, features: Any) -> fx.Node | None:
+    """The 1-D index behind ``idx.view(-1, 1).expand_as(x)``, if `index` is one over all of `features`."""
+    if not is_tensor(index) or value(index).dim() != len(features) + 1:
+        return None
+    if not all(same_size(a, b) for a, b in zip(value(index).shape[1:], features, strict=True)):
+        return None
+    node = index
+    while value(node).dim() > 1 or node.target in (aten.expand.default, aten.expand_as.default):
+        rowwise = node.target in (aten.expand.default, aten.expand_as.default, aten.view.default, aten.reshape.default)
+        if node.op != "call_function" or not (rowwise or node.target is aten.unsqueeze.default):
+            return None
+        before = value(node.args[0])
+        # Only axes of length one may be added or widened: the first axis stays the edges.
+        if before.dim() == 0 or any(not (isinstance(s, int) and s == 1) for s in before.shape[1:]):
+            return None
+        if not same_size(before.shape[0], value(index).shape[0]):
+            return None
+        node = node.args[0]
+    return node if value(node).dim() == 1 else None
+
+
+def _is_index(node: Any) -> bool:
+    return is_tensor(node) and value(node).dim() == 1 and value(node).dtype in (torch.int64, torch.int32)
+
+
+def _is_zero(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == 0

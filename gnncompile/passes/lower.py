@@ -1,0 +1,105 @@
+"""What was not fused goes back to plain torch operations, and masked edges are checked for unsafe readers.
+
+Before: ``segment_reduce(m, mark_dead(dst, alive), n, "mul")``
+After:  ``segment_reduce(m, where(alive, dst, n), n + 1, "mul")[:n]``: dead edges land in a row that is dropped
+Why it pays: it does not; it keeps everything right that the other passes left alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from gnncompile.ir.region import Space, parse
+from gnncompile.passes.context import Context, Masked, aten, own, user_line, value
+from gnncompile.passes.edges import alive_of
+from gnncompile.passes.message import POINTWISE
+
+_MARKERS = (own.segment_reduce.default, own.segment_softmax.default)
+
+_ROWWISE = {
+    aten.view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.expand.default,
+    aten.expand_as.default,
+    aten.dropout.default,
+    aten.detach.default,
+    aten.select.int,
+    aten.sym_size.int,
+    aten.layer_norm.default,
+    own.mark_dead.default,
+    own.region.default,
+    own.csr.default,
+    own.inverse_degree.default,
+    *_MARKERS,
+    operator.getitem,
+    *POINTWISE,
+}
+"""Operations that treat the rows of an edge tensor one by one, or know of masks."""
+
+_FILLS = {aten.new_full.default, aten.full.default, aten.zeros_like.default, aten.ones_like.default}
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place; raises Masked if a dead edge would be counted."""
+    for node in list(ctx.graph.nodes):
+        if node.target in _MARKERS:
+            with ctx.graph.inserting_before(node):
+                _route_dead_edges(ctx, node)
+    _check_masks(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is own.mark_dead.default:
+            node.replace_all_uses_with(node.args[0])
+    ctx.graph.eliminate_dead_code()
+
+
+def _route_dead_edges(ctx: Context, node: fx.Node) -> None:
+    index, size = node.args[1], node.args[2]
+    alive = alive_of(ctx, index)  # type: ignore[arg-type]
+    if alive is None:
+        return
+    spare = ctx.call(operator.add, size, 1)
+    bin_ = ctx.call(aten.scalar_tensor.default, size, dtype=value(index).dtype, device=value(index).device)  # type: ignore[arg-type]
+    routed = ctx.call(aten.where.self, alive, index, bin_)
+    rows = ctx.call(node.target, node.args[0], routed, spare, *node.args[3:], like=node)  # type: ignore[arg-type]
+    if node.target is own.segment_reduce.default:
+        rows = ctx.call(aten.slice.Tensor, rows, 0, 0, size)
+    node.replace_all_uses_with(rows)
+    ctx.graph.erase_node(node)
+
+
+def _check_masks(ctx: Context) -> None:
+    """Follows masked edge tensors; anything but row-wise operations would see edges that are not there."""
+    tainted: set[fx.Node] = set()
+    for node in ctx.graph.nodes:
+        sources = [n for n in node.all_input_nodes if n in tainted]
+        if node.target is own.mark_dead.default:
+            tainted.add(node)
+        elif sources and not _safe(node, tainted):
+            raise Masked(f"{node.target if node.op != 'output' else 'the output'}", user_line(sources[0]))
+        elif sources and not _ends_mask(node):
+            tainted.add(node)
+
+
+def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
+    if node.op == "output":
+        return False
+    if node.target is aten.cat.default:
+        return True  # appending edges, or features to them, keeps a row per edge
+    if node.target in (aten.linear.default, aten.mm.default):
+        return not any(n in tainted for n in node.all_input_nodes if n is not node.args[0])
+    if node.target is aten.index_select.default:
+        return node.args[0] not in tainted
+    return node.target in _ROWWISE or node.target in _FILLS
+
+
+def _ends_mask(node: fx.Node) -> bool:
+    """Operations whose result has rows of nodes again, or no rows at all."""
+    if node.target is operator.getitem and node.args[0].target is own.region.default:  # type: ignore[union-attr]
+        region = parse(node.args[0].args[2])  # type: ignore[union-attr,arg-type]
+        return region.nodes[region.outputs[node.args[1]].node].space is not Space.EDGE  # type: ignore[index]
+    return node.target in (own.segment_reduce.default, own.inverse_degree.default, aten.sym_size.int)

@@ -1,0 +1,390 @@
+"""Writes the per-edge message in front of a reduction as region nodes.
+
+Feature axes of torch tensors are mapped to the two axes of a region, (heads, channels): slot 0 and slot 1. What
+cannot be expressed becomes an input of the region, computed outside and stored per edge, and is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir import rules
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
+from gnncompile.ir.region import BOOL, Node, Region, Shape, Space
+from gnncompile.passes.context import Context, aten, own, same_size, value
+from gnncompile.passes.sizes import Symbols
+
+Slots = tuple[int, ...]
+"""For each feature axis of a tensor, its region axis: 0, 1, or -1 for a length of 1."""
+
+MAX_WIDTH = 8192
+
+
+class NotFusable(Exception):
+    """Why a message, or a part of it, cannot be written as region nodes."""
+
+
+class Message:
+    """One message under construction, reduced by `index` to `num_rows` rows."""
+
+    def __init__(self, ctx: Context, at: fx.Node, index: fx.Node, num_rows: Any) -> None:
+        self.ctx, self.at, self.index, self.num_rows = ctx, at, index, num_rows
+        self.source: fx.Node | None = None
+        self.num_columns: Any = None
+        self.source_needs_grad = False
+        self.builder = Builder(Space.DESTINATION)
+        self.tensors: list[tuple[fx.Node, Space]] = []
+        self.known: dict[tuple[fx.Node, Slots], int] = {}
+
+    def root(self, src: fx.Node) -> int:
+        """The message itself; raises NotFusable if it has more than two feature axes."""
+        rank = value(src).dim() - 1
+        if rank > 2:
+            raise NotFusable(f"messages with {rank} feature axes have no kernel yet; found shape {_shape(src)}")
+        try:
+            return self.lower(src, ((), (1,), (0, 1))[rank], strict=True)
+        except NotFusable:
+            # [num_edges, heads] in front of a dot product: its only axis is then the first one.
+            return self.lower(src, ((), (0,), (0, 1))[rank])
+
+    def lower(self, node: fx.Node, slots: Slots, strict: bool = False) -> int:
+        """The value of a tensor with a row per edge; an input of its own if it cannot be taken apart.
+
+        With `strict`, a feature sum that finds no free axis raises instead.
+        """
+        key = (node, slots)
+        if key not in self.known:
+            saved = dict(self.known), self.source, self.num_columns
+            try:
+                self.known[key] = self._operation(node, slots, strict)
+            except NotFusable as reason:
+                if strict and "free axis" in str(reason):
+                    raise
+                self.known, self.source, self.num_columns = saved
+                if _is_message_op(node):
+                    self.ctx.skip(f"{_name(node)} stored per edge", str(reason), node)
+                self.known[key] = self._input(node, Space.EDGE, slots)
+        return self.known[key]
+
+    # Leaves.
+
+    def _input(self, node: fx.Node, space: Space, slots: Slots) -> int:
+        fake = value(node)
+        if fake.dtype == torch.bool:
+            dtype = BOOL
+        elif fake.dtype.is_floating_point:
+            dtype = str(fake.dtype).removeprefix("torch.")
+        else:
+            raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
+        if (node, space) not in self.tensors:
+            self.tensors.append((node, space))
+        position = self.tensors.index((node, space))
+        sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
+        shape = _region_shape(sizes, slots)
+        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
+            raise NotFusable("a tensor is read with two different feature shapes")
+        return self.builder.input(position, space, shape, dtype)
+
+    def _gather(self, node: fx.Node, slots: Slots) -> int:
+        table, index = node.args[0], node.args[2]
+        assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
+        if not self._visible(table):
+            raise NotFusable("it is gathered under another gradient or autocast mode")
+        rows = value(table).shape[0]
+        if index is self.index:
+            if not same_size(rows, _size(self.num_rows)):
+                raise NotFusable("rows gathered at the destination are not as many as the result's")
+            return self._input(table, Space.DESTINATION, slots)
+        if not same_size(value(index).shape[0], value(self.index).shape[0]):
+            raise NotFusable("its index has another length than the edges")
+        if self.source is not None and (index is not self.source or not same_size(rows, self._columns())):
+            raise NotFusable("a message can gather from one other end of its edges only")
+        found = self._input(table, Space.SOURCE, slots)
+        if self.source is None:
+            self.source = index
+            with self.ctx.graph.inserting_before(self.at):
+                self.num_columns = self._size_node(table)
+        self.source_needs_grad |= table in self.ctx.needs_grad
+        return found
+
+    def _columns(self) -> Any:
+        return _size(self.num_columns)
+
+    def _size_node(self, table: fx.Node) -> Any:
+        rows = value(table).shape[0]
+        if isinstance(rows, int):
+            return rows
+        if same_size(rows, _size(self.num_rows)):
+            return self.num_rows
+        size = Symbols(self.ctx).node(rows)
+        return size if size is not None else self.ctx.call(aten.sym_size.int, table, 0)
+
+    def inverse_degree(self) -> int:
+        """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""
+        dtype = "float64" if value(self.at).dtype == torch.float64 else "float32"
+        return self.builder.input(len(self.tensors), Space.DESTINATION, (1, 1), dtype)
+
+    def bind(self, region: Region, layout: list[fx.Node]) -> tuple[Region, list[fx.Node]]:
+        """The region's tensors, renumbered so that only those it reads are passed."""
+        tensors: list[fx.Node] = []
+        nodes = []
+        for node in region.nodes:
+            if node.op == "input":
+                old = int(node.value or 0)
+                tensor = self.tensors[old][0] if old < len(self.tensors) else self._inverse_degree(layout[0], node.dtype)
+                nodes.append(Node(node.op, (), node.space, node.shape, node.dtype, len(tensors)))
+                tensors.append(tensor)
+            else:
+                nodes.append(node)
+        return Region(region.by, tuple(nodes), region.outputs), tensors
+
+    def _inverse_degree(self, rowptr: fx.Node, dtype: str) -> fx.Node:
+        key = f"inverse degree of {rowptr.name} in {dtype}"
+        if key not in self.ctx.shared_nodes:
+            with self.ctx.graph.inserting_after(rowptr):
+                marker = self.ctx.graph.call_function(aten.sym_size.int, (rowptr, 0))
+            with self.ctx.graph.inserting_before(marker):
+                self.ctx.shared_nodes[key] = self.ctx.call(own.inverse_degree.default, rowptr, dtype)
+            self.ctx.graph.erase_node(marker)
+        return self.ctx.shared_nodes[key]
+
+    # Operations.
+
+    def _visible(self, node: fx.Node) -> bool:
+        """Whether computing a node inside the region, at the reduction, means the same as where it stands."""
+        switches = self.ctx.switches
+        return not switches or switches.get(node) == switches.get(self.at)
+
+    def _operation(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        if node.op != "call_function" or not self._visible(node):
+            raise NotFusable("it is an input")
+        if node in self.ctx.written:
+            raise NotFusable("it is written to in place")
+        if node.target is aten.index_select.default and node.args[1] == 0:
+            return self._gather(node, slots)
+        if node.target is own.segment_softmax.default:
+            if node.args[1] is not self.index:
+                raise NotFusable("a softmax over other groups than the reduction's")
+            return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
+        if node.target in _RESHAPES:
+            return self._reshape(node, slots, strict)
+        if node.target is aten.sum.dim_IntList:
+            return self._feature_sum(node, slots, strict)
+        if node.target in POINTWISE:
+            return POINTWISE[node.target](self, node, slots, strict)
+        raise NotFusable(f"{_name(node)} is not a pointwise operation")
+
+    def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
+        """An operand of a pointwise operation, broadcast as torch does."""
+        if isinstance(arg, (bool, int, float)):
+            return self.builder.const(float(arg))
+        if not isinstance(arg, fx.Node) or not isinstance(value(arg), torch.Tensor):
+            raise NotFusable("an operand is a symbolic number")
+        rank, full = value(arg).dim(), value(of).dim()
+        if rank == full and same_size(value(arg).shape[0], value(of).shape[0]):
+            narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(value(arg).shape[1:], slots, strict=True))
+            return self.lower(arg, narrowed, strict)
+        if rank == full and not _is_one(value(arg).shape[0]):
+            raise NotFusable(f"an operand of shape {_shape(arg)} does not have a row per edge")
+        sizes = value(arg).shape[1:] if rank == full else value(arg).shape
+        kept = slots[len(slots) - len(sizes) :]
+        narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(sizes, kept, strict=True))
+        return self._input(arg, Space.PARAMETER, (-1,) + narrowed if rank == full else narrowed)
+
+    def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Views that add, drop or widen axes of length 1."""
+        inner = node.args[0]
+        assert isinstance(inner, fx.Node)
+        before, after = value(inner).shape, value(node).shape
+        if len(before) == 0 or len(after) == 0 or not same_size(before[0], after[0]):
+            raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
+        if node.target in (aten.expand.default, aten.expand_as.default):
+            if len(before) != len(after):
+                raise NotFusable("it adds an axis")
+            narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(before[1:], slots, strict=True))
+            return self.lower(inner, narrowed, strict)
+        wide = [(s, k) for s, k in zip(after[1:], slots, strict=True) if not _is_one(s)]
+        kept = [s for s in before[1:] if not _is_one(s)]
+        if len(kept) != len(wide) or not all(same_size(a, b) for a, (b, _) in zip(kept, wide, strict=True)):
+            raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
+        remaining = iter(k for _, k in wide)
+        return self.lower(inner, tuple(-1 if _is_one(s) else next(remaining) for s in before[1:]), strict)
+
+    def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        inner, dims = node.args[0], node.args[1]
+        keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
+        assert isinstance(inner, fx.Node)
+        rank = value(inner).dim()
+        axes = sorted(d % rank for d in dims)  # type: ignore[operator,union-attr]
+        if len(axes) != 1 or axes[0] == 0 or node.kwargs.get("dtype") is not None:
+            raise NotFusable("it sums over more than one feature axis")
+        at = axes[0] - 1
+        outer = list(slots[:at]) + list(slots[at + 1 :] if keep else slots[at:])
+        taken = [k for k in outer if k >= 0]
+        free = [k for k in (1, 0) if k not in taken and all((k > t) == (at >= i) for i, t in enumerate(outer) if t >= 0)]
+        if not free:
+            raise NotFusable("its sum over a feature axis finds no free axis")
+        inside = (*outer[:at], free[0], *outer[at:])
+        return self.builder.sum_axis(self.lower(inner, tuple(inside), strict), free[0])
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _size(number: Any) -> Any:
+    return value(number) if isinstance(number, fx.Node) else number
+
+
+def _region_shape(sizes: Any, slots: Slots) -> Shape:
+    shape = [1, 1]
+    order = [k for k in slots if k >= 0]
+    if order != sorted(set(order)):
+        raise NotFusable("its axes are not in the order of the message's")
+    for size, slot in zip(sizes, slots, strict=True):
+        if slot >= 0:
+            shape[slot] = int(size)  # widths are static: a symbolic one is specialised here
+    if shape[0] * shape[1] > MAX_WIDTH:
+        raise NotFusable(f"rows of {shape[0] * shape[1]} elements are wider than the {MAX_WIDTH} a kernel takes")
+    if 0 in shape:
+        raise NotFusable("it has an axis of length 0")
+    return shape[0], shape[1]
+
+
+def _shape(node: fx.Node) -> str:
+    return str(tuple(value(node).shape))
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+
+
+def _is_message_op(node: fx.Node) -> bool:
+    """Whether not fusing a node costs an edge tensor that could have been avoided (an input or a linear layer could
+    not)."""
+    return node.op == "call_function" and (
+        node.target in POINTWISE or node.target in (aten.index_select.default, own.segment_softmax.default)
+    )
+
+
+_RESHAPES = {
+    aten.view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.expand.default,
+    aten.expand_as.default,
+    aten._unsafe_view.default,
+}
+
+Lowering = Callable[[Message, fx.Node, Slots, bool], int]
+
+
+def _plain(name: str) -> Lowering:
+    def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+        args = list(node.args)
+        scale = node.kwargs.get("alpha", 1)
+        if node.kwargs.get("rounding_mode") is not None or len(args) != IR_POINTWISE[name].arity:
+            raise NotFusable("it has arguments that have no kernel")
+        values = [message.operand(a, node, slots, strict) for a in args]
+        if scale != 1:
+            values[1] = message.builder.op("mul", values[1], message.builder.const(float(scale)))  # type: ignore[arg-type]
+        return message.builder.op(name, *values)
+
+    return lower
+
+
+def _composite(rule: Callable[..., int | None]) -> Lowering:
+    """A rule over (builder, tensor operand, numbers...)."""
+
+    def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+        numbers = list(node.args[1:])
+        if any(isinstance(n, fx.Node) for n in numbers):
+            raise NotFusable("a parameter of the function is not a number")
+        made = rule(message.builder, message.operand(node.args[0], node, slots, strict), *numbers, **node.kwargs)
+        if made is None:
+            raise NotFusable(f"{_name(node)} with these numbers is not fused")
+        return made
+
+    return lower
+
+
+def _reversed_sub(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+    left, right = (message.operand(a, node, slots, strict) for a in node.args[:2])
+    return message.builder.op("sub", right, left)
+
+
+def _extremum(comparison: str) -> Lowering:
+    def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+        b = message.builder
+        left, right = (message.operand(a, node, slots, strict) for a in node.args)
+        nan = b.op("ne", left, left)
+        chosen = b.op("where", b.op("or", nan, b.op(comparison, left, right)), left, right)
+        # Equal operands share the gradient in torch; the average of both has the same value and that gradient.
+        half = b.const(0.5)
+        both = b.op("add", b.op("mul", left, half), b.op("mul", right, half))
+        return b.op("where", b.op("eq", left, right), both, chosen)
+
+    return lower
+
+
+def _cast(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+    inner = node.args[0]
+    assert isinstance(inner, fx.Node)
+    before, after = value(inner).dtype, value(node).dtype
+    if value(inner).device != value(node).device or not after.is_floating_point:
+        raise NotFusable("it converts to an integer type or another device")
+    lowered = message.operand(inner, node, slots, strict)
+    return message.builder.op("float", lowered) if before == torch.bool else lowered
+
+
+POINTWISE: dict[Any, Lowering] = {
+    aten.neg.default: _plain("neg"),
+    aten.abs.default: _plain("abs"),
+    aten.exp.default: _plain("exp"),
+    aten.log.default: _plain("log"),
+    aten.sqrt.default: _plain("sqrt"),
+    aten.sin.default: _plain("sin"),
+    aten.cos.default: _plain("cos"),
+    aten.erf.default: _plain("erf"),
+    aten.sigmoid.default: _plain("sigmoid"),
+    aten.tanh.default: _plain("tanh"),
+    aten.where.self: _plain("where"),
+    aten.where.ScalarSelf: _plain("where"),
+    aten.where.ScalarOther: _plain("where"),
+    aten.where.Scalar: _plain("where"),
+    aten.logical_not.default: _plain("not"),
+    aten.logical_and.default: _plain("and"),
+    aten.logical_or.default: _plain("or"),
+    aten.rsub.Scalar: _reversed_sub,
+    aten.maximum.default: _extremum("gt"),
+    aten.minimum.default: _extremum("lt"),
+    aten.relu.default: _composite(rules.relu),
+    aten.leaky_relu.default: _composite(rules.leaky_relu),
+    aten.elu.default: _composite(rules.elu),
+    aten.silu.default: _composite(rules.silu),
+    aten.gelu.default: _composite(rules.gelu),
+    aten.softplus.default: _composite(rules.softplus),
+    aten.clamp.default: _composite(rules.clamp),
+    aten.clamp_min.default: _composite(rules.clamp),
+    aten.clamp_max.default: _composite(lambda b, x, high: rules.clamp(b, x, None, high)),
+    aten.hardtanh.default: _composite(lambda b, x, low=-1.0, high=1.0: rules.clamp(b, x, low, high)),
+    aten.square.default: _composite(lambda b, x: b.op("mul", x, x)),
+    aten.reciprocal.default: _composite(lambda b, x: b.op("div", b.const(1), x)),
+    aten.rsqrt.default: _composite(lambda b, x: b.op("div", b.const(1), b.op("sqrt", x))),
+    aten.pow.Tensor_Scalar: _composite(rules.power),
+    aten._to_copy.default: _cast,
+    aten.to.dtype: _cast,
+    aten.clone.default: _composite(lambda b, x, memory_format=None: x),
+}
+for _op in ("add", "sub", "mul", "div"):
+    POINTWISE[getattr(aten, _op).Tensor] = _plain(_op)
+    POINTWISE[getattr(aten, _op).Scalar] = _plain(_op)
+for _op in ("eq", "ne", "lt", "le", "gt", "ge"):
+    POINTWISE[getattr(aten, _op).Tensor] = _plain(_op)
+    POINTWISE[getattr(aten, _op).Scalar] = _plain(_op)

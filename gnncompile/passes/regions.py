@@ -1,0 +1,120 @@
+"""The largest fusable message around each reduction becomes one region.
+
+Before: ``segment_reduce(index_select(x, 0, src) * w.view(-1, 1), dst, n, "sum")``
+After:  ``region([x, w], csr(dst, src) + csr(src, dst), "<program>")[0]``
+Why it pays: nothing of size [num_edges, features] is written, and no atomic is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir.region import Output
+from gnncompile.ir.verify import verify
+from gnncompile.ir.vjp import with_residuals
+from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
+from gnncompile.passes.edges import alive_of
+from gnncompile.passes.message import Message, NotFusable
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    forming = _Forming(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is own.segment_reduce.default:
+            forming.reduction(node)
+    ctx.graph.eliminate_dead_code()
+    for node in list(ctx.graph.nodes):
+        if node.target is own.segment_softmax.default:
+            forming.softmax(node)
+    ctx.graph.eliminate_dead_code()
+
+
+class _Forming:
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.layouts: dict[tuple[Any, ...], list[fx.Node]] = {}
+
+    def reduction(self, node: fx.Node) -> None:
+        """Replaces one segment_reduce by a region, or records why not."""
+        src, index, size, kind = node.args
+        try:
+            if kind == "mul":
+                raise NotFusable("the reduction 'mul' has no kernel yet")
+            message = self._message(node, src, index, size)  # type: ignore[arg-type]
+            edge = message.root(src)  # type: ignore[arg-type]
+            if kind == "mean":
+                edge = message.builder.op("mul", edge, message.inverse_degree())
+            reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), edge)
+            new = self._emit(node, message, reduced)
+        except NotFusable as reason:
+            self.ctx.skip(f"{kind} aggregation", str(reason), node)
+            return
+        node.replace_all_uses_with(new)
+
+    def softmax(self, node: fx.Node) -> None:
+        """A softmax that is used otherwise than by a sum leaves its region as one value per edge."""
+        src, index, size = node.args
+        try:
+            message = self._message(node, src, index, size)  # type: ignore[arg-type]
+            new = self._emit(node, message, message.builder.softmax(message.root(src)))  # type: ignore[arg-type]
+        except NotFusable as reason:
+            self.ctx.skip("softmax over edges", str(reason), node)
+            return
+        node.replace_all_uses_with(new)
+
+    def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
+        if value(src).dtype not in _FLOATS:
+            raise NotFusable(f"messages of type {value(src).dtype} have no kernel")
+        if not same_size(value(src).shape[0], value(index).shape[0]):
+            raise NotFusable("the index has another length than the messages")
+        return Message(self.ctx, node, index, size)
+
+    def _emit(self, node: fx.Node, message: Message, result: int) -> fx.Node:
+        fake, graph = value(node), self.ctx.graph
+        trailing = tuple(int(s) for s in fake.shape[1:])
+        dtype = str(fake.dtype).removeprefix("torch.")
+        region = message.builder.finish([Output(result, dtype, trailing)])
+        with graph.inserting_before(node):
+            layout = self._layout(message)
+            region, tensors = message.bind(region, layout)
+            region = with_residuals(region)
+            verify(region)
+            out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
+            first = self.ctx.call(operator.getitem, out, 0, like=node)
+        shape = f"{tuple(fake.shape)}"
+        self.ctx.record.regions.append(RegionRecord(region.spec, user_line(node), shape))
+        return first
+
+    def _layout(self, message: Message) -> list[fx.Node]:
+        """rowptr, col, edge by destination, and by source where a gradient will need them."""
+        source = message.source if message.source is not None else message.index
+        sizes = (message.num_rows, message.num_columns if message.source is not None else message.num_rows)
+        layout = self._csr(message.index, source, *sizes)
+        if message.source is not None and message.source_needs_grad:
+            layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
+        return layout
+
+    def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
+        key = (index, other, num_rows, num_columns)
+        if key not in self.layouts:
+            # Structure is shared by all regions of the graph, so it stands where its inputs first allow it.
+            with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
+                marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
+            with self.ctx.graph.inserting_before(marker):
+                alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
+                made = self.ctx.call(own.csr.default, index, other, num_rows, num_columns, alive, like=index)
+                self.layouts[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
+            self.ctx.graph.erase_node(marker)
+        return list(self.layouts[key])
+
+
+def _last(nodes: list[Any]) -> fx.Node:
+    found = [n for n in nodes if isinstance(n, fx.Node)]
+    return max(found)

@@ -1,0 +1,83 @@
+"""Remembers what was made from tensors, by the tensors' identity and version.
+
+An in-place change raises a tensor's version counter and is noticed; freed memory that is used again is another
+storage object and is noticed too. What changes values without the counter (``tensor.data``, a NumPy view) is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gnncompile._compat import StorageWeakRef
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    owners: list[StorageWeakRef]
+    made: list[Tensor]
+    size: int
+
+
+class IdentityCache:
+    """Least recently used first; bounded in entries and bytes; forgets what belongs to freed tensors."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.max_entries, self.max_bytes = max_entries, max_bytes
+        self.misses = 0
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
+        """What ``make(*inputs)`` returned for these tensors and numbers, or returns now."""
+        key, owners = identify(inputs)
+        if key is not None:
+            with self._lock:
+                entry = self._entries.get(key)
+                if entry is not None:
+                    self._entries.move_to_end(key)
+                    return entry.made
+        self.misses += 1
+        made = make(*inputs)
+        if key is not None:
+            with self._lock:
+                self._entries[key] = _Entry(owners, made, sum(t.numel() * t.element_size() for t in made))
+                self._trim()
+        return made
+
+    def _trim(self) -> None:
+        """Drops what belongs to freed tensors, then the least recently used beyond the bounds."""
+        for key in [k for k, entry in self._entries.items() if any(o.expired() for o in entry.owners)]:
+            del self._entries[key]
+        total = sum(entry.size for entry in self._entries.values())
+        while len(self._entries) > 1 and (len(self._entries) > self.max_entries or total > self.max_bytes):
+            total -= self._entries.popitem(last=False)[1].size
+
+
+def identify(inputs: Sequence[Any]) -> tuple[Key | None, list[StorageWeakRef]]:
+    """A key that no other tensor value can have while the returned references are held.
+
+    None for tensors without a version counter (made under ``torch.inference_mode``).
+    """
+    parts: list[Any] = []
+    owners = []
+    for value in inputs:
+        if not isinstance(value, Tensor):
+            parts.append(value)
+            continue
+        if value.is_inference():
+            return None, []
+        owner = StorageWeakRef(value.untyped_storage())
+        owners.append(owner)
+        parts.append((owner.cdata, value._version, value.storage_offset(), value.shape, value.stride(), value.dtype))
+    return tuple(parts), owners

@@ -1,0 +1,67 @@
+"""Finds the kernel of a region for a device, and says so when there is none and the reference interpreter runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from gnncompile.errors import Unsupported
+from gnncompile.ir import reference
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Region, parse
+
+logger = logging.getLogger(__name__)
+
+Kernel = Callable[[Sequence[Tensor], Layout, Sequence[Tensor]], None]
+
+fallbacks: dict[tuple[str, str], str] = {}
+"""(region, device type) -> why the reference interpreter runs it."""
+
+
+@lru_cache(maxsize=4096)
+def kernel(spec: str, device: str) -> Kernel:
+    """The kernel for a region on a device type ("cpu", "cuda")."""
+    region = parse(spec)
+    try:
+        return _generate(region, device)
+    except Unsupported as reason:
+        logger.warning("region runs by the slow reference interpreter on %s: %s", device, reason)
+        fallbacks[spec, device] = str(reason)
+        return _reference(region)
+
+
+def generator(device: str) -> str:
+    """Which generator serves a device type: ``"triton"``, ``"cpp"`` or ``"reference"``.
+
+    ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns
+    generated code off.
+    """
+    chosen = os.environ.get("GNNCOMPILE_KERNELS", "")
+    if chosen in ("triton", "cpp", "reference"):
+        return chosen
+    return "cpp" if device == "cpu" else "triton"
+
+
+def _generate(region: Region, device: str) -> Kernel:
+    which = generator(device)
+    if which == "reference":
+        return _reference(region)
+    if which == "cpp":
+        from gnncompile.codegen.cpp_kernel import CppKernel
+
+        return CppKernel(region)
+    from gnncompile.codegen.triton_kernel import TritonKernel
+
+    return TritonKernel(region)
+
+
+def _reference(region: Region) -> Kernel:
+    def run(tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
+        for out, value in zip(outputs, reference.run(region, tensors, layout), strict=True):
+            out.copy_(value)
+
+    return run

@@ -1,0 +1,107 @@
+"""Marker ops that a captured graph carries from capture to region forming.
+
+Each is a plain composite of torch ops, so a graph that still holds one runs anywhere; the passes fuse or lower them.
+
+- ``segment_reduce(src, index, num_segments, reduce)``: PyG's ``scatter`` along the first dimension.
+- ``segment_softmax(src, index, num_segments)``: PyG's ``softmax`` along the first dimension.
+- ``mark_dead(index, alive)``: ``index`` itself, with the knowledge that columns where ``alive`` is False are to be
+  ignored: how self loops are removed without a data-dependent size.
+- ``num_segments(index)`` and ``sized(index, carrier)``: the number of segments, taken from the carrier's first
+  dimension where the caller attached one (:mod:`gnncompile.capture.inputs`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.runtime.region_op import LIBRARY
+
+LIBRARY.define("segment_reduce(Tensor src, Tensor index, SymInt num_segments, str reduce) -> Tensor")
+LIBRARY.define("segment_softmax(Tensor src, Tensor index, SymInt num_segments) -> Tensor")
+LIBRARY.define("mark_dead(Tensor index, Tensor alive) -> Tensor")
+LIBRARY.define("num_segments(Tensor index) -> SymInt")
+LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
+
+
+def _expand(index: Tensor, like: Tensor) -> Tensor:
+    return index.view([-1] + [1] * (like.dim() - 1)).expand_as(like)
+
+
+def segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
+    """Reduces rows of `src` ``[num_items, ...]`` by segment: ``[num_segments, ...]``; empty segments give 0."""
+    size = [num_segments, *src.shape[1:]]
+    if reduce in ("sum", "mean"):
+        out = src.new_zeros(size).index_add(0, index, src)
+        if reduce == "sum":
+            return out
+        count = src.new_zeros(num_segments).index_add(0, index, src.new_ones(src.size(0))).clamp(min=1)
+        return out / count.view([-1] + [1] * (src.dim() - 1))
+    if reduce == "mul":
+        return src.new_ones(size).scatter_reduce(0, _expand(index, src), src, "prod", include_self=True)
+    return src.new_zeros(size).scatter_reduce(0, _expand(index, src), src, f"a{reduce}", include_self=False)
+
+
+def segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    """Softmax of `src` ``[num_items, ...]`` within each segment."""
+    highest = segment_reduce(src.detach(), index, num_segments, "max")
+    out = (src - highest.index_select(0, index)).exp()
+    return out / (segment_reduce(out, index, num_segments, "sum") + 1e-16).index_select(0, index)
+
+
+def _num_segments(index: Tensor) -> int:
+    return int(index.max()) + 1 if index.numel() else 0
+
+
+class SizeNeeded(BaseException):
+    """A number of segments is wanted of a model input that carries none; the caller attaches it and traces again.
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+_SEGMENTS = "_gnncompile_segments"
+
+
+def _fake_num_segments(index: Tensor) -> Any:
+    known = getattr(index, _SEGMENTS, None)
+    if known is not None:
+        return known
+    request_size(index)
+    size = torch.library.get_ctx().new_dynamic_size()
+    # dim_size=None gives at least one segment for every index that has an item.
+    torch._check(size >= 1)
+    return size
+
+
+def request_size(index: Tensor) -> None:
+    """Asks the caller for the number of segments of a model input; returns where there is nobody to ask."""
+    if not torch.compiler.is_dynamo_compiling() and not torch.compiler.is_compiling():
+        return
+    source = _compat.tracked_input_name(index)
+    backend = _compat.current_backend() if source is not None else None
+    if source is not None and getattr(backend, "attaches_sizes", False):
+        raise SizeNeeded(source)
+
+
+def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
+    out = torch.empty_like(index)
+    setattr(out, _SEGMENTS, carrier.size(0))
+    return out
+
+
+LIBRARY.impl("segment_reduce", segment_reduce, "CompositeImplicitAutograd")
+LIBRARY.impl("segment_softmax", segment_softmax, "CompositeImplicitAutograd")
+LIBRARY.impl("mark_dead", lambda index, alive: index.clone(), "CompositeExplicitAutograd")
+LIBRARY.impl("sized", lambda index, carrier: index.clone(), "CompositeExplicitAutograd")
+LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::mark_dead", lambda index, alive: torch.empty_like(index), lib=LIBRARY)
+torch.library.register_fake("gnncompile::sized", _fake_sized, lib=LIBRARY)
+torch.library.register_fake("gnncompile::num_segments", _fake_num_segments, lib=LIBRARY)

@@ -1,0 +1,35 @@
+"""The ops that make graph structure: ``gnncompile::csr`` and ``gnncompile::inverse_degree``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnncompile.runtime import layout
+from gnncompile.runtime.region_op import LIBRARY
+
+LIBRARY.define(
+    "csr(Tensor index, Tensor other, SymInt num_rows, SymInt num_columns, Tensor? alive) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define("inverse_degree(Tensor rowptr, str dtype) -> Tensor")
+
+
+def _fake_csr(
+    index: Tensor, other: Tensor, num_rows: int, num_columns: int, alive: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    edges = index.size(0)
+    return (
+        index.new_empty((num_rows + 1,), dtype=torch.int32),
+        index.new_empty((edges,), dtype=torch.int32),
+        index.new_empty((edges,), dtype=torch.int32),
+    )
+
+
+def _fake_inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
+    return rowptr.new_empty((rowptr.size(0) - 1,), dtype=getattr(torch, dtype))
+
+
+LIBRARY.impl("csr", layout.csr, "CompositeExplicitAutograd")
+LIBRARY.impl("inverse_degree", layout.inverse_degree, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::csr", _fake_csr, lib=LIBRARY)
+torch.library.register_fake("gnncompile::inverse_degree", _fake_inverse_degree, lib=LIBRARY)
