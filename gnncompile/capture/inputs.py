@@ -3,7 +3,7 @@
 An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
 depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
 list. A batch vector may carry its number of segments as the first dimension of an
-empty tensor, which costs one look at the data per distinct batch and keeps it out of the compiled code.
+tensor made for it, which costs one look at the data per distinct batch and keeps it out of the compiled code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EdgePair(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """An index with its number of segments: ``carrier`` has shape ``[num_segments, 0]``."""
+    """An index with its number of segments: ``carrier`` has shape ``[num_segments]``."""
 
     index: Tensor
     carrier: Tensor
@@ -86,13 +86,13 @@ class Derived:
         return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
 
     def carrier(self, index: Tensor) -> Tensor:
-        """An empty tensor ``[num_segments, 0]`` for ``index.max() + 1`` segments."""
+        """An empty tensor ``[num_segments]`` for ``index.max() + 1`` segments."""
         return self._carriers.get((index,), self._look)[0]
 
     def _look(self, index: Tensor) -> list[Tensor]:
         self.looks += 1
         count = int(index.max()) + 1 if index.numel() else 0
-        return [torch.empty((count, 0), device=index.device)]
+        return [torch.empty(count, dtype=torch.bool, device=index.device)]
 
 
 class Checker:

@@ -47,6 +47,30 @@ def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int) -> list[T
     return _Run(region, tensors, None, num_rows).outputs()
 
 
+def to_grid(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor ``[rows, ...]`` as ``[rows, *shape]``.
+
+    A reshape would look at the number of rows, and a compiler would guard on it, so it comes last.
+    """
+    if tuple(tensor.shape[1:]) == shape:
+        return tensor
+    if tensor.dim() == 2 and shape == (tensor.size(1), 1):
+        return tensor.unsqueeze(2)
+    if tensor.dim() == 1 and all(s == 1 for s in shape):
+        return tensor[(slice(None), *(None for _ in shape))]
+    return tensor.reshape(tensor.size(0), *shape)
+
+
+def from_grid(value: Tensor, trailing: Sequence[int]) -> Tensor:
+    """The inverse of :func:`to_grid`."""
+    shape = tuple(value.shape[1:])
+    if tuple(trailing) == shape:
+        return value
+    if shape and shape[-1] == 1 and tuple(trailing) == shape[:-1]:
+        return value.squeeze(-1)
+    return value.reshape(value.size(0), *trailing)
+
+
 class _Run:
     def __init__(self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int) -> None:
         self.region, self.tensors, self.rows = region, tensors, rows
@@ -59,6 +83,8 @@ class _Run:
             self.num_edges = layout.edge.size(0)
             self.row = torch.repeat_interleave(torch.arange(rows, device=self.device), degree)
             self.col, self.edge = layout.col[:live].long(), layout.edge[:live].long()
+        # Without heads, plain [rows, channels] is kept: see to_grid.
+        self.axes = slice(1, 2) if all(n.shape[0] == 1 for n in region.nodes) else slice(0, 2)
         self.values: list[Tensor] = []
         for node in region.nodes:
             self.values.append(self._value(node))
@@ -67,14 +93,17 @@ class _Run:
         results = []
         for out in self.region.outputs:
             node, value = self.region.nodes[out.node], self.values[out.node]
-            value = value.expand(value.size(0), *node.shape)
+            value = value.expand(value.size(0), *self._shape(node))
             if node.space is Space.EDGE:
-                full = value.new_zeros(self.num_edges, *node.shape)
+                full = value.new_zeros(self.num_edges, *self._shape(node))
                 value = full.index_copy(0, self.edge, value)
             elif node.space is Space.PARAMETER:
-                value = value.expand(self.rows, *node.shape)
-            results.append(value.reshape(-1, *out.trailing).to(getattr(torch, out.dtype)).contiguous())
+                value = value.expand(self.rows, *self._shape(node))
+            results.append(from_grid(value, out.trailing).to(getattr(torch, out.dtype)).contiguous())
         return results
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        return node.shape[self.axes]
 
     def _on_edges(self, at: int) -> Tensor:
         """The value of a node with a row per edge."""
@@ -87,7 +116,7 @@ class _Run:
         if node.op == "input":
             return self._load(node)
         if node.op == "const":
-            return torch.full((1, 1, 1), float(node.value or 0.0), dtype=self.dtype, device=self.device)
+            return torch.full((1, *(1 for _ in self._shape(node))), float(node.value or 0.0), dtype=self.dtype, device=self.device)
         if node.op in POINTWISE:
             edgewise = node.space is Space.EDGE
             args = [self._on_edges(a) if edgewise else self.values[a] for a in node.args]
@@ -95,7 +124,7 @@ class _Run:
                 return args[0].to(self.dtype)
             return POINTWISE[node.op].torch(*args)
         if node.op in ("sum_heads", "sum_channels"):
-            return self.values[node.args[0]].sum(1 if node.op == "sum_heads" else 2, keepdim=True)
+            return self.values[node.args[0]].sum(-2 if node.op == "sum_heads" else -1, keepdim=True)
         if node.op == "softmax":
             shifted = self._exponentials(node.args[0])
             return shifted / self._reduce("sum", shifted).index_select(0, self.row)
@@ -109,8 +138,9 @@ class _Run:
     def _load(self, node: Node) -> Tensor:
         tensor = self.tensors[int(node.value or 0)]
         dtype = torch.bool if node.dtype == BOOL else self.dtype
-        rows = tensor.size(0) if node.space is not Space.PARAMETER else 1
-        value = tensor.to(dtype).reshape(rows, *node.shape)
+        if node.space is Space.PARAMETER:
+            return tensor.to(dtype).reshape(1, *self._shape(node))
+        value = to_grid(tensor.to(dtype), self._shape(node))
         if node.space is self.region.by.opposite:
             return value.index_select(0, self.col)
         return value.index_select(0, self.edge) if node.space is Space.EDGE else value
@@ -123,5 +153,5 @@ class _Run:
         out = value.new_zeros(self.rows, *value.shape[1:])
         if kind == "sum":
             return out.index_add(0, self.row, value)
-        index = self.row.view(-1, 1, 1).expand_as(value)
+        index = self.row.view(-1, *(1 for _ in value.shape[1:])).expand_as(value)
         return out.scatter_reduce(0, index, value, kind, include_self=False)

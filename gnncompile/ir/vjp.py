@@ -62,7 +62,7 @@ def with_residuals(region: Region) -> Region:
     def keep(node: int) -> None:
         if (node, compute) not in kept:
             kept.add((node, compute))
-            outputs.append(Output(node, compute, b.nodes[node].shape))
+            outputs.append(Output(node, compute, _trailing(b.nodes[node].shape)))
 
     for at, node in enumerate(region.nodes):
         if node.op == "softmax":
@@ -71,6 +71,11 @@ def with_residuals(region: Region) -> Region:
         elif node.op in ("reduce_max", "reduce_min") or (node.op == "reduce_sum" and _feeds(region, at)):
             keep(at)
     return Region(region.by, tuple(b.nodes), tuple(outputs))
+
+
+def _trailing(shape: Shape) -> tuple[int, ...]:
+    """The tensor shape of a value: heads only where there are any."""
+    return shape if shape[0] != 1 else shape[1:]
 
 
 def _feeds(region: Region, at: int) -> bool:
@@ -118,7 +123,7 @@ class _Stages:
             node = copy(value)
             if reduce:
                 node = b.reduce("sum", node)
-            outputs.append(Output(node, dtype, b.nodes[node].shape))
+            outputs.append(Output(node, dtype, _trailing(b.nodes[node].shape)))
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
         first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
         return list(range(first, self.temporaries))

@@ -107,9 +107,11 @@ def backward(
             gradients.append(None)
             continue
         value = sum((temporaries[t] for t in gradient.temporaries[1:]), start=temporaries[gradient.temporaries[0]])
+        shape = shapes[k] if value.dim() == 3 else (shapes[k][0] * shapes[k][1],)
         if gradient.sum_rows:
-            value = value.sum(0, keepdim=True)
-        value = value.expand(value.size(0), *shapes[k]).reshape(tensors[k].shape)
+            value = value.sum(0, keepdim=True).expand(1, *shape).reshape(tensors[k].shape)
+        else:
+            value = reference.from_grid(value.expand(value.size(0), *shape), tensors[k].shape[1:])
         gradients.append(value.to(tensors[k].dtype))
     return gradients
 
