@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shape_config
 from torch import Tensor, fx
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
@@ -40,13 +43,49 @@ _PATCHES = (
 )
 
 
-@contextmanager
-def symbolic_counts() -> Iterator[None]:
-    """Compiles inside this block see numbers of nodes, edges and graphs as symbols. Local to the thread."""
-    with ExitStack() as stack:
+class _Thread(threading.local):
+    """Whether a compile that starts now in this thread is ours, and the patches it runs under."""
+
+    calls = 0
+    patches: ExitStack | None = None
+
+
+_thread = _Thread()
+
+
+def _compile_starts(_: Any) -> None:
+    if _thread.calls and _thread.patches is None:
+        _thread.patches = ExitStack()
         for patch in _PATCHES:
-            stack.enter_context(patch())
-        yield
+            _thread.patches.enter_context(patch())
+
+
+def _compile_ends(_: Any = None) -> None:
+    if _thread.patches is not None:
+        patches, _thread.patches = _thread.patches, None
+        patches.close()
+
+
+@lru_cache(maxsize=1)
+def _watch_compiles() -> None:
+    callback_handler.register_start_callback(_compile_starts)
+    callback_handler.register_end_callback(_compile_ends)
+
+
+class symbolic_counts:  # noqa: N801  (used as a function)
+    """Compiles inside this block see numbers of nodes, edges and graphs as symbols.
+
+    Settings change only while Dynamo compiles and only in this thread: entering costs nothing on the calls between.
+    """
+
+    def __enter__(self) -> None:
+        _watch_compiles()
+        _thread.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        _thread.calls -= 1
+        if not _thread.calls:
+            _compile_ends()  # another thread may have ended the last compile
 
 
 def current_backend() -> Any:

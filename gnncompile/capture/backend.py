@@ -82,15 +82,20 @@ class Backend:
             raise
 
     def _patches(self) -> dict[str, Any]:
-        # Our sources are part of the key of Inductor's caches: a new version never gets an old gradient.
-        return {"post_grad_custom_post_pass": _CacheKey(), **self.inductor}
+        return {"post_grad_custom_post_pass": _CallKernels(), **self.inductor}
 
 
-class _CacheKey(torch._inductor.custom_graph_pass.CustomGraphPass):
-    """A pass that does nothing but put a hash of gnncompile's sources into Inductor's cache keys."""
+class _CallKernels(torch._inductor.custom_graph_pass.CustomGraphPass):
+    """After differentiation, regions are called without their autograd layer.
+
+    Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Changes nothing."""
+        """Retargets the calls."""
+        for node in graph.nodes:
+            if node.target is torch.ops.gnncompile.region.default:
+                node.target = torch.ops.gnncompile.region_kernel.default
 
     def uuid(self) -> str:
         """The hash."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BOOL, Node, Region, Space
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The edges of a graph ordered by row.
 
     Attributes:

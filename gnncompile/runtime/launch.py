@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir import reference
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region, parse
+from gnncompile.ir.region import Region, Space, parse
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,36 @@ Kernel = Callable[[Sequence[Tensor], Layout, Sequence[Tensor]], None]
 
 fallbacks: dict[tuple[str, str], str] = {}
 """(region, device type) -> why the reference interpreter runs it."""
+
+
+class Runner:
+    """A region's kernel with everything decided that does not depend on the graph: called on every step."""
+
+    def __init__(self, region: Region, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.outputs = [
+            (region.nodes[o.node].space is Space.EDGE, o.trailing, getattr(torch, o.dtype)) for o in region.outputs
+        ]
+
+    def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
+        """Allocates the outputs and launches."""
+        rowptr, col, edge = layout[0], layout[1], layout[2]
+        device, rows, edges = rowptr.device, rowptr.size(0) - 1, edge.size(0)
+        outputs = [
+            # Masked edges are never walked, so their slots must read zero.
+            torch.zeros((edges, *trailing), dtype=dtype, device=device)
+            if on_edges
+            else torch.empty((rows, *trailing), dtype=dtype, device=device)
+            for on_edges, trailing, dtype in self.outputs
+        ]
+        self.kernel([t.contiguous() for t in tensors], Layout(rowptr, col, edge), outputs)
+        return outputs
+
+
+@lru_cache(maxsize=4096)
+def runner(spec: str, device: str) -> Runner:
+    """The runner of a region on a device type ("cpu", "cuda")."""
+    return Runner(parse(spec), kernel(spec, device))
 
 
 @lru_cache(maxsize=4096)

@@ -13,20 +13,16 @@ import torch
 from torch import Tensor
 
 from gnncompile.ir import reference
-from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.vjp import Operand, vjp
 from gnncompile.runtime import launch
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
-LIBRARY.define(
-    "region(Tensor[] tensors, Tensor[] layout, str spec) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _rows(region: Region, layout: Sequence[Tensor], space: Space) -> Any:
-    return layout[2].size(0) if space is Space.EDGE else layout[0].size(0) - 1
+_SIGNATURE = "(Tensor[] tensors, Tensor[] layout, str spec) -> Tensor[]"
+LIBRARY.define("region" + _SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
+# The same op without a gradient formula: what a compiled graph calls, because the autograd layer costs more time
+# than the launch (see gnncompile.capture.backend).
+LIBRARY.define("region_kernel" + _SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _run(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor]:
@@ -38,25 +34,15 @@ def _run(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor]
             the other end is needed) those of the walk by the other end's rows.
         spec: The region as a string.
     """
-    region = parse(spec)
-    outputs = []
-    for out in region.outputs:
-        on_edges = region.nodes[out.node].space is Space.EDGE
-        # Masked edges are never walked, so their slots must read zero.
-        new = layout[0].new_zeros if on_edges else layout[0].new_empty
-        rows = _rows(region, layout, Space.EDGE if on_edges else region.by)
-        outputs.append(new((rows, *out.trailing), dtype=getattr(torch, out.dtype)))
-    launch.kernel(spec, layout[0].device.type)(
-        [t.contiguous() for t in tensors], Layout(layout[0], layout[1], layout[2]), outputs
-    )
-    return outputs
+    return launch.runner(spec, layout[0].device.type)(tensors, layout)
 
 
 def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor]:
     region = parse(spec)
     outputs = []
     for out in region.outputs:
-        rows = _rows(region, layout, Space.EDGE if region.nodes[out.node].space is Space.EDGE else region.by)
+        on_edges = region.nodes[out.node].space is Space.EDGE
+        rows = layout[2].size(0) if on_edges else layout[0].size(0) - 1
         outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=getattr(torch, out.dtype)))
     return outputs
 
@@ -116,6 +102,7 @@ def backward(
     return gradients
 
 
-LIBRARY.impl("region", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::region", _fake, lib=LIBRARY)
+for _name in ("region", "region_kernel"):
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
 torch.library.register_autograd("gnncompile::region", _backward, setup_context=_setup, lib=LIBRARY)
