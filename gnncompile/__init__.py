@@ -1,6 +1,7 @@
 """gnncompile: a compiler for graph neural networks written with PyTorch Geometric."""
 
 from gnncompile.capture.compiled import compile
+from gnncompile.report.explain import Report, explain
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile"]
+__all__ = ["Report", "__version__", "compile", "explain"]

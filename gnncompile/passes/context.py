@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 aten = torch.ops.aten
 own = torch.ops.gnncompile
@@ -90,6 +90,11 @@ class Context:
         return found
 
     @cached_property
+    def structural(self) -> dict[fx.Node, bool]:
+        """:func:`structural_nodes` at the time of region forming; empty where structure is not hoisted."""
+        return structural_nodes(self) if self.options["hoist"] else {}
+
+    @cached_property
     def switches(self) -> dict[fx.Node, int]:
         """For each node how many switches (of gradients, autocast) stand before it; empty without any."""
         count, found = 0, {}
@@ -138,13 +143,16 @@ def is_switch(node: fx.Node) -> bool:
 
 
 def user_line(node: fx.Node) -> str:
-    """``file:line: code`` of the innermost frame of the user or of PyG that made a node."""
+    """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    files = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
-    frames = [i for i in files if "gnncompile" not in trace[i].split('"')[1]] or files
+    frames = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
+    frames = [i for i in frames if "gnncompile/capture" not in trace[i]]
     if not frames:
         return "?"
-    at = frames[-1]
+    # PyG writes the code of propagate() to a temporary file, so that is not the user's either.
+    users = [i for i in frames if "site-packages" not in trace[i] and "torch_geometric" not in trace[i]]
+    layers = [i for i in frames if "torch_geometric/nn/conv" in trace[i] and "message_passing.py" not in trace[i]]
+    at = (users or layers or frames)[-1]
     path, line = trace[at].split('"')[1], trace[at].split("line ")[1].split(",")[0]
     code = trace[at + 1].strip() if at + 1 < len(trace) else ""
     return f"{'/'.join(path.split('/')[-2:])}:{line}: {code}"
@@ -180,3 +188,29 @@ def mutates(node: fx.Node) -> bool:
     """Whether a node writes to one of its arguments."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
+    """Nodes computed from integer inputs and sizes alone, and whether integers (data, not only sizes) enter."""
+    found: dict[fx.Node, bool] = {}
+    for node in ctx.graph.nodes:
+        if node.op == "placeholder":
+            val = node.meta["val"]
+            if isinstance(val, torch.SymInt):
+                found[node] = False
+            elif isinstance(val, torch.Tensor) and not _is_float(val) and node not in ctx.written:
+                found[node] = True
+        elif node.op == "call_function" and not mutates(node) and not is_switch(node):
+            if node.target is aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+                found[node] = False
+            elif "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target):
+                sources = node.all_input_nodes
+                if free_unbacked_symbols(node.meta["val"]):
+                    continue  # its size is known only inside the step
+                if all(s in found for s in sources):
+                    found[node] = any(found[s] for s in sources)
+    return found
+
+
+def _is_float(val: torch.Tensor) -> bool:
+    return val.is_floating_point() or val.is_complex()

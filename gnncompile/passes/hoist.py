@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from gnncompile.passes.context import Context, aten, is_switch, mutates, value
+from gnncompile.passes.context import Context, structural_nodes, value
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Hoisted:
 
 def run(ctx: Context) -> Hoisted | None:
     """Moves structure out of ``ctx.gm``, which gains one input per result; None where there is nothing to move."""
-    structural = _structural(ctx)
+    structural = structural_nodes(ctx)
     frontier = [n for n in ctx.graph.nodes if n in structural and _worth_moving(n, structural)]
     if not frontier:
         return None
@@ -49,32 +48,6 @@ def run(ctx: Context) -> Hoisted | None:
     ctx.graph.eliminate_dead_code()
     ctx.record.hoisted = len(hoisted.program.graph.nodes)
     return hoisted
-
-
-def _structural(ctx: Context) -> dict[fx.Node, bool]:
-    """Nodes computed from integers and sizes alone, and whether integers (data, not only sizes) enter."""
-    found: dict[fx.Node, bool] = {}
-    for node in ctx.graph.nodes:
-        if node.op == "placeholder":
-            val = node.meta["val"]
-            if isinstance(val, torch.SymInt):
-                found[node] = False
-            elif isinstance(val, torch.Tensor) and not _is_float(val) and node not in ctx.written:
-                found[node] = True
-        elif node.op == "call_function" and not mutates(node) and not is_switch(node):
-            if node.target is aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
-                found[node] = False
-            elif "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target):
-                sources = node.all_input_nodes
-                if free_unbacked_symbols(node.meta["val"]):
-                    continue  # its size is known only inside the step
-                if all(s in found for s in sources):
-                    found[node] = any(found[s] for s in sources)
-    return found
-
-
-def _is_float(val: torch.Tensor) -> bool:
-    return val.is_floating_point() or val.is_complex()
 
 
 def _worth_moving(node: fx.Node, structural: dict[fx.Node, bool]) -> bool:

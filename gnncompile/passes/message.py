@@ -165,6 +165,8 @@ class Message:
             raise NotFusable("it is an input")
         if node in self.ctx.written:
             raise NotFusable("it is written to in place")
+        if self.ctx.structural.get(node) and value(node).dtype.is_floating_point:
+            return self._input(node, Space.EDGE, slots)  # computed once per graph, outside the step
         if node.target is aten.index_select.default and node.args[1] == 0:
             return self._gather(node, slots)
         if node.target is own.segment_softmax.default:

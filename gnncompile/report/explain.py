@@ -1,0 +1,161 @@
+"""``gnncompile.explain``: what the compiler made of a model, as an object that prints a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.capture.compiled import Program, compile, program_of
+from gnncompile.ir.printer import summary, to_text
+from gnncompile.ir.region import parse
+from gnncompile.passes.context import RegionRecord, Skip
+from gnncompile.runtime import launch
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """One fused region.
+
+    Attributes:
+        what: Its reductions, feature shape and inputs, in words.
+        kernel: Which generator made its kernel: "triton", "cpp" or "reference".
+        line: The line of the user's or PyG's code that it came from.
+        result: Shape of its result, symbolic counts included.
+        program: The region's program as text.
+    """
+
+    what: str
+    kernel: str
+    line: str
+    result: str
+    program: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler made of a model on given inputs.
+
+    Attributes:
+        regions: Fused regions, in order.
+        skipped: What was not fused and why, with the user's line.
+        graph_breaks: Number of graph breaks.
+        recompiles: Captured graphs beyond the first of each frame, on these inputs.
+        host_syncs: Device syncs of one call after the first, with the same inputs.
+        captured_graphs: Graphs that were captured.
+        structure_nodes: Operations that left the step for the structure program.
+        notes: Everything else that differs from the plain way.
+    """
+
+    regions: tuple[RegionReport, ...]
+    skipped: tuple[Skip, ...]
+    graph_breaks: int
+    recompiles: int
+    host_syncs: int
+    captured_graphs: int
+    structure_nodes: int
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"captured graphs {self.captured_graphs}, graph breaks {self.graph_breaks}, recompiles {self.recompiles}, "
+            f"host syncs in a steady call {self.host_syncs}",
+            f"{len(self.regions)} regions; {self.structure_nodes} operations on graph structure run once per graph",
+            "",
+        ]
+        rows = [(str(i), r.what, r.result, r.kernel, r.line) for i, r in enumerate(self.regions)]
+        lines += _table(("region", "what", "result", "kernel", "from"), rows)
+        if self.skipped:
+            lines += ["", *_table(("not fused", "why", "from"), [(s.what, s.reason, s.line) for s in self.skipped])]
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(r[k]) for r in (head, *rows)) for k in range(len(head))]
+    text = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+    return [text[0], "  ".join("-" * w for w in widths), *text[1:]]
+
+
+def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
+    """Compiles and runs a model once and tells what became of it.
+
+    Args:
+        model: A module or function, compiled already or not.
+        args: Its inputs.
+        kwargs: Its keyword inputs.
+
+    Returns:
+        A :class:`Report`; ``print`` it.
+    """
+    settings = program_of(model).settings if program_of(model) is not None else {}  # type: ignore[union-attr]
+    target = program_of(model).target if program_of(model) is not None else model  # type: ignore[union-attr]
+    # A program of its own, so that earlier calls of the model do not count.
+    compiled = compile(target, **settings)
+    program = program_of(compiled)
+    assert program is not None
+    before = sum(_compat.counters()["graph_break"].values())
+    compiled(*args, **kwargs)
+    breaks = sum(_compat.counters()["graph_break"].values()) - before
+    return _report(program, breaks, _syncs(compiled, args, kwargs))
+
+
+def _report(program: Program, breaks: int, syncs: int) -> Report:
+    captured = program.backend.captured
+    device = _device(program)
+    regions = [_region(r, device) for c in captured for r in c.record.regions]
+    skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
+    notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
+    if program.derived.wanted:
+        notes.append(f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}")
+    return Report(
+        regions=tuple(regions),
+        skipped=tuple(dict.fromkeys(skipped)),
+        graph_breaks=breaks,
+        recompiles=max(len(captured) - 1 - breaks, 0),
+        host_syncs=syncs,
+        captured_graphs=len(captured),
+        structure_nodes=sum(c.record.hoisted for c in captured),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _region(record: RegionRecord, device: str) -> RegionReport:
+    region = parse(record.spec)
+    kernel = "reference" if (record.spec, device) in launch.fallbacks else launch.generator(device)
+    return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region))
+
+
+def _device(program: Program) -> str:
+    target = program.target
+    tensors = list(target.parameters())[:1] if isinstance(target, torch.nn.Module) else []
+    return tensors[0].device.type if tensors else "cpu"
+
+
+def _syncs(compiled: Any, args: Any, kwargs: Any) -> int:
+    """Counts the synchronising calls of one steady call; on a CPU, reads of single values."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in _SYNCS:
+                Counter.count += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counter():
+        compiled(*args, **kwargs)
+    return Counter.count
+
+
+_SYNCS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.unique_dim.default,
+    torch.ops.aten._unique2.default,
+}
