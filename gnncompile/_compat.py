@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -66,10 +65,10 @@ def _compile_ends(_: Any = None) -> None:
         patches.close()
 
 
-@lru_cache(maxsize=1)
 def _watch_compiles() -> None:
-    callback_handler.register_start_callback(_compile_starts)
-    callback_handler.register_end_callback(_compile_ends)
+    if _compile_starts not in callback_handler.start_callbacks:  # torch._dynamo.reset() forgets them
+        callback_handler.register_start_callback(_compile_starts)
+        callback_handler.register_end_callback(_compile_ends)
 
 
 class symbolic_counts:  # noqa: N801  (used as a function)

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from gnncompile import _compat, passes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Record, Skip
+from gnncompile.runtime.segment_ops import WRITTEN_OUT
 from gnncompile.runtime.structure import Structure
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ class Backend:
         """Compiles one graph."""
         result = self._optimise(gm)
         if result is None:
+            for node in gm.graph.nodes:
+                node.target = WRITTEN_OUT.get(node.target, node.target)
+            gm.recompile()
             self.captured.append(Captured(Record(), None))
             return _compat.compile_inductor(gm, inputs, self._patches())
         if result.hoisted is None:
@@ -82,7 +86,14 @@ class Backend:
             raise
 
     def _patches(self) -> dict[str, Any]:
-        return {"post_grad_custom_post_pass": _CallKernels(), **self.inductor}
+        return {
+            "post_grad_custom_post_pass": _CallKernels(),
+            # Padding matrices compares sizes with 1, which would become a guard: a recompile for a single node.
+            "shape_padding": False,
+            # Asserts on every intermediate cost more host time than a launch.
+            "size_asserts": False,
+            **self.inductor,
+        }
 
 
 class _CallKernels(torch._inductor.custom_graph_pass.CustomGraphPass):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
@@ -19,6 +20,15 @@ ELEMENTS = 2048
 
 SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
+
+HUB_WARPS = 8
+"""Warps of a program that walks a hub."""
+
+HUB_CHANNELS = 32
+"""Channels per program that walks a hub, where no sum over channels needs the row whole: 128 bytes of float32."""
+
+HUB_EDGES = 512
+"""Most edges per step and hub; a hub of narrow rows would leave more than that half empty."""
 
 WIDE = 64
 """From this width on, reductions combine the edges of each step at once."""
@@ -129,12 +139,15 @@ class Tile:
         edges: Edges per step and row.
         channels: Channels per program; a second grid axis walks the rest of a wider row.
         num_warps: Warps per program.
+        walks: Which rows: all; those that are no hubs, which are passed over; or the hubs, read from a list. What a
+            hub is, :data:`gnncompile.runtime.layout.HUB` says. All but "all" take one row per program.
     """
 
     rows: int
     edges: int
     channels: int
     num_warps: int
+    walks: Literal["all", "ordinary", "hubs"] = "all"
 
 
 def choose_tile(region: Region, plan: Schedule) -> Tile:
@@ -161,6 +174,26 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         elements //= 2
     most = 128 if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
     return Tile(1, max(min(elements // width, most), 1), channels, num_warps)
+
+
+def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
+    """The tile for hubs beside `tile` for the other rows, or None where it would be no larger.
+
+    One warp walks a row of 13,000 edges long after the rest of the chip has finished. A hub gets as many warps, and
+    as many programs of few channels each, as keep a multiprocessor busy, with as many elements per thread as before.
+    """
+    if plan.passes == 0 or tile.rows > 1:
+        return None
+    heads, channels = power_of_two(region.grid[0]), tile.channels
+    if not any(n.op == "sum_channels" for n in region.nodes):
+        channels = min(channels, HUB_CHANNELS)
+    elements = HUB_WARPS * ELEMENTS
+    if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
+        elements //= 2
+    edges = min(max(elements // (heads * channels), 1), HUB_EDGES)
+    if edges <= tile.edges:
+        return None
+    return replace(tile, edges=edges, channels=channels, num_warps=HUB_WARPS, walks="hubs")
 
 
 def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:

@@ -26,6 +26,7 @@ from gnncompile.ir.region import (
     Shape,
     Space,
 )
+from gnncompile.runtime import layout
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
@@ -50,7 +51,8 @@ def source(region: Region, tile: Tile | None = None) -> str:
 
 
 def parameters(region: Region, plan: Schedule, tile: Tile) -> list[str]:
-    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``out<position>``, ``num_rows``.
+    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``out<position>``,
+    ``num_rows``.
 
     A tensor or an index that the outputs do not need is left out.
     """
@@ -63,6 +65,8 @@ def parameters(region: Region, plan: Schedule, tile: Tile) -> list[str]:
     outputs = [region.nodes[o.node].space for o in region.outputs]
     if Space.EDGE in outputs or any(n.space is Space.EDGE for n in inputs):
         names.append("edge")
+    if tile.walks == "hubs":
+        names.append("hubs")
     names += [f"out{k}" for k in range(len(region.outputs))]
     return names + (["num_rows"] if tile.rows > 1 else [])
 
@@ -117,7 +121,7 @@ class _Writer:
         tile = self.tile
         lines = [
             f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step, "
-            f"{self.plan.passes} pass(es) over the edges of a row.",
+            f"{self.plan.passes} pass(es) over the edges of a row; walks {tile.walks}.",
         ]
         for i, n in enumerate(self.region.nodes):
             what = f"t{n.value}: {n.dtype}" if n.op == "input" else ", ".join(f"%{a}" for a in n.args)
@@ -173,12 +177,18 @@ class _Writer:
     def _prologue(self) -> None:
         if self.tile.rows > 1:
             self.line(f"row = tl.program_id(0).to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
+        elif self.tile.walks == "hubs":
+            self.line("row = tl.load(hubs + tl.program_id(0)).to(tl.int64)")
         else:
             self.line("row = tl.program_id(0).to(tl.int64)")
         if self.plan.passes:
             mask = ", mask=row < num_rows, other=0" if self.tile.rows > 1 else ""
             self.line(f"begin = tl.load(rowptr + row{mask})")
             self.line(f"end = tl.load(rowptr + row + 1{mask})")
+            if self.tile.walks != "all":
+                # The list of hubs may hold other rows at its end; the two kernels share the rows by degree alone.
+                self.line(f"if end - begin {'<=' if self.tile.walks == 'hubs' else '>'} {layout.HUB}:")
+                self.line("    return")
             self.line(f"lane = tl.arange(0, {self.tile.edges})")
             if self.tile.rows > 1:
                 self.line("longest = tl.max(end - begin)")

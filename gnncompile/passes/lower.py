@@ -11,11 +11,13 @@ import operator
 from typing import Any
 
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile.ir.region import Space, parse
 from gnncompile.passes.context import Context, Masked, aten, own, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import POINTWISE
+from gnncompile.runtime.segment_ops import WRITTEN_OUT
 
 _MARKERS = (own.segment_reduce.default, own.segment_softmax.default)
 
@@ -54,7 +56,31 @@ def run(ctx: Context) -> None:
     for node in list(ctx.graph.nodes):
         if node.target is own.mark_dead.default:
             node.replace_all_uses_with(node.args[0])
+        elif node.target in _MARKERS:
+            _write_out(ctx, node)
     ctx.graph.eliminate_dead_code()
+
+
+def _write_out(ctx: Context, node: fx.Node) -> None:
+    """Replaces a marker by the torch ops that it stands for."""
+    meaning = WRITTEN_OUT[node.target]  # type: ignore[index]
+    inputs = [a for a in node.args if isinstance(a, fx.Node)]
+    places = iter(range(len(inputs)))
+    where = [next(places) if isinstance(a, fx.Node) else None for a in node.args]
+
+    def run(*values: Any) -> Any:
+        return meaning(*(a if w is None else values[w] for a, w in zip(node.args, where, strict=True)))
+
+    with ctx.fake_mode:
+        traced = make_fx(run, pre_dispatch=True)(*(value(n) for n in inputs))
+    copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
+    with ctx.graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op == "output":
+                node.replace_all_uses_with(copies[inner.args[0]])  # type: ignore[index]
+            elif inner.op != "placeholder":
+                copies[inner] = ctx.graph.node_copy(inner, lambda n: copies[n])
+    ctx.graph.erase_node(node)
 
 
 def _route_dead_edges(ctx: Context, node: fx.Node) -> None:

@@ -1,6 +1,6 @@
 """Marker ops that a captured graph carries from capture to region forming.
 
-Each is a plain composite of torch ops, so a graph that still holds one runs anywhere; the passes fuse or lower them.
+They exist in captured graphs only: the passes fuse them or write them out in torch ops (:data:`WRITTEN_OUT`).
 
 - ``segment_reduce(src, index, num_segments, reduce)``: PyG's ``scatter`` along the first dimension.
 - ``segment_softmax(src, index, num_segments)``: PyG's ``softmax`` along the first dimension.
@@ -97,11 +97,41 @@ def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
     return out
 
 
-LIBRARY.impl("segment_reduce", segment_reduce, "CompositeImplicitAutograd")
-LIBRARY.impl("segment_softmax", segment_softmax, "CompositeImplicitAutograd")
+WRITTEN_OUT = {
+    torch.ops.gnncompile.segment_reduce: segment_reduce,
+    torch.ops.gnncompile.segment_reduce.default: segment_reduce,
+    torch.ops.gnncompile.segment_softmax: segment_softmax,
+    torch.ops.gnncompile.segment_softmax.default: segment_softmax,
+}
+"""What each differentiable marker means in torch ops."""
+
+
+def _fake_segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
+    torch._check(src.size(0) == index.size(0), lambda: "segment_reduce: src and index differ in length")
+    return src.new_empty((num_segments, *src.shape[1:]))
+
+
+def _fake_segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    torch._check(src.size(0) == index.size(0), lambda: "segment_softmax: src and index differ in length")
+    return torch.empty_like(src)
+
+
+def _never(ctx: Any, *cotangents: Any) -> Any:
+    raise RuntimeError("a gnncompile marker op was differentiated; the passes must write it out first")
+
+
+LIBRARY.impl("segment_reduce", segment_reduce, "CompositeExplicitAutograd")
+LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::mark_dead", lambda index, alive: torch.empty_like(index), lib=LIBRARY)
-torch.library.register_fake("gnncompile::sized", _fake_sized, lib=LIBRARY)
-torch.library.register_fake("gnncompile::num_segments", _fake_num_segments, lib=LIBRARY)
+for _name, _fake in (
+    ("segment_reduce", _fake_segment_reduce),
+    ("segment_softmax", _fake_segment_softmax),
+    ("mark_dead", lambda index, alive: torch.empty_like(index)),
+    ("sized", _fake_sized),
+    ("num_segments", _fake_num_segments),
+):
+    torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
+for _name in ("segment_reduce", "segment_softmax"):
+    torch.library.register_autograd(f"gnncompile::{_name}", _never, lib=LIBRARY)
