@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo_config
-import torch.fx.experimental._config as shape_config
+import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -33,7 +33,9 @@ __all__ = [
     "tracked_input_name",
 ]
 
-_PATCHES = (
+shape_config: Any = shape_config_module
+
+_PATCHES: tuple[Callable[[], Any], ...] = (
     # No two sizes are assumed equal because they once were, none special because it was 0 or 1.
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=True),
     # dynamic=True would otherwise turn dropout rates and slopes into tensors.
@@ -127,7 +129,7 @@ def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
         with fx.traceback.preserve_node_meta():
             return fx.Interpreter(gm).run(*args)
 
-    with mode or TracingContext.get().fake_mode:
+    with mode or backend_fake_mode():
         return make_fx(run, pre_dispatch=True)(*fakes)
 
 
@@ -138,7 +140,7 @@ def backend_fake_mode() -> Any:
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Hands a graph to Inductor."""
-    return compile_fx(gm, list(inputs), config_patches=options)  # type: ignore[arg-type,return-value]
+    return compile_fx(gm, list(inputs), config_patches=options)  # type: ignore[return-value]
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:

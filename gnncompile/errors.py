@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class Unsupported(Exception):
+class Unsupported(Exception):  # noqa: N818  (named after what it says of a region)
     """A region that a generator can't express; the reference interpreter runs it instead."""

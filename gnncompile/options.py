@@ -24,7 +24,7 @@ MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 
 
 def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """gnncompile's own options, complete, and Inductor's.
+    """Gnncompile's own options, complete, and Inductor's.
 
     Raises:
         ValueError: An unknown mode or option, or an option of the wrong type.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,19 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
 
-from gnncompile.codegen.triton_plan import Tile, choose_tile, schedule
+from gnncompile.codegen import triton_plan
+from gnncompile.codegen.triton_plan import Tile, choose_tile, hub_tile, schedule
 from gnncompile.codegen.triton_source import source
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
 from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.runtime import layout as runtime_layout
 from tests.graphs import layout
 
 triton = pytest.importorskip("triton")
+from gnncompile.codegen import triton_kernel
 from gnncompile.codegen.triton_kernel import TritonKernel
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
@@ -277,7 +281,14 @@ def in_double(region: Region) -> Region:
     return Region(region.by, nodes, tuple(replace(o, dtype=wide(o.dtype)) for o in region.outputs))
 
 
-def launch(region: Region, tensors: list[Tensor], g: Graph, device: str, tile: Tile | None = None) -> list[Tensor]:
+def launch(
+    region: Region,
+    tensors: list[Tensor],
+    g: Graph,
+    device: str,
+    tile: Tile | None = None,
+    edges: Layout | None = None,
+) -> list[Tensor]:
     """Runs the kernel on outputs that are poisoned where it has to write."""
     outputs = []
     for out in region.outputs:
@@ -286,7 +297,7 @@ def launch(region: Region, tensors: list[Tensor], g: Graph, device: str, tile: T
         outputs.append(made.fill_(True if out.dtype == BOOL else NAN))
         if region.nodes[out.node].space is E and g.alive is not None:
             outputs[-1][~g.alive.to(device)] = 0
-    TritonKernel(region, tile)([t.to(device) for t in tensors], g.layout(device), outputs)
+    TritonKernel(region, tile)([t.to(device) for t in tensors], edges or g.layout(device), outputs)
     return [o.cpu() for o in outputs]
 
 
@@ -443,6 +454,189 @@ def test_second_launch_and_unaligned_tensors(device: str) -> None:
         results.append(out)
     for result in results[1:]:
         assert torch.equal(result, results[0])
+
+
+# -- hubs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `MIXED`, rows 0 and 3 (4 and 3 edges) are hubs, and row 2 is in the list of hubs without being one."""
+    monkeypatch.setattr(runtime_layout, "HUB", 2)
+
+
+def one_edge(region: Region) -> Tile:
+    return replace(choose_tile(region, schedule(region)), edges=1)
+
+
+def forget(edges: Layout) -> None:
+    """Makes the host not know how many hubs there are, as before the number has arrived from a GPU."""
+    found = runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+    assert found is not None
+    found.number = found._arriving = None
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("several_steps", [False, True])
+def test_hubs(case: Case, several_steps: bool, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub in one step; and in two steps and two blocks of channels. Both launches together write every row."""
+    if several_steps:
+        monkeypatch.setattr(triton_plan, "HUB_EDGES", 2)
+        monkeypatch.setattr(triton_plan, "HUB_CHANNELS", 4)
+    region = case(D, "float32", 2, 7)
+    check(region, MIXED, device, tile=one_edge(region) if several_steps else None)
+
+
+@pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
+def test_wide_hubs(case: Case, device: str, small_hubs: None) -> None:
+    check(case(D, "float32", 1, 70), MIXED, device)
+    check(case(S, "float32", 4, 16), MIXED, device)
+
+
+@pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, edge_values])
+def test_unknown_hubs(case: Case, device: str, small_hubs: None) -> None:
+    """Until the number of hubs is known the whole list is walked: the same bits."""
+    region = case(D, "float32", 1, 5)
+    tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
+    known = launch(region, tensors, MIXED, device, edges=edges)
+    forget(edges)
+    for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
+        assert torch.equal(a, b)
+
+
+def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records how many programs each launch for hubs gets, from now on."""
+    counted: list[int] = []
+    inner = kernel._hubs
+
+    def record(given: Any, rows: int, device: int) -> None:
+        assert inner is not None
+        counted.append(rows)
+        inner(given, rows, device)
+
+    monkeypatch.setattr(kernel, "_hubs", record)
+    return counted
+
+
+@pytest.mark.parametrize(
+    "name, limit, launches",
+    [
+        ("hub", 300, []),
+        ("hub", 299, [1]),
+        ("mixed", 2, [2]),
+        ("mixed", 4, []),
+        ("all_masked", 1, []),
+        ("no_row", 1, []),
+    ],
+)
+def test_hubs_get_a_launch_if_there_are_any(
+    name: str, limit: int, launches: list[int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_layout, "HUB", limit)
+    region, g = neighbour_sum(D, "float32", 1, 3), GRAPHS[name]
+    kernel = TritonKernel(region)
+    counted = hub_launches(kernel, monkeypatch)
+    tensors, edges = [t.to(device) for t in random_tensors(region, g)], g.layout(device)
+    if name != "no_row" and device == "cuda":  # the number is there as soon as the device is done
+        runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+        torch.cuda.synchronize()
+    kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
+    assert counted == launches
+    if name == "mixed" and limit == 2:
+        forget(edges)
+        kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
+        assert counted == [2, 3]
+
+
+def test_tiles_for_hubs() -> None:
+    def of(region: Region) -> Tile | None:
+        plan = schedule(region)
+        return hub_tile(region, plan, choose_tile(region, plan))
+
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 512, 32, 8, "hubs")
+    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 128, 128, 8, "hubs")
+    assert of(dot_attention(D, "float32", 1, 8192)) is None  # one edge fills a tile as it is
+    assert of(row_wise(D, "float32", 1, 16)) is None
+    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 128))
+    assert kernel.hub_text is not None and f"if end - begin <= {runtime_layout.HUB}:" in kernel.hub_text
+    assert f"if end - begin > {runtime_layout.HUB}:" in kernel.text
+
+
+# -- launching ----------------------------------------------------------------------------------------------------
+
+
+class FakeJit:
+    """Stands for a Triton kernel: counts compilations, and records what is handed to the compiled kernel."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.by_triton = 0
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
+        def compile_and_run(*arguments: Tensor, **options: Any) -> Any:
+            self.by_triton += 1
+            return FakeCompiled(self)
+
+        return compile_and_run
+
+
+class FakeCompiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, jit: FakeJit) -> None:
+        self.jit = jit
+
+    def run(self, *arguments: Any) -> None:
+        self.jit.launched.append(arguments)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self.jit.launched.append((grid, *arguments))
+
+
+def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch."""
+    monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
+    kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
+    kernel._ordinary._kernel = jit
+    x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
+    shifted = torch.zeros(33)[1:].view(8, 4)
+
+    def expected(x: Tensor) -> tuple[Any, ...]:
+        pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
+        return (4, 1, 1, 77, "function", "metadata", None, None, None, *pointers)
+
+    for _ in range(2):
+        kernel([x], edges, [out])
+        kernel([shifted], edges, [out])
+    assert jit.by_triton == 2
+    assert jit.launched == [expected(x), expected(shifted)]
+    assert sorted(kernel._ordinary.compiled, key=str) == [(-1, 0), -1]
+
+    jit.launched.clear()
+    hook = lambda metadata: None  # noqa: E731
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        kernel([x], edges, [out])
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    kernel([x], edges, [out])
+    assert jit.launched == [((4, 1, 1), *expected(x)[9:]), expected(x)]
+
+
+def test_tensors_of_another_type_are_refused(device: str) -> None:
+    kernel, edges = TritonKernel(neighbour_sum(D, "float32", 1, 4)), MIXED.layout(device)
+    out = torch.empty(4, 4, device=device)
+    with pytest.raises(ValueError, match=r"found a tensor torch\.float64 .* expected torch\.float32"):
+        kernel([torch.zeros(7, 4, dtype=torch.float64, device=device)], edges, [out])
+    with pytest.raises(ValueError, match="expected torch.int32"):
+        kernel([torch.zeros(7, 4, device=device)], Layout(edges.rowptr.long(), edges.col, edges.edge), [out])
+
+
+@pytest.mark.gpu
+def test_tensors_on_another_device_are_refused() -> None:
+    kernel, edges = TritonKernel(neighbour_sum(D, "float32", 1, 4)), MIXED.layout("cuda")
+    with pytest.raises(ValueError, match="expected torch.float32 on cuda:0"):
+        kernel([torch.zeros(7, 4)], edges, [torch.empty(4, 4, device="cuda")])
 
 
 def test_source_is_deterministic_and_free_of_sizes() -> None:

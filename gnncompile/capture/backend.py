@@ -76,7 +76,9 @@ class Backend:
     def _optimise(self, gm: fx.GraphModule) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
-        if any(n.op == "get_attr" and isinstance(getattr(gm, str(n.target), None), fx.GraphModule) for n in gm.graph.nodes):
+        if any(
+            n.op == "get_attr" and isinstance(getattr(gm, str(n.target), None), fx.GraphModule) for n in gm.graph.nodes
+        ):
             self.notes.append(Skip("a whole graph", "it holds a nested graph (checkpoint, control flow)", "?"))
             return None
         try:
@@ -125,7 +127,8 @@ def sources_hash() -> str:
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
-    :func:`gnncompile.compile` (so a graph without edges may be captured a second time)."""
+    :func:`gnncompile.compile` (so a graph without edges may be captured a second time).
+    """
     own, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
     try:
         return Backend(own, inductor)(gm, inputs)

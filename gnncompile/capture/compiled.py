@@ -99,7 +99,7 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
 def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     kind = type(target)
     body = {"__slots__": ("_gnncompile_program",), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    compiled = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
+    compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
     # One state for both: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
     object.__setattr__(compiled, "_gnncompile_program", Program(target, settings))
@@ -115,9 +115,25 @@ def program_of(compiled: Any) -> Program | None:
 
 
 @overload
-def compile(model: F, **settings: Any) -> F: ...
+def compile(
+    model: F,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> F: ...
 @overload
-def compile(model: None = None, **settings: Any) -> Callable[[F], F]: ...
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Callable[[F], F]: ...
 def compile(
     model: Any = None,
     *,
@@ -150,7 +166,9 @@ def compile(
         return functools.partial(compile, **settings)
     resolve(mode, options)
     if not callable(model):
-        raise TypeError(f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself.")
+        raise TypeError(
+            f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself."
+        )
     if disable:
         return model
     known = program_of(model)

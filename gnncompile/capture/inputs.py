@@ -31,7 +31,7 @@ class EdgePair(NamedTuple):
 class Sized(NamedTuple):
     """An index with its number of segments: ``carrier`` has shape ``[num_segments]``."""
 
-    index: Tensor
+    segment: Tensor
     carrier: Tensor
 
 
@@ -57,7 +57,7 @@ def join(value: Any) -> Any:
     if isinstance(value, EdgePair):
         return torch.stack([value.row, value.col])
     if isinstance(value, Sized):
-        return torch.ops.gnncompile.sized(value.index, value.carrier)
+        return torch.ops.gnncompile.sized(value.segment, value.carrier)
     if type(value) is tuple:
         return tuple(join(v) for v in value)
     if type(value) is list:

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from gnncompile import _compat
 
+_OPS: Any = torch.ops.gnncompile
+
 OFF, MASKED, EXACT = "off", "masked", "exact"
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def capturing() -> str:
     """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is."""
     return str(getattr(_compat.current_backend(), "self_loops", OFF))
@@ -42,47 +44,48 @@ def _is_plain(edge_index: Any) -> bool:
     return type(edge_index) is Tensor and edge_index.layout == torch.strided and edge_index.dim() == 2
 
 
-def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
     """See :func:`torch_geometric.utils.scatter`."""
     reduce = {"add": "sum", "amax": "max", "amin": "min"}.get(reduce, reduce)
     known = reduce in ("sum", "mean", "max", "min", "mul") and index.dim() == 1 and src.dim() > 0
     if capturing() == OFF or not known or not src.is_floating_point() or dim not in (0, -src.dim()):
         return _scatter(src, index, dim, dim_size, reduce)
     if dim_size is None:
-        dim_size = torch.ops.gnncompile.num_segments(index)
-    return torch.ops.gnncompile.segment_reduce(src, index, dim_size, reduce)
+        dim_size = _OPS.num_segments(index)
+    return _OPS.segment_reduce(src, index, dim_size, reduce)
 
 
 def softmax(
     src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
-) -> Tensor:
+) -> Any:
     """See :func:`torch_geometric.utils.softmax`."""
     if capturing() == OFF or index is None or ptr is not None or dim not in (0, -src.dim()) or index.dim() != 1:
         return _softmax(src, index, ptr, num_nodes, dim)
     if num_nodes is None:
-        num_nodes = torch.ops.gnncompile.num_segments(index)
-    return torch.ops.gnncompile.segment_softmax(src, index, num_nodes)
+        num_nodes = _OPS.num_segments(index)
+    return _OPS.segment_softmax(src, index, num_nodes)
 
 
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
     if capturing() != MASKED or not _is_plain(edge_index):
         return _remove_self_loops(edge_index, edge_attr)
-    return torch.ops.gnncompile.mark_dead(edge_index, edge_index[0] != edge_index[1]), edge_attr
+    return _OPS.mark_dead(edge_index, edge_index[0] != edge_index[1]), edge_attr
 
 
 def add_remaining_self_loops(
     edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: int | None = None
 ) -> Any:
     """See :func:`torch_geometric.utils.add_remaining_self_loops`: ``num_edges + num_nodes`` edges, existing self
-    loops marked dead and their attribute moved to the new loop of their node."""
+    loops marked dead and their attribute moved to the new loop of their node.
+    """
     number = fill_value is None or isinstance(fill_value, (int, float))
     # Which of several self loops of one node wins is undefined in PyG on a GPU; here it is the last one, everywhere.
     if capturing() != MASKED or not _is_plain(edge_index) or num_nodes is None or not number:
         return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     alive = edge_index[0] != edge_index[1]
     nodes = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
-    kept = torch.ops.gnncompile.mark_dead(edge_index, alive)
+    kept = _OPS.mark_dead(edge_index, alive)
     full = torch.cat([kept, torch.stack([nodes, nodes])], dim=1)
     if edge_attr is None:
         return full, None

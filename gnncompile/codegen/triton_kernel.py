@@ -7,6 +7,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,16 +17,25 @@ import triton
 from torch import Tensor
 
 from gnncompile.codegen.cache_dir import cache_dir
-from gnncompile.codegen.triton_plan import Tile, choose_tile, power_of_two, schedule
+from gnncompile.codegen.triton_plan import Schedule, Tile, choose_tile, hub_tile, power_of_two, schedule
 from gnncompile.codegen.triton_source import KERNEL, parameters, source
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
+from gnncompile.runtime.layout import hubs as find_hubs
 
-INDEX_NAMES = ("rowptr", "col", "edge")
+Position = tuple[int, int]
+"""Where an argument comes from: (0, position among the tensors), (1, position in the layout), (2, the only one: the
+list of hubs) or (3, position among the outputs)."""
+
+_NO_HOOKS = (None, None, None)
+"""Launch metadata and hooks of a launch that nobody watches."""
 
 
 class TritonKernel:
-    """One region as a Triton kernel.
+    """One region as a Triton kernel, and as a second one for its hubs: rows with very many edges.
+
+    Which of the two computes a row depends on its degree alone, so results do too, and not on what the host knows of
+    the graph at the time of the launch.
 
     Args:
         region: What to compute.
@@ -34,6 +44,8 @@ class TritonKernel:
     Attributes:
         text: The generated module.
         tile: What one program computes at a time.
+        hub_text: The module for hubs, or None: `tile` is as large as one for hubs would be.
+        hub_tile: Its tile.
 
     Raises:
         Unsupported: The region can't be expressed as a Triton kernel.
@@ -41,18 +53,16 @@ class TritonKernel:
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
         plan = schedule(region)
-        self.tile = tile = tile or choose_tile(region, plan)
-        self.text = source(region, tile)
-        names = parameters(region, plan, tile)
-        self._kernel: Any = getattr(_module(self.text), KERNEL)
-        self._tensors = tuple(int(name[1:]) for name in names if name[0] == "t")
-        self._indices = tuple(name for name in INDEX_NAMES if name in names)
-        self._counts_rows = "num_rows" in names
-        self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
-        self._options: dict[str, Any] = {}
-        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
-            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
-        self._compiled: dict[Any, Any] = {}
+        tile = tile or choose_tile(region, plan)
+        self.hub_tile = hub_tile(region, plan, tile)
+        self.tile = tile if self.hub_tile is None else replace(tile, walks="ordinary")
+        self.text = source(region, self.tile)
+        self._ordinary = _Variant(region, plan, self.tile, self.text)
+        self.hub_text: str | None = None
+        self._hubs: _Variant | None = None
+        if self.hub_tile is not None:
+            self.hub_text = source(region, self.hub_tile)
+            self._hubs = _Variant(region, plan, self.hub_tile, self.hub_text)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -64,39 +74,140 @@ class TritonKernel:
             outputs: Where results go: contiguous, ``[num_rows, heads * channels]`` elements, or
                 ``[num_edges, heads * channels]`` for a value per edge. Every row is written; edges that are masked
                 out are not, so an output per edge must hold zeros there.
+
+        Raises:
+            ValueError: A tensor has another type than its node, or is on another device than the outputs.
         """
-        rows = layout.num_rows
+        device = outputs[0].get_device()
+        if device >= 0 and device != _current_device():
+            with torch.cuda.device(device):
+                self._launch(tensors, layout, outputs, device)
+        else:
+            self._launch(tensors, layout, outputs, device)
+
+    def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
+        rowptr = layout[0]
+        rows = rowptr.size(0) - 1
         if rows == 0:
             return
-        arguments: list[Any] = [tensors[i] for i in self._tensors]
-        arguments += [getattr(layout, name) for name in self._indices]
-        arguments += outputs
-        device = outputs[0].device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self._launch(arguments, rows, device)
-        else:
-            self._launch(arguments, rows, device)
-
-    def _launch(self, arguments: list[Any], rows: int, device: torch.device) -> None:
-        """Launches the compiled kernel directly once it exists: Triton's own lookup costs several times as much."""
-        address, types = 0, []
-        for tensor in arguments:
-            address |= tensor.data_ptr()
-            types.append(tensor.dtype)
-        key = (device.index, *types)
-        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
-        aligned = not address & 15
-        if self._counts_rows:
-            arguments.append(rows)
-        grid = (-(-rows // self.tile.rows), self._columns, 1)
-        compiled = self._compiled.get(key) if aligned else None
-        if compiled is not None:
-            compiled[grid](*arguments)
+        self._ordinary((tensors, layout, (), outputs), rows, device)
+        if self._hubs is None:
             return
-        compiled = self._kernel[grid](*arguments, **self._options)
-        if aligned and compiled is not None:  # the interpreter returns None
-            self._compiled[key] = compiled
+        hubs = find_hubs(rowptr, layout[2].size(0))
+        if hubs is not None and (programs := hubs.programs()):
+            self._hubs((tensors, layout, (hubs.rows,), outputs), programs, device)
+
+
+class _Variant:
+    """One kernel of a region with all that does not change between calls.
+
+    Attributes:
+        compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
+            not, since Triton compiles for alignment.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, text: str) -> None:
+        names = parameters(region, plan, tile)
+        self._kernel: Any = getattr(_module(text), KERNEL)
+        self._counts_rows = "num_rows" in names
+        self._rows = tile.rows
+        self._arguments = _arguments(region, names)
+        self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
+        self._options: dict[str, Any] = {}
+        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
+            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
+        self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
+
+    def __call__(self, given: tuple[Sequence[Tensor], ...], rows: int, device: int) -> None:
+        """Launches programs for so many rows, on the current device; its index is -1 under the interpreter."""
+        pointers: list[int] = []
+        bits = 0
+        for (which, at), dtype in self._arguments:
+            tensor = given[which][at]
+            if tensor.dtype is not dtype or tensor.get_device() != device:
+                raise ValueError(_complaint(tensor, dtype, device))
+            pointer = tensor.data_ptr()
+            pointers.append(pointer)
+            bits |= pointer
+        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
+        key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
+        programs = rows
+        if self._counts_rows:
+            pointers.append(rows)
+            programs = -(-rows // self._rows)
+        launcher = self.compiled.get(key)
+        if launcher is not None:
+            launcher(programs, self._columns, device, pointers)
+            return
+        arguments: list[Any] = [given[which][at] for (which, at), _ in self._arguments]
+        arguments += pointers[len(arguments) :]  # the number of rows
+        compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
+        if compiled is not None:  # the interpreter returns None
+            self.compiled[key] = _Launcher(compiled)
+
+
+class _Launcher:
+    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
+
+    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
+    stream is looked up, and pointers are plain numbers.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled  # unloads its machine code when it is collected
+        self.run = compiled.run
+        self.constant = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+
+    def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
+        if _hooked():
+            self.compiled[programs, columns, 1](*arguments)
+        else:
+            self.run(programs, columns, 1, _current_stream(device), *self.constant, *arguments)
+
+
+def _hooked() -> bool:
+    """Whether a profiler (or anyone else) watches Triton's launches."""
+    runtime = triton.knobs.runtime
+    return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
+
+
+def _holds(hook: Any) -> bool:
+    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def _current_stream(device: int) -> int:
+    """The handle of the current stream, as Triton and Inductor get it: the public way makes an object of it first."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _current_device() -> int:
+    """The current CUDA device; the public way asks first whether CUDA is initialised, which a tensor on it proves."""
+    return torch._C._cuda_getDevice()
+
+
+def _arguments(region: Region, names: Sequence[str]) -> list[tuple[Position, torch.dtype]]:
+    """Place and type of every pointer that a kernel takes."""
+    types = {int(n.value or 0): n.dtype for n in region.inputs}
+    found: list[tuple[Position, torch.dtype]] = []
+    for name in names:
+        if name == "num_rows":
+            continue
+        if name in Layout._fields:
+            found.append(((1, Layout._fields.index(name)), torch.int32))
+        elif name == "hubs":
+            found.append(((2, 0), torch.int32))
+        elif name.startswith("out"):
+            found.append(((3, at := int(name[3:])), getattr(torch, region.outputs[at].dtype)))
+        else:
+            found.append(((0, at := int(name[1:])), getattr(torch, types[at])))
+    return found
+
+
+def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+    where = "cpu" if device < 0 else f"cuda:{device}"
+    found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
+    return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
 
 
 def _module(text: str) -> ModuleType:

@@ -1,0 +1,1 @@
+"""The region IR: its nodes, builder, verifier, printer, reference interpreter and gradient."""

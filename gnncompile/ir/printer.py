@@ -12,10 +12,10 @@ _SUFFIX = {Space.SOURCE: "source", Space.DESTINATION: "destination", Space.EDGE:
 def to_text(region: Region) -> str:
     """The region as text::
 
-        region by destination:
-          x0: float32[source, 1x64] = tensor 0
-          v1: [destination, 1x64] = sum over edges of x0
-          return v1 as float32
+    region by destination:
+      x0: float32[source, 1x64] = tensor 0
+      v1: [destination, 1x64] = sum over edges of x0
+      return v1 as float32
     """
     names = {i: _name(i, n) for i, n in enumerate(region.nodes)}
     lines = [f"region by {region.by.value}:"]

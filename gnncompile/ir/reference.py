@@ -1,4 +1,4 @@
-"""The reference interpreter: runs a region in plain torch, edge tensors and all. Slow, simple, and the judge of kernels."""
+"""The reference interpreter: runs a region in plain torch, edge tensors and all. Slow, simple, the judge of kernels."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Run:
         return results
 
     def _shape(self, node: Node) -> tuple[int, ...]:
-        return node.shape[self.axes]
+        return tuple(node.shape)[self.axes]
 
     def _on_edges(self, at: int) -> Tensor:
         """The value of a node with a row per edge."""
@@ -115,7 +115,9 @@ class _Run:
         if node.op == "input":
             return self._load(node)
         if node.op == "const":
-            return torch.full((1, *(1 for _ in self._shape(node))), float(node.value or 0.0), dtype=self.dtype, device=self.device)
+            return torch.full(
+                (1, *(1 for _ in self._shape(node))), float(node.value or 0.0), dtype=self.dtype, device=self.device
+            )
         if node.op in POINTWISE:
             edgewise = node.space is Space.EDGE
             args = [self._on_edges(a) if edgewise else self.values[a] for a in node.args]

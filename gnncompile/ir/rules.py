@@ -68,7 +68,7 @@ def relu(b: Builder, x: int) -> int:
 
 
 def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
-    """x where x > 0, else slope * x."""
+    """X where x > 0, else slope * x."""
     zero = b.const(0)
     if slope == 0.0:
         return b.op("where", b.op("le", x, zero), zero, x)
@@ -76,7 +76,7 @@ def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
 
 
 def elu(b: Builder, x: int, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> int:
-    """x where x > 0, else alpha * (exp(x) - 1), with torch's scales."""
+    """X where x > 0, else alpha * (exp(x) - 1), with torch's scales."""
     zero = b.const(0)
     # exp never sees a positive number, so that the branch not taken cannot overflow and poison the gradient.
     low = b.op("where", b.op("gt", x, zero), zero, x)
@@ -86,12 +86,12 @@ def elu(b: Builder, x: int, alpha: float = 1.0, scale: float = 1.0, input_scale:
 
 
 def silu(b: Builder, x: int) -> int:
-    """x * sigmoid(x)."""
+    """X * sigmoid(x)."""
     return b.op("mul", x, b.op("sigmoid", x))
 
 
 def gelu(b: Builder, x: int, approximate: str = "none") -> int:
-    """x * Phi(x), exact or by tanh (Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415)."""
+    """X * Phi(x), exact or by tanh (Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415)."""
     half = b.op("mul", x, b.const(0.5))
     if approximate == "tanh":
         cube = b.op("mul", b.op("mul", x, x), x)
@@ -111,7 +111,7 @@ def softplus(b: Builder, x: int, beta: float = 1.0, threshold: float = 20.0) -> 
 
 
 def clamp(b: Builder, x: int, low: float | None = None, high: float | None = None) -> int:
-    """x between two numbers, NaN kept."""
+    """X between two numbers, NaN kept."""
     if low is not None:
         x = b.op("where", b.op("lt", x, b.const(low)), b.const(low), x)
     if high is not None:
@@ -120,7 +120,7 @@ def clamp(b: Builder, x: int, low: float | None = None, high: float | None = Non
 
 
 def power(b: Builder, x: int, exponent: float) -> int | None:
-    """x ** exponent for the exponents that need no logarithm, else None."""
+    """X ** exponent for the exponents that need no logarithm, else None."""
     if exponent == 0.5:
         return b.op("sqrt", x)
     if exponent == -0.5:

@@ -9,29 +9,31 @@ from gnncompile.ir.region import BOOL, COMPUTE, FEATURE_SUMS, REDUCTIONS, SOFTMA
 STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
 
 
-class InvalidRegion(Exception):
+class InvalidRegionError(Exception):
     """A region that breaks a rule of the IR: a bug in a pass, never in a user's model."""
 
 
 def verify(region: Region) -> None:
-    """Raises InvalidRegion, naming the node and the rule."""
+    """Raises InvalidRegionError, naming the node and the rule."""
     if region.by not in (Space.SOURCE, Space.DESTINATION):
-        raise InvalidRegion(f"a region is walked by source or destination, found {region.by.value}")
+        raise InvalidRegionError(f"a region is walked by source or destination, found {region.by.value}")
     for at, node in enumerate(region.nodes):
         if any(not 0 <= a < at for a in node.args):
-            raise InvalidRegion(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
+            raise InvalidRegionError(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
         problem = _problem(region, node)
         if problem:
-            raise InvalidRegion(f"%{at} {node.op}: {problem}")
+            raise InvalidRegionError(f"%{at} {node.op}: {problem}")
     for out in region.outputs:
         node = region.nodes[out.node]
         if node.space not in (region.by, Space.EDGE):
-            raise InvalidRegion(f"output %{out.node} lives on {node.space.value}, expected {region.by.value} or edge")
+            raise InvalidRegionError(
+                f"output %{out.node} lives on {node.space.value}, expected {region.by.value} or edge"
+            )
         width = 1
         for size in out.trailing:
             width *= size
         if width != node.shape[0] * node.shape[1] or out.dtype not in STORAGE:
-            raise InvalidRegion(f"output %{out.node}: {out.trailing} {out.dtype} does not hold {node.shape}")
+            raise InvalidRegionError(f"output %{out.node}: {out.trailing} {out.dtype} does not hold {node.shape}")
 
 
 def _problem(region: Region, node: Node) -> str | None:

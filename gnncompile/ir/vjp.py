@@ -21,7 +21,8 @@ from gnncompile.ir.rules import GRADIENTS
 @dataclass(frozen=True)
 class Operand:
     """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
-    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages)."""
+    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages).
+    """
 
     kind: str
     index: int
@@ -53,7 +54,8 @@ class Backward:
 
 def with_residuals(region: Region) -> Region:
     """The region with the row values that its gradient needs as additional outputs (softmax statistics, and
-    reductions hidden behind an epilogue or stored in less than compute precision)."""
+    reductions hidden behind an epilogue or stored in less than compute precision).
+    """
     b = Builder.of(region)
     compute = "float64" if region.double else "float32"
     kept = {(o.node, o.dtype) for o in region.outputs}
@@ -113,7 +115,7 @@ class _Stages:
     temporaries: int = 0
 
     def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
-        """Adds one stage (none without roots); a root is (expression, whether to sum it over edges, dtype). Returns temporaries."""
+        """Adds one stage and returns its temporaries; a root is (expression, whether to sum it over edges, dtype)."""
         if not roots:
             return []
         b = Builder(by)
@@ -284,7 +286,7 @@ class _Differentiation:
         return b.op("where", reached, self.stages.load(temporary, self.region.by, share), b.const(0))
 
     def _softmax_dot(self, at: int, cotangent: int) -> int:
-        """sum over the row's edges of alpha * d(alpha); from the output itself where alpha only weighs a sum."""
+        """Sum over the row's edges of alpha * d(alpha); from the output itself where alpha only weighs a sum."""
         b, product = self.b, self._weighted_sum(at)
         if product is not None:
             row, output = product

@@ -201,9 +201,11 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
             elif isinstance(val, torch.Tensor) and not _is_float(val) and node not in ctx.written:
                 found[node] = True
         elif node.op == "call_function" and not mutates(node) and not is_switch(node):
-            if node.target is aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+            if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
-            elif "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target):
+            elif (
+                "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target)
+            ):
                 sources = node.all_input_nodes
                 if free_unbacked_symbols(node.meta["val"]):
                     continue  # its size is known only inside the step

@@ -34,7 +34,8 @@ def run(ctx: Context) -> None:
 def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
     index: Any = None
     if node.target is aten.index_select.default:
-        dim = node.args[1] % max(value(node.args[0]).dim(), 1)  # type: ignore[operator,arg-type]
+        args: Any = node.args
+        dim = args[1] % max(value(args[0]).dim(), 1)
         index = node.args[2] if dim == 0 and node.args[1] != 0 else None
     elif node.target is aten.index.Tensor and len(node.args[1]) == 1:  # type: ignore[arg-type]
         index = node.args[1][0]  # type: ignore[index]
@@ -106,4 +107,4 @@ def _is_index(node: Any) -> bool:
 
 
 def _is_zero(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == 0
+    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] in (0, 0.0, False)

@@ -63,7 +63,7 @@ def run(ctx: Context) -> None:
 
 def _write_out(ctx: Context, node: fx.Node) -> None:
     """Replaces a marker by the torch ops that it stands for."""
-    meaning = WRITTEN_OUT[node.target]  # type: ignore[index]
+    meaning = WRITTEN_OUT[node.target]
     inputs = [a for a in node.args if isinstance(a, fx.Node)]
     places = iter(range(len(inputs)))
     where = [next(places) if isinstance(a, fx.Node) else None for a in node.args]
@@ -71,13 +71,14 @@ def _write_out(ctx: Context, node: fx.Node) -> None:
     def run(*values: Any) -> Any:
         return meaning(*(a if w is None else values[w] for a, w in zip(node.args, where, strict=True)))
 
+    trace: Any = make_fx(run, pre_dispatch=True)
     with ctx.fake_mode:
-        traced = make_fx(run, pre_dispatch=True)(*(value(n) for n in inputs))
+        traced = trace(*(value(n) for n in inputs))
     copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
     with ctx.graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op == "output":
-                node.replace_all_uses_with(copies[inner.args[0]])  # type: ignore[index]
+                node.replace_all_uses_with(copies[inner.args[0]])
             elif inner.op != "placeholder":
                 copies[inner] = ctx.graph.node_copy(inner, lambda n: copies[n])
     ctx.graph.erase_node(node)

@@ -25,7 +25,7 @@ Slots = tuple[int, ...]
 MAX_WIDTH = 8192
 
 
-class NotFusable(Exception):
+class NotFusable(Exception):  # noqa: N818  (a reason, always caught)
     """Why a message, or a part of it, cannot be written as region nodes."""
 
 
@@ -136,7 +136,9 @@ class Message:
         for node in region.nodes:
             if node.op == "input":
                 old = int(node.value or 0)
-                tensor = self.tensors[old][0] if old < len(self.tensors) else self._inverse_degree(layout[0], node.dtype)
+                tensor = (
+                    self.tensors[old][0] if old < len(self.tensors) else self._inverse_degree(layout[0], node.dtype)
+                )
                 nodes.append(Node(node.op, (), node.space, node.shape, node.dtype, len(tensors)))
                 tensors.append(tensor)
             else:
@@ -196,7 +198,7 @@ class Message:
         sizes = value(arg).shape[1:] if rank == full else value(arg).shape
         kept = slots[len(slots) - len(sizes) :]
         narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(sizes, kept, strict=True))
-        return self._input(arg, Space.PARAMETER, (-1,) + narrowed if rank == full else narrowed)
+        return self._input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
 
     def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         """Views that add, drop or widen axes of length 1."""
@@ -218,17 +220,19 @@ class Message:
         return self.lower(inner, tuple(-1 if _is_one(s) else next(remaining) for s in before[1:]), strict)
 
     def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
-        inner, dims = node.args[0], node.args[1]
+        inner: Any = node.args[0]
+        dims: Any = node.args[1]
         keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
-        assert isinstance(inner, fx.Node)
         rank = value(inner).dim()
-        axes = sorted(d % rank for d in dims)  # type: ignore[operator,union-attr]
+        axes = sorted(d % rank for d in dims)
         if len(axes) != 1 or axes[0] == 0 or node.kwargs.get("dtype") is not None:
             raise NotFusable("it sums over more than one feature axis")
         at = axes[0] - 1
         outer = list(slots[:at]) + list(slots[at + 1 :] if keep else slots[at:])
         taken = [k for k in outer if k >= 0]
-        free = [k for k in (1, 0) if k not in taken and all((k > t) == (at >= i) for i, t in enumerate(outer) if t >= 0)]
+        free = [
+            k for k in (1, 0) if k not in taken and all((k > t) == (at >= i) for i, t in enumerate(outer) if t >= 0)
+        ]
         if not free:
             raise NotFusable("its sum over a feature axis finds no free axis")
         inside = (*outer[:at], free[0], *outer[at:])
@@ -268,7 +272,8 @@ def _name(node: fx.Node) -> str:
 
 def _is_message_op(node: fx.Node) -> bool:
     """Whether not fusing a node costs an edge tensor that could have been avoided (an input or a linear layer could
-    not)."""
+    not).
+    """
     return node.op == "call_function" and (
         node.target in POINTWISE or node.target in (aten.index_select.default, own.segment_softmax.default)
     )

@@ -19,7 +19,7 @@ from gnncompile.passes.context import Context, mutates
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     seen: dict[Any, fx.Node] = {}
-    written = ctx.switches or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
+    written = bool(ctx.switches) or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
     for node in list(ctx.graph.nodes):
         if node.op != "call_function" or not _pure(node, written):
             continue
@@ -40,7 +40,7 @@ def _pure(node: fx.Node, written: bool) -> bool:
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or _stateful(str(target)):
         return False
     val = node.meta.get("val")
-    # Where something writes to memory or switches gradients off, only integers (structure, never written by layers) are shared.
+    # Where something writes to memory or switches gradients off, only integers (structure) are shared.
     return not written or not (isinstance(val, torch.Tensor) and val.is_floating_point())
 
 

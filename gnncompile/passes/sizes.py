@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -28,8 +28,10 @@ def run(ctx: Context) -> None:
         if node.target is aten.sym_size.int or node.target is own.num_segments.default:
             with ctx.graph.inserting_before(node):
                 size = names.node(value(node))
-            if size is not None and size is not node:
-                node.replace_all_uses_with(size) if isinstance(size, fx.Node) else _replace(node, size)
+            if isinstance(size, fx.Node) and size is not node:
+                node.replace_all_uses_with(size)
+            elif isinstance(size, int):
+                _replace(node, size)
         elif isinstance(node.target, torch._ops.OpOverload):
             _fill(ctx, names, node)
     for node in list(ctx.graph.nodes):
@@ -48,7 +50,7 @@ def _fill(ctx: Context, names: Symbols, node: fx.Node) -> None:
     kind = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     if kind not in _FILLS:
         return
-    number = _FILLS[kind]
+    number: Any = _FILLS[kind]
     if number is None:
         number = node.args[-1]
     if isinstance(number, fx.Node):
@@ -73,7 +75,6 @@ class Symbols:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.bound: dict[sympy.Symbol, fx.Node] = {}
-        self.last = None
         inputs = [n for n in ctx.graph.nodes if n.op == "placeholder"]
         for node in inputs:
             if isinstance(node.meta["val"], torch.SymInt):

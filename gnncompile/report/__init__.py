@@ -1,0 +1,1 @@
+"""Tells a user what the compiler did."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
 from gnncompile.capture.compiled import Program, compile, program_of
@@ -110,7 +110,9 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     if program.derived.wanted:
-        notes.append(f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}")
+        notes.append(
+            f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}"
+        )
     return Report(
         regions=tuple(regions),
         skipped=tuple(dict.fromkeys(skipped)),
@@ -135,21 +137,23 @@ def _device(program: Program) -> str:
     return tensors[0].device.type if tensors else "cpu"
 
 
+class _SyncCounter(TorchDispatchMode):
+    """Counts operations that make the host wait for a value."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in _SYNCS
+        return func(*args, **(kwargs or {}))
+
+
 def _syncs(compiled: Any, args: Any, kwargs: Any) -> int:
-    """Counts the synchronising calls of one steady call; on a CPU, reads of single values."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counter(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in _SYNCS:
-                Counter.count += 1
-            return func(*args, **(kwargs or {}))
-
-    with Counter():
+    """Device syncs of one steady call; on a CPU the same operations cost nothing but are counted too."""
+    with _SyncCounter() as counter:
         compiled(*args, **kwargs)
-    return Counter.count
+    return int(counter.count)
 
 
 _SYNCS = {

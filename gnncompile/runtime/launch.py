@@ -24,26 +24,33 @@ fallbacks: dict[tuple[str, str], str] = {}
 
 
 class Runner:
-    """A region's kernel with everything decided that does not depend on the graph: called on every step."""
+    """A region's kernel with everything decided that does not depend on the graph: called on every step.
+
+    On a small graph a step takes as long as the host needs for its calls, hence no more work here than there must be.
+    """
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.outputs = [
+        self._outputs = [
             (region.nodes[o.node].space is Space.EDGE, o.trailing, getattr(torch, o.dtype)) for o in region.outputs
         ]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
         """Allocates the outputs and launches."""
         rowptr, col, edge = layout[0], layout[1], layout[2]
-        device, rows, edges = rowptr.device, rowptr.size(0) - 1, edge.size(0)
-        outputs = [
-            # Masked edges are never walked, so their slots must read zero.
-            torch.zeros((edges, *trailing), dtype=dtype, device=device)
-            if on_edges
-            else torch.empty((rows, *trailing), dtype=dtype, device=device)
-            for on_edges, trailing, dtype in self.outputs
-        ]
-        self.kernel([t.contiguous() for t in tensors], Layout(rowptr, col, edge), outputs)
+        device = rowptr.device
+        outputs = []
+        for on_edges, trailing, dtype in self._outputs:
+            if on_edges:
+                # Masked edges are never walked, so their slots must read zero.
+                outputs.append(torch.zeros((edge.size(0), *trailing), dtype=dtype, device=device))
+            else:
+                outputs.append(torch.empty((rowptr.size(0) - 1, *trailing), dtype=dtype, device=device))
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                tensors = [t.contiguous() for t in tensors]
+                break
+        self.kernel(tensors, Layout(rowptr, col, edge), outputs)
         return outputs
 
 

@@ -2,7 +2,8 @@
 
 On a GPU the check must not wait for the device: its result is copied to the host in the background and looked at when
 the next layout is built or the next step starts (:func:`check_pending`), so a bad index raises one call late there.
-Until then bad edges are treated as masked out: nothing is read or written outside a tensor.
+Until then bad edges are treated as masked out: nothing is read or written outside a tensor. In the same way the host
+learns how many hubs a layout has (:class:`Hubs`): until it knows, kernels are launched for as many as there can be.
 """
 
 from __future__ import annotations
@@ -14,14 +15,65 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-INT32_MAX = 2**31 - 1
+MAX_INDEX = 2**31 - 1 - 2**13
+"""Most rows and edges: kernels count in int32, and may count up to one step of a loop past the end."""
+
+HUB = 1024
+"""A row with more edges than this is a hub: on a GPU it gets more warps, in a second launch of the same region."""
+
+_HUBS = "_gnncompile_hubs"
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    """A number on its way from a device to the host."""
+
+    host: Tensor
+    done: torch.cuda.Event
+
+    @staticmethod
+    def of(value: Tensor) -> _Arriving:
+        """Starts the copy of a number that is on a GPU, behind the work on its current stream."""
+        host = torch.empty((), dtype=value.dtype, pin_memory=True)
+        host.copy_(value, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(value.device))
+        return _Arriving(host, done)
 
 
 @dataclass(frozen=True)
 class _Pending:
-    bad: Tensor
-    done: torch.cuda.Event
+    bad: _Arriving
     limits: tuple[int, int]
+
+
+@dataclass
+class Hubs:
+    """The hubs among the rows of a layout, for the launcher of GPU kernels.
+
+    Attributes:
+        rows: Rows by falling degree, int32: all hubs, then rows that are none, ``[most hubs that so many edges can
+            have]``.
+        version: Of the rowptr that the list was made from, at that time.
+        number: How many hubs there are; None while the host does not know.
+    """
+
+    rows: Tensor
+    version: int
+    number: int | None
+    _arriving: _Arriving | None
+
+    def programs(self) -> int:
+        """How many rows of the list to walk: the hubs as soon as their number is known, until then all. No sync."""
+        arriving = self._arriving
+        # While a CUDA graph is captured no event may be asked.
+        if arriving is not None and not torch.cuda.is_current_stream_capturing() and arriving.done.query():
+            self.number, self._arriving = int(arriving.host), None
+        return self.rows.size(0) if self.number is None else self.number
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copied or pickled rowptr has no list, and gets one of its own when it is used."""
+        return type(None), ()
 
 
 _pending: deque[_Pending] = deque()
@@ -46,8 +98,9 @@ def csr(
     Raises:
         IndexError: An index is out of range (on a GPU: at a later call).
     """
-    if max(index.numel(), num_rows, num_columns) > INT32_MAX:
-        raise ValueError(f"graph with {index.numel()} edges: kernels index with int32, at most {INT32_MAX} are possible")
+    num_edges = index.numel()
+    if max(num_edges, num_rows, num_columns) > MAX_INDEX:
+        raise ValueError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
     bad = (index < 0) | (index >= num_rows) | (other < 0) | (other >= num_columns)
     _report(bad, index, other, (num_rows, num_columns))
     masked = bad if alive is None else bad | ~alive
@@ -56,6 +109,9 @@ def csr(
     row, order = torch.sort(row, stable=True)
     # Counting by search keeps this free of atomics and of a data-dependent size.
     rowptr = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device, dtype=torch.int32), out_int32=True)
+    most = _most_hubs(num_rows, num_edges)
+    if most and rowptr.device.type != "cpu":  # kernels for the CPU don't ask
+        setattr(rowptr, _HUBS, _find_hubs(rowptr, most))
     return rowptr, other.clamp(0, max(num_columns - 1, 0)).to(torch.int32)[order], order.to(torch.int32)
 
 
@@ -65,26 +121,23 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
             at = int(bad.nonzero()[0])
             _raise((int(index[at]), int(other[at])), limits, at)
         return
-    if torch.cuda.is_current_stream_capturing():
+    if _capturing(bad):
         return
-    host = torch.empty((), dtype=torch.bool, pin_memory=True)
-    host.copy_(bad.any(), non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
+    pending = _Pending(_Arriving.of(bad.any()), limits)
     with _lock:
-        _pending.append(_Pending(host, done, limits))
+        _pending.append(pending)
 
 
 def check_pending(wait: bool = False) -> None:
     """Raises IndexError for a bad index that an earlier layout on a GPU found; without `wait` it never blocks."""
-    while _pending:
+    while _pending and not torch.cuda.is_current_stream_capturing():
         with _lock:
-            if not _pending or not (wait or _pending[0].done.query()):
+            if not _pending or not (wait or _pending[0].bad.done.query()):
                 return
             first = _pending.popleft()
         if wait:
-            first.done.synchronize()
-        if bool(first.bad):
+            first.bad.done.synchronize()
+        if bool(first.bad.host):
             _raise(None, first.limits, None)
 
 
@@ -94,6 +147,54 @@ def _raise(found: tuple[int, int] | None, limits: tuple[int, int], at: int | Non
         f"edge_index: {what} outside the graph; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}. "
         "Check edge_index against x.size(0), or pass the right size/num_nodes."
     )
+
+
+def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
+    """The hubs of a layout, or None if it has too few edges for one.
+
+    The list that :func:`csr` made travels as an attribute of the rowptr tensor, since compiled graphs pass layouts as
+    plain tensors. A rowptr that came without it, or was changed since, gets a new one here.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        num_edges: Edges of the layout, masked ones included.
+    """
+    if num_edges <= HUB:
+        return None
+    found: Hubs | None = getattr(rowptr, _HUBS, None)
+    if found is not None and found.version == _version(rowptr):
+        return found
+    most = _most_hubs(rowptr.size(0) - 1, num_edges)
+    if not most:
+        return None
+    found = _find_hubs(rowptr, most)
+    # A list made while a CUDA graph is captured belongs to the graph, which makes it again whenever it is replayed.
+    if not _capturing(rowptr):
+        setattr(rowptr, _HUBS, found)
+    return found
+
+
+def _most_hubs(num_rows: int, num_edges: int) -> int:
+    return min(num_edges // (HUB + 1), num_rows)
+
+
+def _find_hubs(rowptr: Tensor, most: int) -> Hubs:
+    """Lists the `most` longest rows, the longest first, so that they are started first."""
+    degree, rows = torch.topk(rowptr.diff(), most)
+    number = (degree > HUB).sum()
+    version = _version(rowptr)
+    if number.device.type == "cpu":
+        return Hubs(rows.int(), version, int(number), None)
+    return Hubs(rows.int(), version, None, None if _capturing(rowptr) else _Arriving.of(number))
+
+
+def _capturing(tensor: Tensor) -> bool:
+    """Whether work on the tensor goes into a CUDA graph (a build of torch for CPUs can't be asked)."""
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:

@@ -12,6 +12,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
     return out
 
 
-WRITTEN_OUT = {
+WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
     torch.ops.gnncompile.segment_reduce: segment_reduce,
     torch.ops.gnncompile.segment_reduce.default: segment_reduce,
     torch.ops.gnncompile.segment_softmax: segment_softmax,

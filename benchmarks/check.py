@@ -1,0 +1,98 @@
+"""Correctness before speed: outputs and gradients against eager PyTorch in float64."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .step import Step
+
+# A row may be this many times less exact than eager float32 is ...
+EAGER_FACTOR = 8.0
+# ... and is never asked for more than this relative error, about 80 roundings of float32.
+FLOOR = 1e-5
+
+Results = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The tensor that came closest to (or went furthest beyond) its tolerance."""
+
+    ok: bool
+    name: str
+    error: float
+    tolerance: float
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.name}: {self.reason}"
+        return f"{self.name}: relative error {self.error:.1e}, tolerance {self.tolerance:.1e}"
+
+
+class Reference:
+    """What a model should return, and how far eager float32 is from it.
+
+    Args:
+        model: the model in its usual type; it is copied.
+        inputs: its arguments.
+        weights: of the weighted sum of the output that is differentiated.
+    """
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], weights: Tensor) -> None:
+        double = copy.deepcopy(model).double()
+        step = Step(double, double, tuple(_to_double(value) for value in inputs), weights.double())
+        step()
+        self.exact = step.results()
+        norms = [tensor.norm().item() for tensor in self.exact.values() if tensor is not None]
+        # A gradient that cancels to nothing is judged by the size of the others.
+        self.smallest_norm = max(norms) * torch.finfo(torch.float32).eps
+        eager = copy.deepcopy(model)
+        step = Step(eager, eager, inputs, weights)
+        step()
+        results = step.results()
+        step.clear()
+        self.tolerances = {name: max(FLOOR, EAGER_FACTOR * self.error(name, results[name])) for name in self.exact}
+
+    def error(self, name: str, found: Tensor | None) -> float:
+        """Returns `||found - exact|| / ||exact||`; infinite where one is missing or the shapes differ."""
+        exact = self.exact[name]
+        if exact is None or found is None:
+            return 0.0 if exact is found else float("inf")
+        if found.shape != exact.shape:
+            return float("inf")
+        return float((found.double() - exact).norm() / max(exact.norm().item(), self.smallest_norm, 1e-300))
+
+    def check(self, results: Results) -> Verdict:
+        """Compares the results of one step; the verdict names the worst tensor."""
+        if set(results) != set(self.exact):
+            names = ", ".join(sorted(set(results) ^ set(self.exact)))
+            return Verdict(False, "names", float("inf"), 0.0, f"found or expected only: {names}")
+        worst: Verdict | None = None
+        for name, tolerance in self.tolerances.items():
+            error = self.error(name, results[name])
+            # Written so that a NaN is wrong, and the worst.
+            verdict = Verdict(error <= tolerance, name, error, tolerance, self._reason(name, results[name]))
+            if worst is None or not error / tolerance <= worst.error / worst.tolerance:
+                worst = verdict
+                if error != error:
+                    break
+        assert worst is not None
+        return worst
+
+    def _reason(self, name: str, found: Tensor | None) -> str:
+        exact = self.exact[name]
+        if (found is None) != (exact is None):
+            return "missing" if found is None else "found, but eager has none"
+        if found is not None and exact is not None and found.shape != exact.shape:
+            return f"shape {tuple(found.shape)}, expected {tuple(exact.shape)}"
+        return ""
+
+
+def _to_double(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value

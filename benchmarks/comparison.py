@@ -1,0 +1,166 @@
+"""Runs one case in every variant: build, check, time in turns, check again."""
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import counting, measure
+from .cases import Case
+from .check import Reference, Verdict
+from .step import Step
+from .variants import Variant
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a case is measured."""
+
+    seconds: float = 3.0
+    rounds: int = 10
+    input_grad: bool = False
+    sync_check: bool = True
+    seed: int = 0
+
+
+@dataclass
+class Row:
+    """The outcome of one variant: a time only if `status` is `ok`."""
+
+    variant: Variant
+    status: str = "ok"  # or WRONG or FAILED
+    message: str = ""
+    verdict: Verdict | None = None
+    timing: measure.Timing | None = None
+    peak_mib: float | None = None
+    first_s: float | None = None  # the first step, compilation included
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
+    syncs: str | None = None
+
+    def fail(self, status: str, message: str) -> None:
+        """Marks the row; nothing measured of it is kept."""
+        self.status, self.message, self.timing, self.peak_mib = status, message, None, None
+
+
+def run_case(
+    case: Case, variants: Sequence[Variant], device: torch.device, options: Options, progress: Progress
+) -> list[Row]:
+    """Measures one case; the rows come in the order of `variants`."""
+    # Not before each row: a reset forgets the rows already compiled, and all must be alive to be timed in turns.
+    counting.reset()
+    model = case.model(device, options.seed)
+    inputs = case.inputs(device, options.seed)
+    if options.input_grad:
+        inputs = (inputs[0].requires_grad_(), *inputs[1:])
+    generator = torch.Generator().manual_seed(options.seed + 1)
+    with torch.no_grad():
+        weights = torch.randn(model(*inputs).shape, generator=generator).to(device)
+    progress("reference in float64")
+    reference = Reference(model, inputs, weights)
+
+    rows, steps = [Row(variant) for variant in variants], {}
+    # All rows share the code of the model's classes, so the limit on compiled versions of it must not be met.
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for row in rows:
+            progress(f"{row.variant.name}: build and check")
+            step = _prepare(row, model, inputs, weights, reference, device, options)
+            if step is not None:
+                steps[row.variant.name] = step
+        _time(rows, steps, reference, device, options, progress)
+    progress("")
+    steps.clear()
+    counting.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _prepare(
+    row: Row,
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    weights: torch.Tensor,
+    reference: Reference,
+    device: torch.device,
+    options: Options,
+) -> Step | None:
+    """Builds and checks one row; measures all but its time. None if it failed or is wrong."""
+    alive_before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    try:
+        own = copy.deepcopy(model)
+        step = Step(row.variant.build(own), own, inputs, weights)
+        row.verdict = _run_and_check(row, step, reference, device)
+        if not row.verdict.ok:
+            row.fail("WRONG", str(row.verdict))
+            return None
+        if row.variant.is_ours and options.sync_check and device.type == "cuda":
+            row.syncs = measure.sync_error(step, device) or "none"
+        step.clear()
+        row.peak_mib = measure.peak_memory(step, device, alive_before)
+        step.clear()
+    except Exception as error:
+        row.fail("FAILED", first_line(error))
+        return None
+    return step
+
+
+def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device) -> Verdict:
+    """Checks the first step and, after a recording or an automatic recompile may have come, the third; counts both."""
+    start = counting.mark()
+    begin = time.perf_counter()
+    step()
+    measure.synchronize(device)
+    row.first_s = time.perf_counter() - begin
+    row.graph_breaks = counting.since(start).graph_breaks
+    verdict = reference.check(step.results())
+    for _ in range(2):
+        step()
+    counts = counting.since(start)
+    row.graphs, row.recompiles = counts.graphs, counts.recompiles
+    return reference.check(step.results()) if verdict.ok else verdict
+
+
+def _time(
+    rows: Sequence[Row],
+    steps: dict[str, Step],
+    reference: Reference,
+    device: torch.device,
+    options: Options,
+    progress: Progress,
+) -> None:
+    if not steps:
+        return
+    progress(f"timing {len(steps)} rows")
+    timings = measure.interleaved(
+        steps,
+        device,
+        options.seconds,
+        options.rounds,
+        on_round=lambda done: progress(f"timing: round {done} of {options.rounds}"),
+    )
+    for row in rows:
+        step = steps.get(row.variant.name)
+        if step is None:
+            continue
+        step()
+        verdict = reference.check(step.results())
+        if verdict.ok:
+            row.timing = timings[row.variant.name]
+        else:
+            row.fail("WRONG", f"after timing: {verdict}")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the type of an error and its first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,64 @@
+"""Counts what Dynamo did: captured graphs, graph breaks and recompiles.
+
+The only file of the benchmarks that looks into `torch._dynamo`, which has no public counters.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch._dynamo import utils as dynamo_utils
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Dynamo's work since a mark.
+
+    Attributes:
+        graphs: captured graphs, those captured again in a recompile included.
+        recompiles: how often a piece of code (a function, or what follows a graph break) was compiled once more because
+            a guard failed. The limit on recompiles ends the count, and the compiling.
+        graph_breaks: captured graphs, each piece of code counted once, less one; meaningful after one call.
+    """
+
+    graphs: int
+    recompiles: int
+    graph_breaks: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point from which to count."""
+
+    graphs: int
+    compilations: int
+
+
+def reset() -> None:
+    """Forgets all compiled code and sets the counters to zero."""
+    torch._dynamo.reset()
+    dynamo_utils.counters.clear()
+    dynamo_utils.set_compilation_metrics_limit(100_000)  # the default keeps the last 64 entries only
+    dynamo_utils.clear_compilation_metrics()
+
+
+def mark() -> Mark:
+    """Returns the present point; a `reset` after it makes it meaningless."""
+    return Mark(dynamo_utils.counters["stats"]["unique_graphs"], len(dynamo_utils.get_compilation_metrics()))
+
+
+def since(start: Mark) -> Counts:
+    """Returns what was counted since a mark."""
+    # A compile id reads `<frame>/<version>`. The version is not used: models of one class share their code, so that the
+    # first compilation of one may be the second version of that code.
+    seen, seen_with_graph = set(), set()
+    recompiles = 0
+    for entry in dynamo_utils.get_compilation_metrics()[start.compilations :]:
+        if not entry.is_forward or entry.compile_id is None:
+            continue  # the backward of a graph counted already
+        frame = entry.compile_id.rsplit("/", 1)[0]
+        recompiles += frame in seen
+        seen.add(frame)
+        if entry.graph_op_count:
+            seen_with_graph.add(frame)
+    graphs = dynamo_utils.counters["stats"]["unique_graphs"] - start.graphs
+    return Counts(graphs, recompiles, max(0, len(seen_with_graph) - 1))

@@ -1,0 +1,109 @@
+"""Graphs that benchmarks run on: generated from a seed on the CPU, so that every device gets the same graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
+    """Draws sources and destinations uniformly; self loops and repeated edges may occur.
+
+    Returns:
+        `edge_index`, `[2, num_edges]`, int64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(num_nodes, (2, num_edges), generator=generator)
+
+
+def power_law(num_nodes: int, num_edges: int, max_degree: int, exponent: float = 2.4, seed: int = 0) -> Tensor:
+    r"""Draws a symmetric graph whose degrees follow a power law, like a citation graph with its edges made undirected.
+
+    Half of the edges lead from uniformly drawn nodes to nodes drawn with weights
+    :math:`w_r = (r + c)^{-1/(\gamma - 1)}` of their rank :math:`r`, the other half are their reverses; :math:`c` is
+    found such that the heaviest node is expected to get `max_degree` edges. Node numbers and the order of edges are
+    random. There are no self loops; edges may repeat.
+
+    Args:
+        num_nodes: number of nodes.
+        num_edges: number of edges, even.
+        max_degree: expected in-degree (and out-degree) of the largest hub.
+        exponent: :math:`\gamma` of :math:`P(d) \propto d^{-\gamma}`, above 2.
+        seed: of the random numbers.
+
+    Returns:
+        `edge_index`, `[2, num_edges]`, int64.
+
+    Raises:
+        ValueError: `num_edges` is odd, or no graph of this size can have such a hub.
+    """
+    if num_edges % 2:
+        raise ValueError(f"num_edges: got {num_edges}, expected an even number, since every edge has its reverse")
+    half = num_edges // 2
+    mean_degree = half / num_nodes
+    if not mean_degree < max_degree - mean_degree < half:
+        raise ValueError(
+            f"max_degree: got {max_degree}, expected more than {2 * mean_degree:.0f} and less than {half}; change it, "
+            "or num_edges"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    # A hub is drawn as a destination max_degree - mean_degree times, and as a source as often as any other node.
+    weights = _rank_weights(num_nodes, share=(max_degree - mean_degree) / half, slope=1 / (exponent - 1))
+    cumulative = weights.cumsum(0)
+    drawn = torch.rand(half, generator=generator, dtype=torch.float64) * cumulative[-1]
+    rank = torch.searchsorted(cumulative, drawn).clamp_(max=num_nodes - 1)
+    popular = torch.randperm(num_nodes, generator=generator)[rank]
+    other = torch.randint(num_nodes, (half,), generator=generator)
+    other = torch.where(other == popular, (other + 1) % num_nodes, other)
+    edge_index = torch.stack([torch.cat([other, popular]), torch.cat([popular, other])])
+    return edge_index[:, torch.randperm(num_edges, generator=generator)]
+
+
+def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
+    """`(rank + c) ** -slope` with `c` such that the first weight has the given share of their sum (bisection)."""
+    rank = torch.arange(num_nodes, dtype=torch.float64)
+
+    def weights(shift: float) -> Tensor:
+        return (rank + shift) ** -slope
+
+    low, high = 1e-9, float(num_nodes) * num_nodes
+    for _ in range(100):
+        middle = (low * high) ** 0.5
+        candidate = weights(middle)
+        if candidate[0] / candidate.sum() > share:
+            low = middle
+        else:
+            high = middle
+    return weights(high)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A named graph and the feature width it is benchmarked with."""
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    channels: int
+    make: Callable[[], Tensor]
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} edges ({self.description})"
+
+
+GRAPHS = {
+    graph.name: graph
+    for graph in (
+        Graph("guide", 10_000, 200_000, 64, lambda: uniform(10_000, 200_000), "uniformly random, as in PyG's guide"),
+        Graph(
+            "powerlaw-arxiv",
+            169_343,
+            2_332_486,
+            128,
+            lambda: power_law(169_343, 2_332_486, max_degree=13_000),
+            "power-law degrees with hubs of 13,000, the size of ogbn-arxiv made undirected, random edge order",
+        ),
+    )
+}

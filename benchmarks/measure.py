@@ -1,0 +1,135 @@
+"""Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift hits all alike."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+StepFunction = Callable[[], object]
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds per step over `steps` single measurements."""
+
+    median: float
+    p10: float
+    p90: float
+    minimum: float
+    steps: int
+
+    @classmethod
+    def of(cls, milliseconds: list[float]) -> "Timing":
+        """Summarises single measurements."""
+        p10, median, p90 = (float(value) for value in np.quantile(milliseconds, (0.1, 0.5, 0.9)))
+        return cls(median, p10, p90, min(milliseconds), len(milliseconds))
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all work given to it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_step(step: StepFunction, device: torch.device) -> float:
+    """Returns the milliseconds of one step."""
+    synchronize(device)
+    start = time.perf_counter()
+    step()
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def interleaved(
+    steps: Mapping[str, StepFunction],
+    device: torch.device,
+    seconds: float = 3.0,
+    rounds: int = 10,
+    warmup: int = 5,
+    on_round: Callable[[int], None] | None = None,
+) -> dict[str, Timing]:
+    """Times several steps in turns.
+
+    Args:
+        steps: what to time, by name.
+        device: where they run.
+        seconds: how long each is timed in all, roughly.
+        rounds: how often the turn comes to each.
+        warmup: untimed steps of each before the first round; one more comes before each turn.
+        on_round: called with the number of rounds done, to show progress.
+    """
+    per_round = {}
+    for name, step in steps.items():
+        once = [time_step(step, device) for _ in range(warmup + 1)][-1]
+        per_round[name] = max(2, min(200, round(seconds * 1e3 / rounds / max(once, 1e-3))))
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name, step in steps.items():
+            step()  # brings caches back to this row's data
+            samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
+        if on_round is not None:
+            on_round(number + 1)
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def peak_memory_definition(device: torch.device) -> str:
+    """Says what `peak_memory` returns on this device."""
+    if device.type == "cuda":
+        return "torch.cuda.max_memory_allocated over one step, less what was alive before the row was built"
+    return "largest sum of bytes that one step holds from torch's CPU allocator, parameters and inputs not counted"
+
+
+def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0) -> float:
+    """Returns the peak memory of one step in MiB, as `peak_memory_definition` says.
+
+    Args:
+        step: leaves nothing of an earlier step alive (clear it before).
+        device: where it runs.
+        alive_before: bytes on a CUDA device that do not belong to what is measured.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - alive_before) / MIB
+    return _peak_of_cpu_allocator(step) / MIB
+
+
+def _peak_of_cpu_allocator(step: StepFunction) -> int:
+    """The profiler logs each allocation and release of torch's allocator, also those of compiled code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no notes of the profiler in between the progress
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0]
+    live = peak = 0
+    for event in sorted(changes, key=lambda event: float(event["ts"])):
+        live += int(event["args"]["Bytes"])
+        peak = max(peak, live)
+    return peak
+
+
+def sync_error(step: StepFunction, device: torch.device) -> str | None:
+    """Runs one step with every synchronisation an error; returns None, or the first line of the error (CUDA only)."""
+    torch.cuda.synchronize(device)
+    previous = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode(previous)
+    return None

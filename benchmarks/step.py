@@ -1,0 +1,55 @@
+"""One training-like step: forward, and the gradients of every parameter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Step:
+    r"""Calls a model and back-propagates :math:`\sum \mathbf{w} \odot \mathbf{y}`, whose gradient is the given weights.
+
+    Calling the object runs one step from cleared gradients. The weighted sum itself is not computed: its gradient is
+    handed to `backward`, so that only the model is timed.
+    """
+
+    runner: Callable[..., Any]
+    model: nn.Module  # holds the parameters `runner` uses
+    inputs: tuple[Any, ...]
+    weights: Tensor
+    output: Tensor | None = None
+
+    def __call__(self) -> None:
+        """Runs one step; gradients are left in the parameters' and inputs' `.grad`."""
+        self.clear()
+        if self.weights.is_cuda:
+            # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
+            torch.compiler.cudagraph_mark_step_begin()
+        output: Tensor = self.runner(*self.inputs)
+        torch.autograd.backward(output, self.weights)
+        self.output = output.detach()
+
+    def results(self) -> dict[str, Tensor | None]:
+        """Returns copies of the output and of all gradients, by name."""
+        if self.output is None:
+            raise RuntimeError("results: no step was run yet; call the step first")
+        results: dict[str, Tensor | None] = {"output": self.output.clone()}
+        for name, tensor in self._leaves().items():
+            results[f"grad {name}"] = None if tensor.grad is None else tensor.grad.clone()
+        return results
+
+    def clear(self) -> None:
+        """Drops the output and the gradients, so that only what outlives a step stays alive."""
+        self.output = None
+        for tensor in self._leaves().values():
+            tensor.grad = None
+
+    def _leaves(self) -> dict[str, Tensor]:
+        leaves: dict[str, Tensor] = dict(self.model.named_parameters())
+        for position, value in enumerate(self.inputs):
+            if isinstance(value, Tensor) and value.requires_grad:
+                leaves[f"input {position}"] = value
+        return leaves

@@ -1,0 +1,26 @@
+"""What all tests share: Triton's interpreter where there is no NVIDIA GPU, and the device to run on.
+
+Tests marked `gpu` are skipped, and said to be, where there is no NVIDIA GPU.
+"""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Read when Triton is first imported, which torch._dynamo does, and with it gnncompile.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

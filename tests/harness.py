@@ -1,0 +1,50 @@
+"""How tests choose what runs a region, and leave Inductor out where it would only cost time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from gnncompile import _compat
+from gnncompile.runtime import launch
+
+
+def forget_kernels() -> None:
+    """Kernels are remembered by region and device, not by generator."""
+    launch.runner.cache_clear()
+    launch.kernel.cache_clear()
+    launch.fallbacks.clear()
+
+
+@contextmanager
+def kernels(which: str) -> Iterator[None]:
+    """Regions run by "cpp", "triton" or "reference" inside this block; for graphs captured before it as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNNCOMPILE_KERNELS", which)
+        forget_kernels()
+        yield
+    forget_kernels()
+
+
+def _as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return gm.forward
+
+
+def _compile_lightly(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    return aot_autograd(fw_compiler=_as_traced, bw_compiler=_as_traced)(gm, inputs)
+
+
+@contextmanager
+def light(which: str = "reference") -> Iterator[None]:
+    """Captures, passes and autograd are real; what Inductor would compile runs op by op, regions by `which`."""
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch, kernels(which):
+        patch.setattr(_compat, "compile_inductor", _compile_lightly)
+        yield
+    torch._dynamo.reset()

@@ -1,0 +1,150 @@
+"""Layouts, and what is known of their hubs."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Region, Space
+from gnncompile.runtime import launch, layout
+from tests import graphs
+
+
+def edges(device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Row 1 has six edges, row 4 five, the other rows at most one."""
+    row = torch.tensor([1, 4, 1, 0, 1, 4, 4, 1, 3, 4, 1, 4, 1], device=device)
+    return row, torch.arange(row.numel(), device=device) % 5
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_csr(masked: bool, device: str) -> None:
+    row, col = edges(device)
+    alive = row != 0 if masked else None
+    made = layout.csr(row, col, 5, 5, alive)
+    expected = graphs.layout(row, col, 5, alive)
+    live = int(expected.rowptr[-1])
+    assert torch.equal(made[0], expected.rowptr)
+    assert torch.equal(made[1][:live], expected.col[:live]) and torch.equal(made[2], expected.edge)
+
+
+def test_bad_index() -> None:
+    row, col = edges()
+    with pytest.raises(IndexError, match="edge 1 joins nodes 4 and 1 outside the graph"):
+        layout.csr(row, col, 4, 5, None)
+
+
+@pytest.fixture
+def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "HUB", 3)
+
+
+def found(rowptr: Tensor, num_edges: int = 13) -> layout.Hubs:
+    hubs = layout.hubs(rowptr, num_edges)
+    assert hubs is not None
+    return hubs
+
+
+def test_hubs(small_hubs: None, device: str) -> None:
+    """13 edges suffice for three rows of four: the list has three rows, two of them hubs, the longest first."""
+    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
+    hubs = found(rowptr)
+    assert hubs.rows.dtype == torch.int32 and hubs.rows.shape == (3,) and hubs.rows[:2].tolist() == [1, 4]
+    if device == "cuda":
+        torch.cuda.synchronize()
+    assert hubs.programs() == 2 and hubs.number == 2
+    assert found(rowptr) is hubs
+
+
+def test_a_number_that_has_not_arrived(small_hubs: None) -> None:
+    hubs = found(layout.csr(*edges(), 5, 5, None)[0])
+    hubs.number = None
+    assert hubs.programs() == 3
+
+
+def test_too_few_edges_for_a_hub(device: str) -> None:
+    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
+    assert layout.hubs(rowptr, 13) is None and not hasattr(rowptr, layout._HUBS)
+
+
+def test_a_list_does_not_outlive_its_rowptr(small_hubs: None) -> None:
+    """Changed in place, copied, pickled, cloned: the list is made again."""
+    rowptr = layout.csr(*edges(), 5, 5, None)[0]
+    old = found(rowptr)
+    rowptr.copy_(torch.tensor([0, 13, 13, 13, 13, 13]))
+    assert found(rowptr) is not old and found(rowptr).number == 1
+    written = io.BytesIO()
+    torch.save(rowptr, written)
+    written.seek(0)
+    for other in (copy.deepcopy(rowptr), rowptr.clone(), torch.load(written, weights_only=False)):
+        assert found(other) is not found(rowptr) and found(other).number == 1
+
+
+def test_inference_mode(small_hubs: None) -> None:
+    with torch.inference_mode():
+        rowptr = layout.csr(*edges(), 5, 5, None)[0]
+        assert found(rowptr).number == 2 and found(rowptr) is found(rowptr)
+
+
+def weighted(heads: int, channels: int) -> Region:
+    b = Builder(Space.DESTINATION)
+    w, x = b.input(0, Space.EDGE, (1, 1), "float32"), b.input(1, Space.SOURCE, (heads, channels), "float32")
+    return b.finish([Output(b.reduce("sum", b.op("mul", w, x)), "float32", (heads * channels,))])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_lists_are_made_once_for_forward_and_backward(
+    small_hubs: None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attribute survives the op, autograd and the op of the gradient; gradients by the other end have their own."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    made: list[Tensor] = []
+    make = layout._find_hubs
+
+    def count(rowptr: Tensor, most: int) -> layout.Hubs:
+        made.append(rowptr)
+        return make(rowptr, most)
+
+    monkeypatch.setattr(layout, "_find_hubs", count)
+    launch.kernel.cache_clear()
+    launch.runner.cache_clear()
+    try:
+        row, col = edges(device)
+        walks = [*torch.ops.gnncompile.csr(row, col, 5, 5, None), *torch.ops.gnncompile.csr(col, row, 5, 5, None)]
+        w, x = torch.randn(13, device=device), torch.randn(5, 6, device=device)
+        for _ in range(2):
+            w, x = w.detach().requires_grad_(), x.detach().requires_grad_()
+            (y,) = torch.ops.gnncompile.region([w, x], walks, weighted(1, 6).spec)
+            y.square().sum().backward()
+        assert len(made) == 2
+        expected = torch.zeros(5, 6, device=device).index_add(0, row, w[:, None] * x[col])
+        torch.testing.assert_close(y, expected)
+        gradients = torch.autograd.grad(expected.square().sum(), [w, x])
+        torch.testing.assert_close([w.grad, x.grad], list(gradients))
+    finally:
+        launch.kernel.cache_clear()
+        launch.runner.cache_clear()
+
+
+@pytest.mark.gpu
+def test_hubs_while_a_cuda_graph_is_captured(small_hubs: None) -> None:
+    """A list that a graph makes is the graph's: not remembered, and the number of hubs stays unknown."""
+    row, col = edges("cuda")
+    rowptr = layout.csr(row, col, 5, 5, None)[0]
+    bare = rowptr.clone()
+    layout.csr(row, col, 5, 5, None)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        layout.check_pending()
+        assert found(rowptr).programs() == 3  # not known before the capture
+        hubs = found(bare)
+        assert hubs.programs() == 3 and not hasattr(bare, layout._HUBS)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert hubs.rows[:2].tolist() == [1, 4] and found(rowptr).programs() == 2

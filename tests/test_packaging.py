@@ -1,0 +1,47 @@
+"""What is installed: every package directory, the marker of types, the entry point."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def project():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def packages_under(folder, name):
+    return {".".join((name, *path.parent.relative_to(folder).parts)) for path in folder.rglob("__init__.py")}
+
+
+def test_every_package_is_listed():
+    found = set()
+    for folder, name in (
+        ("gnncompile", "gnncompile"),
+        ("models", "gnncompile.models"),
+        ("transforms", "gnncompile.transforms"),
+    ):
+        found |= packages_under(ROOT / folder, name)
+    assert set(project()["tool"]["setuptools"]["packages"]) == found
+
+
+def test_types_are_shipped():
+    assert (ROOT / "gnncompile" / "py.typed").exists()
+
+
+def test_backend_is_published():
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends")
+    if "gnncompile" not in points.names:
+        pytest.skip("gnncompile is not installed (run from the checkout)")
+    assert points["gnncompile"].value == "gnncompile.capture.backend:backend"
+
+
+def test_constraints_pin_everything_once_per_python():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all("==" in line for line in lines)
+    assert len(lines) == len(set(lines))
+    keys = [(line.split("==")[0], line.partition(";")[2]) for line in lines]
+    assert len(keys) == len(set(keys))

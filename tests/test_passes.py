@@ -1,0 +1,492 @@
+"""Every pass on small traced graphs: operations before and after, results and gradients against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch_geometric.utils import add_remaining_self_loops, degree, remove_self_loops, scatter, softmax
+
+import gnncompile
+from gnncompile import _compat, passes
+from gnncompile.capture import substitutes
+from gnncompile.capture.compiled import program_of
+from gnncompile.ir.region import parse
+from gnncompile.options import DEFAULTS
+from gnncompile.passes.context import Context, Masked, Skip
+from tests.harness import light
+
+HEADS, WIDTH = 2, 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _light() -> Iterator[None]:
+    with light():
+        yield
+
+
+class Traced:
+    """A Dynamo backend that keeps the operations of a graph after each pass; what it returns runs the last graph."""
+
+    self_loops = "masked"
+
+    def __init__(self, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
+        self.after: dict[str, list[str]] = {}
+        self.options = {**DEFAULTS, **options}
+        torch._dynamo.reset()
+        substitutes.install()
+        self.compiled = torch.compile(fn, backend=self, dynamic=True, fullgraph=True)
+        with _compat.symbolic_counts():
+            self.result = self.compiled(*args)
+
+    def __call__(self, gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
+        fakes = _compat.placeholders_as_fakes(gm)
+        traced = _compat.trace_aten(gm, fakes)
+        for node, fake in zip((n for n in traced.graph.nodes if n.op == "placeholder"), fakes, strict=True):
+            node.meta["val"] = fake
+        mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
+        self.ctx = Context(traced, mode, set(traced.graph.nodes), self.options)
+        self._keep("captured")
+        for one in passes.PASSES:
+            one.run(self.ctx)
+            traced.graph.lint()
+            self._keep(one.__name__.split(".")[-1])
+        self.hoisted = passes.hoist.run(self.ctx)
+        self._keep("hoist")
+        traced.recompile()
+        if self.hoisted is None:
+            return traced.forward
+        positions, program = self.hoisted.inputs, self.hoisted.program
+        return lambda *args: traced.forward(*args, *program(*(args[i] for i in positions)))
+
+    def _keep(self, name: str) -> None:
+        calls = [n.target for n in self.ctx.graph.nodes if n.op == "call_function"]
+        self.after[name] = [str(t) if isinstance(t, torch._ops.OpOverload) else t.__name__ for t in calls]
+
+    def count(self, after: str, part: str) -> int:
+        return sum(part in op for op in self.after[after])
+
+
+def data(nodes: int = 6, edges: int = 14) -> tuple[Tensor, Tensor, Tensor]:
+    """x [nodes, 4], source and destination [edges], with two self loops."""
+    generator = torch.Generator().manual_seed(0)
+    row, col = torch.randint(nodes, (2, edges), generator=generator)
+    row[:2] = col[:2]
+    return torch.randn(nodes, WIDTH, generator=generator), row, col
+
+
+def zeros(x: Tensor) -> Tensor:
+    return x.new_zeros(x.size(0), x.size(1))
+
+
+def add(x: Tensor, col: Tensor, message: Tensor) -> Tensor:
+    return x.new_zeros(x.size(0), *message.shape[1:]).index_add_(0, col, message)
+
+
+def wide(index: Tensor, like: Tensor) -> Tensor:
+    return index.view(-1, 1).expand_as(like)
+
+
+def check(fn: Callable[..., Tensor], *args: Tensor, run: Callable[..., Tensor] | None = None) -> Traced | None:
+    """Result and gradient of float inputs equal eager's."""
+    ours = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
+    theirs = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
+    expected = fn(*theirs)
+    traced = None
+    if run is None:
+        traced = Traced(fn, *ours)
+        found = traced.result
+    else:
+        found = run(*ours)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    if expected.requires_grad:
+        weight = torch.cos(torch.arange(expected.numel()).float()).view_as(expected)
+        (expected * weight).sum().backward()
+        (found * weight).sum().backward()
+        for a, b in zip(ours, theirs, strict=True):
+            if b.is_floating_point():
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return traced
+
+
+# -- functional ---------------------------------------------------------------------------------------------------
+
+
+def test_functional_turns_writes_to_fresh_tensors_into_values():
+    found = check(lambda x, row, col: zeros(x).scatter_add_(0, wide(col, x[row]), x[row]).mul_(2), *data())
+    assert found is not None
+    assert found.count("captured", "scatter_add_.default") == 1 and found.count("captured", "mul_.Scalar") <= 1
+    assert found.count("functional", "scatter_add.default") == 1
+    assert not any(op.split(".")[1].endswith("_") for op in found.after["functional"] if op.startswith("aten."))
+
+
+def test_functional_leaves_writes_to_views_and_inputs():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        out = x * 1
+        out[0].mul_(3)
+        return out
+
+    found = check(fn, *data())
+    assert found is not None and found.count("functional", "mul_") == 1
+
+
+def test_functional_drops_dropout_that_does_nothing():
+    found = check(lambda x, row, col: add(x, col, F.dropout(x[row], 0.5, training=False)), *data())
+    assert found is not None and found.count("functional", "dropout") == 0 and found.count("lower", "region") == 1
+
+
+# -- sizes, edges, shared -----------------------------------------------------------------------------------------
+
+
+def test_sizes_come_from_the_inputs():
+    found = check(lambda x, row, col: add(x, col, torch.ones_like(x[row])), *data())
+    assert found is not None
+    assert found.count("captured", "ones_like") == 1 and found.count("sizes", "ones_like") == 0
+    assert found.count("sizes", "aten.full.default") == 2
+    assert found.count("sizes", "aten.index") == 0  # nothing is gathered only to learn a length
+
+
+def test_rows_of_an_edge_list_are_followed_to_where_they_came_from():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        edge_index = torch.stack([row, col])
+        loops = torch.arange(x.size(0)).view(1, -1).expand(2, -1)
+        edge_index = torch.cat([edge_index, loops], dim=1)
+        source, destination = edge_index[0], edge_index[1]
+        return add(x, destination, x[source])
+
+    found = check(fn, *data())
+    assert found is not None
+    assert found.count("sizes", "aten.stack") == 1 and found.count("edges", "aten.stack") == 0
+
+
+def test_equal_structure_is_made_once():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        for _ in range(3):
+            edge_index, _ = add_remaining_self_loops(torch.stack([row, col]), num_nodes=x.size(0))
+            x = add(x, edge_index[1], x[edge_index[0]]).relu()
+        return x
+
+    found = check(fn, *data())
+    assert found is not None
+    assert found.count("idioms", "aten.arange") == 3 and found.count("shared", "aten.arange") == 1
+    assert found.count("lower", "gnncompile.csr") == 2 and found.count("lower", "gnncompile.region") == 3
+
+
+def test_random_numbers_are_not_shared():
+    def fn(x: Tensor) -> Tensor:
+        return torch.rand_like(x) - torch.rand_like(x)
+
+    assert Traced(fn, torch.ones(50, 4)).result.abs().max() > 0
+
+
+# -- idioms -------------------------------------------------------------------------------------------------------
+
+GATHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x[idx]": lambda x, idx: x[idx],
+    "index_select": lambda x, idx: x.index_select(0, idx),
+    "index_select of dim -2": lambda x, idx: x.index_select(-2, idx),
+    "gather": lambda x, idx: x.gather(0, idx.view(-1, 1).expand(-1, x.size(1))),
+    "embedding": lambda x, idx: F.embedding(idx, x),
+    "take rows of int32": lambda x, idx: x.index_select(0, idx.int()),
+}
+
+
+@pytest.mark.parametrize("spelling", GATHERS)
+def test_spellings_of_a_gather(spelling: str):
+    found = check(lambda x, row, col: add(x, col, GATHERS[spelling](x, row).exp()), *data())
+    assert found is not None and found.count("lower", "gnncompile.region") == 1
+    if spelling != "embedding":
+        assert found.count("lower", "index_select") + found.count("lower", "gather") == 0
+
+
+REDUCTIONS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "index_add_": ("sum", lambda x, i, m: zeros(x).index_add_(0, i, m)),
+    "index_add": ("sum", lambda x, i, m: zeros(x).index_add(0, i, m)),
+    "scatter_add_": ("sum", lambda x, i, m: zeros(x).scatter_add_(0, wide(i, m), m)),
+    "scatter_add of zeros_like": ("sum", lambda x, i, m: torch.zeros_like(x).scatter_add(0, wide(i, m), m)),
+    "index_put_": ("sum", lambda x, i, m: zeros(x).index_put_((i,), m, accumulate=True)),
+    "scatter_reduce sum": ("sum", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "sum")),
+    "scatter_reduce_ mean": ("sum", lambda x, i, m: zeros(x).scatter_reduce_(0, wide(i, m), m, "mean", include_self=False)),
+    "scatter_reduce amax": ("max", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amax", include_self=False)),
+    "scatter_reduce amin": ("min", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amin", include_self=False)),
+    **{f"PyG {r}": (k, lambda x, i, m, r=r: scatter(m, i, 0, x.size(0), r)) for r, k in
+       [("sum", "sum"), ("add", "sum"), ("mean", "sum"), ("max", "max"), ("min", "min")]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", REDUCTIONS)
+def test_spellings_of_a_reduction(spelling: str):
+    kind, reduction = REDUCTIONS[spelling]
+    found = check(lambda x, row, col: reduction(x, col, x[row] * x[col]), *data())
+    assert found is not None and found.count("idioms", "segment_reduce") == 1
+    (region,) = found.ctx.record.regions
+    program = parse(region.spec)
+    assert [program.nodes[i].op for i in program.reductions] == [f"reduce_{kind}"]
+    assert found.count("lower", "aten.index") + found.count("lower", "scatter") == 0
+    assert found.ctx.record.skipped == []
+
+
+OTHER_MEANINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "a base that is not zero": lambda x, i, m: (zeros(x) + 1).index_add_(0, i, m),
+    "alpha": lambda x, i, m: zeros(x).index_add_(0, i, m, alpha=2),
+    "index_put without accumulate": lambda x, i, m: zeros(x).index_put((i.unique(),), m[: i.unique().numel()]),
+    "the base is counted": lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amax", include_self=True),
+    "another dimension": lambda x, i, m: x.new_zeros(x.size(1), x.size(0)).index_add_(1, i, m.t()),
+    "an index that differs by column": lambda x, i, m: zeros(x).scatter_add(0, torch.stack([i, i.flip(0)], 1).repeat(1, 2), m),
+}
+
+
+@pytest.mark.parametrize("spelling", [s for s in OTHER_MEANINGS if "without" not in s])
+def test_reductions_that_mean_something_else_stay(spelling: str):
+    found = check(lambda x, row, col: OTHER_MEANINGS[spelling](x, col, x[row]), *data())
+    assert found is not None and found.count("idioms", "segment_reduce") == 0
+
+
+# -- regions ------------------------------------------------------------------------------------------------------
+
+
+def attention(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    h = x.unsqueeze(1).expand(-1, HEADS, -1) * torch.arange(1.0, HEADS + 1).view(1, HEADS, 1)
+    score = h.sum(-1)
+    alpha = softmax(F.leaky_relu(score[row] + score[col], 0.2), col, num_nodes=x.size(0))
+    return add(x, col, h[row] * alpha.unsqueeze(-1))
+
+
+def test_attention_is_one_region():
+    found = check(attention, *data())
+    assert found is not None
+    (region,) = found.ctx.record.regions
+    assert len(parse(region.spec).softmaxes) == 1 and found.count("lower", "softmax") == 0
+
+
+def test_softmax_that_leaves_is_a_region_of_its_own():
+    found = check(lambda x, row, col: softmax(x[row] * x[col], col, num_nodes=x.size(0)), *data())
+    assert found is not None and found.count("lower", "gnncompile.region") == 1
+
+
+def test_no_layout_by_source_without_gradient():
+    x, row, col = data()
+    layouts = []
+    for wanted in (False, True):
+        with light():
+            compiled = gnncompile.compile(lambda x, row, col: add(x, col, x[row]), options={"hoist": False})
+            compiled(x.clone().requires_grad_(wanted), row, col)
+        layouts.append(program_of(compiled).backend.captured[0].record.regions[0].spec)
+    assert layouts[0] == layouts[1]
+
+
+UNFUSABLE: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int, str]] = {
+    "cumsum": (lambda x, row, col: add(x, col, x[row].cumsum(1)), 1, ""),
+    "linear on edges": (lambda x, row, col: add(x, col, F.linear(x[row], x[:WIDTH])), 1, ""),
+    "power with a logarithm": (lambda x, row, col: add(x, col, x[row].abs() ** 1.7), 1, "pow"),
+    "two other ends": (lambda x, row, col: add(x, col, x[row] * x[(row + 1) % x.size(0)]), 1, "one other end"),
+    "integer weights": (lambda x, row, col: add(x, col, x[row] * row.view(-1, 1)), 1, "int64"),
+    "three feature axes": (lambda x, row, col: add(x, col, (x.view(-1, 2, 2, 1) * x.view(-1, 2, 1, 2))[row]), 0, "3 feature axes"),
+    "mul": (lambda x, row, col: scatter(x[row], col, 0, x.size(0), "mul"), 0, "'mul' has no kernel"),
+    "no channel": (lambda x, row, col: add(x, col, x[:, :0][row]).sum(1), 0, "length 0"),
+}
+
+
+@pytest.mark.parametrize("case", UNFUSABLE)
+def test_what_is_not_fused_is_right_and_recorded(case: str):
+    fn, regions, why = UNFUSABLE[case]
+    found = check(fn, *data())
+    assert found is not None and found.count("lower", "gnncompile.region") == regions
+    skips = found.ctx.record.skipped
+    assert any(why in s.reason for s in skips) if why else skips == []
+    for skip in skips:
+        assert isinstance(skip, Skip) and "test_passes.py:" in skip.line
+
+
+def test_regions_can_be_turned_off():
+    x, row, col = data()
+    for off in ("regions", "hoist"):
+        compiled = gnncompile.compile(attention, options={off: False}, fullgraph=True)
+        torch.testing.assert_close(compiled(x, row, col), attention(x, row, col))
+        (captured,) = program_of(compiled).backend.captured
+        assert (captured.record.regions == []) is (off == "regions")
+        assert (captured.structure is None) is (off == "hoist")
+
+
+# -- lower: masked edges ------------------------------------------------------------------------------------------
+
+
+def without_loops(row: Tensor, col: Tensor) -> Tensor:
+    return remove_self_loops(torch.stack([row, col]))[0]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "mul"])
+def test_masked_edges_are_not_counted(reduce: str):
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        edge_index = without_loops(row, col)
+        return scatter(x[edge_index[0]], edge_index[1], 0, x.size(0), reduce)
+
+    found = check(fn, *data())
+    assert found is not None and found.count("lower", "mark_dead") == 0
+    assert found.count("lower", "gnncompile.region") == (reduce != "mul")
+
+
+def test_masked_softmax_that_is_not_fused():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        edge_index = without_loops(row, col)
+        message = (x.view(-1, 2, 2, 1) * x.view(-1, 2, 1, 2))[edge_index[0]]
+        return add(x, edge_index[1], softmax(message, edge_index[1], num_nodes=x.size(0)) * message)
+
+    assert check(fn, *data()) is not None
+
+
+READERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean over edges": lambda x, e: x - x[e[0]].mean(0),
+    "edges are returned": lambda x, e: x[e[0]],
+    "degree": lambda x, e: x * degree(e[1], x.size(0)).view(-1, 1),
+    "sort": lambda x, e: x[e[1].sort().values].sum(0),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_that_would_count_masked_edges_are_refused(reader: str):
+    """And the caller then captures again with exact sizes."""
+    fn = lambda x, row, col: READERS[reader](x, without_loops(row, col))  # noqa: E731
+    with pytest.raises(Masked):
+        Traced(fn, *data())
+    compiled = gnncompile.compile(fn)
+    check(fn, *data(), run=compiled)
+    assert program_of(compiled).backend.notes
+
+
+COUNTERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "number of edges": lambda x, e, w: x * e.size(1),
+    "constants per edge": lambda x, e, w: x * torch.ones(e.size(1)).sum(),
+    "mean of an edge attribute": lambda x, e, w: x * w.mean(),
+    "an edge attribute itself": lambda x, e, w: w,
+}
+
+
+@pytest.mark.parametrize("reader", COUNTERS)
+def test_attributes_and_counts_of_masked_edges(reader: str):
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        return COUNTERS[reader](x, *remove_self_loops(torch.stack([row, col]), row.float()))
+
+    check(fn, *data(), run=gnncompile.compile(fn))
+
+
+# -- hoist --------------------------------------------------------------------------------------------------------
+
+
+def test_structure_leaves_the_step():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        edge_index, _ = add_remaining_self_loops(torch.stack([row, col]), num_nodes=x.size(0))
+        norm = scatter(torch.ones(edge_index.size(1)), edge_index[1], 0, x.size(0), "sum").rsqrt()
+        return add(x, edge_index[1], x[edge_index[0]] * norm[edge_index[1]].view(-1, 1))
+
+    found = check(fn, *data())
+    assert found is not None and found.hoisted is not None
+    assert found.count("lower", "gnncompile.csr") >= 1
+    for part in ("csr", "arange", "aten.ne", "aten.cat", "rsqrt"):
+        assert found.count("hoist", part) == 0
+    assert found.count("hoist", "gnncompile.region") == 1
+    assert set(found.hoisted.inputs) < set(range(len([n for n in found.ctx.graph.nodes if n.op == "placeholder"])))
+
+
+def test_structure_is_built_once_per_graph():
+    x, row, col = data()
+    compiled = gnncompile.compile(attention)
+    for _ in range(3):
+        compiled(x, row, col)
+    cache = program_of(compiled).backend.captured[0].structure.cache
+    assert cache.misses == 1
+    compiled(x, row.clone(), col)
+    assert cache.misses == 2
+
+
+# -- the user's own code ------------------------------------------------------------------------------------------
+
+
+def _half_frozen(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    with torch.no_grad():
+        fixed = add(x, col, x[row])
+    return fixed * x + add(x, col, x[row].exp())
+
+
+def _write_before(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    x = x * 1
+    x[0] = 3.0
+    return add(x, col, x[row])
+
+
+def _write_to_the_result(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    out = zeros(x)
+    out.index_add_(0, col, x[row])
+    out[0].mul_(2)
+    return out
+
+
+def _write_after_gather(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    x = x * 1
+    message = x[row]
+    x[1:].mul_(2)
+    return add(x, col, message) + x
+
+
+def _write_to_copied_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    row = row.clone()
+    row[3:5].add_(1).remainder_(x.size(0))
+    return add(x, col, x[row])
+
+
+def _two_integer_tensors(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    a, b = torch.zeros(WIDTH, dtype=torch.long), torch.zeros(WIDTH, dtype=torch.long)
+    a[0] = 5
+    b[1] = 7
+    return x + a + 10 * b
+
+
+def _masks_add_up(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, (x[row] > 0) * 1.0 + (x[col] > 0) * 1.0)
+
+
+def _hardtanh_at_its_ends(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, F.hardtanh(x[row] - x[row].detach() + 1.0))
+
+
+def _rsub_alpha(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, torch.rsub(x[row], 1.5, alpha=2))
+
+
+def _index_put_one_number(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return x * x.new_zeros(x.size(0)).index_put_((col,), torch.tensor(1.0), accumulate=True).view(-1, 1)
+
+
+def _short_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return zeros(x).scatter_add_(0, col[:5].view(-1, 1).expand(-1, x.size(1)), x[row])
+
+
+def _size_from_an_inner_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return scatter(x[row], (col + 1) % x.size(0), 0, reduce="sum")
+
+
+USER_CODE = [
+    _half_frozen, _write_before, _write_to_the_result, _write_after_gather, _write_to_copied_index, _two_integer_tensors,
+    _masks_add_up, _hardtanh_at_its_ends, _rsub_alpha, _index_put_one_number, _short_index, _size_from_an_inner_index,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", USER_CODE, ids=lambda f: f.__name__.strip("_"))
+def test_code_by_hand(fn: Callable[..., Tensor]):
+    compiled = gnncompile.compile(fn)
+    for _ in range(2):  # the second call finds the remembered structure
+        check(fn, *data(), run=compiled)
+
+
+def test_zeros_without_a_prototype_are_a_base_as_well():
+    found = check(lambda x, row, col: torch.zeros(x.size(0), x.size(1)).index_add_(0, col, x[row]), *data())
+    assert found is not None and found.count("lower", "gnncompile.region") == 1
+
+
+def test_edge_level_output():
+    found = check(lambda x, row, col: (x[row] * x[col]).sum(-1), *data())
+    assert found is not None and found.ctx.record.skipped == []

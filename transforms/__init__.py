@@ -1,0 +1,9 @@
+"""Data transforms that prepare graphs for fast message passing, installed as `gnncompile.transforms`.
+
+They are ordinary PyG transforms (`BaseTransform`): compose them with PyG's own, or pass them to a dataset as
+`transform` or `pre_transform`. None is needed for correctness: a compiled model gives the same numbers without them.
+"""
+
+from .sort_by_destination import SortByDestination
+
+__all__ = ["SortByDestination"]
