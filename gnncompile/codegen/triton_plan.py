@@ -180,20 +180,28 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     """The tile for hubs beside `tile` for the other rows, or None where it would be no larger.
 
     One warp walks a row of 13,000 edges long after the rest of the chip has finished. A hub gets as many warps, and
-    as many programs of few channels each, as keep a multiprocessor busy, with as many elements per thread as before.
+    as many programs of few channels each, as keep a multiprocessor busy, with about as many elements per thread as
+    before. Where several wide values per edge are read or written, the tile is smaller; so ptxas spills nothing.
     """
     if plan.passes == 0 or tile.rows > 1:
         return None
     heads, channels = power_of_two(region.grid[0]), tile.channels
     if not any(n.op == "sum_channels" for n in region.nodes):
         channels = min(channels, HUB_CHANNELS)
-    elements = HUB_WARPS * ELEMENTS
+    elements = HUB_WARPS * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
     if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
     edges = min(max(elements // (heads * channels), 1), HUB_EDGES)
     if edges <= tile.edges:
         return None
     return replace(tile, edges=edges, channels=channels, num_warps=HUB_WARPS, walks="hubs")
+
+
+def _wide_streams(region: Region, plan: Schedule) -> int:
+    """How many values about as wide as the tile are read or written per edge; at least 1."""
+    nodes = [n for n in (region.nodes[i] for i in plan.need) if n.op == "input" and edgewise(region, n)]
+    nodes += [n for n in (region.nodes[o.node] for o in region.outputs) if n.space is Space.EDGE]
+    return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
 
 
 def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:

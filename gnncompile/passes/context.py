@@ -113,6 +113,8 @@ class Context:
         node = self.graph.call_function(target, args, kwargs)
         with self.fake_mode:
             node.meta["val"] = target(*fx.map_arg(args, value), **fx.map_arg(kwargs, value))
+        if any(n in self.needs_grad for n in node.all_input_nodes):
+            self.needs_grad.add(node)
         if like is not None and "stack_trace" in like.meta:
             node.meta["stack_trace"] = like.meta["stack_trace"]
         return node

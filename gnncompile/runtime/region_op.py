@@ -84,6 +84,11 @@ def backward(
         if not stage.region.walks_edges:
             temporaries += reference.run_rows(stage.region, operands, layout[0].size(0) - 1)
             continue
+        if stage.region.by is not region.by and len(layout) < 6:
+            raise RuntimeError(
+                f"a gradient is gathered by {stage.region.by.value}, but the region was formed without that layout; "
+                "please report it"
+            )
         walk = list(layout) if stage.region.by is region.by else [*layout[3:], *layout[:3]]
         temporaries += torch.ops.gnncompile.region(operands, walk, stage.region.spec)
     gradients: list[Tensor | None] = []
