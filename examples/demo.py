@@ -28,8 +28,8 @@ from examples.digits.plot import plot  # noqa: E402
 from examples.digits.tasks import NODE_MODELS, Task, graph_task, node_tasks  # noqa: E402
 from examples.digits.training import WARMUP, WAYS, Run, explain, train  # noqa: E402
 
-# In points. Rounding differs from one way to the next and grows while training: two eager runs whose first weights differ
-# by 3e-7 end up to 1.0 points apart (GIN on graphs). A wrong gradient costs tens of points.
+# In points. Rounding differs from one way to the next and grows while training: two eager runs whose first weights
+# differ by 3e-7 end up to 1.0 points apart (GIN on graphs). A wrong gradient costs tens of points.
 ACCURACY_TOLERANCE = 2.0
 
 HEADER = ["task", "model", "how", "ms/step", "x eager", "total s", "peak MiB", "accuracy %", "breaks", "recompiles"]
