@@ -32,7 +32,9 @@ def weighted_sum() -> Region:
 
 def attention() -> Region:
     b = Builder(D)
-    a, c, x = (b.input(k, space, shape, "float32") for k, (space, shape) in enumerate([(S, (2, 1)), (D, (2, 1)), (S, (2, 3))]))
+    a, c, x = (
+        b.input(k, space, shape, "float32") for k, (space, shape) in enumerate([(S, (2, 1)), (D, (2, 1)), (S, (2, 3))])
+    )
     alpha = b.softmax(rules.leaky_relu(b, b.op("add", a, c), 0.2))
     return b.finish([Output(b.reduce("sum", b.op("mul", alpha, x)), "float32", (2, 3))])
 
@@ -76,7 +78,9 @@ def test_folding_keeps_nan_and_infinity(fold: str):
     torch.testing.assert_close(found, expected(data), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.xfail(strict=True, reason="x + 0.0 is folded to x, which keeps the sign of -0.0; only x + -0.0 and x - 0.0 are x")
+@pytest.mark.xfail(
+    strict=True, reason="x + 0.0 is folded to x, which keeps the sign of -0.0; only x + -0.0 and x - 0.0 are x"
+)
 def test_adding_zero_to_minus_zero():
     b = Builder(D)
     value = b.op("add", b.input(0, D, (1, 1), "float64"), b.const(0.0))
@@ -84,7 +88,9 @@ def test_adding_zero_to_minus_zero():
     assert not torch.signbit(found).any()
 
 
-@pytest.mark.xfail(strict=True, reason="mask * 1.0 is folded to the mask itself, and the sum of two masks is then a logical or")
+@pytest.mark.xfail(
+    strict=True, reason="mask * 1.0 is folded to the mask itself, and the sum of two masks is then a logical or"
+)
 def test_bool_times_one_is_a_number():
     b = Builder(D)
     x = b.input(0, D, (1, 1), "float64")
@@ -158,7 +164,9 @@ def test_verify_names_the_rule(problem: str):
     assert problem in str(error.value).replace("storage type and a position", "storage type; and a position")
 
 
-@pytest.mark.parametrize("region", [weighted_sum(), attention(), with_residuals(attention())], ids=["sum", "gat", "kept"])
+@pytest.mark.parametrize(
+    "region", [weighted_sum(), attention(), with_residuals(attention())], ids=["sum", "gat", "kept"]
+)
 def test_verify_accepts(region: Region):
     verify(region)
 
@@ -166,12 +174,17 @@ def test_verify_accepts(region: Region):
 @pytest.mark.parametrize(
     ("problem", "region"),
     [
-        ("space of a feature sum", Region(D, (X, Node("sum_channels", (0,), D, (1, 1)), ROW), (Output(2, "float32", (4,)),))),
+        (
+            "space of a feature sum",
+            Region(D, (X, Node("sum_channels", (0,), D, (1, 1)), ROW), (Output(2, "float32", (4,)),)),
+        ),
         ("negative position", Region(D, (replace(X, value=-1), ROW), (OUT,))),
         ("output of a node that is not there", Region(D, (X, ROW), (Output(7, "float32", (4,)),))),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="the verifier does not check these yet", raises=(pytest.fail.Exception, IndexError))
+@pytest.mark.xfail(
+    strict=True, reason="the verifier does not check these yet", raises=(pytest.fail.Exception, IndexError)
+)
 def test_verify_misses(problem: str, region: Region):
     with pytest.raises(InvalidRegion):
         verify(region)
@@ -220,7 +233,9 @@ def test_string_form_round_trip(region: Region):
 @pytest.mark.parametrize("number", [1e-300, -0.0, INF, -INF, 1 / 3])
 def test_string_form_keeps_numbers(number: float):
     b = Builder(D)
-    region = b.finish([Output(b.reduce("sum", b.op("mul", b.input(0, S, (1, 1), "float32"), b.const(number))), "float32", ())])
+    region = b.finish(
+        [Output(b.reduce("sum", b.op("mul", b.input(0, S, (1, 1), "float32"), b.const(number))), "float32", ())]
+    )
     (found,) = (n.value for n in parse(region.spec).nodes if n.op == "const")
     assert found == number and math.copysign(1, found) == math.copysign(1, number)
 
@@ -255,9 +270,33 @@ ACTIVATIONS: dict[str, tuple[Callable[[Builder, int], int | None], Callable[[Ten
     "clamp_min": (lambda b, x: rules.clamp(b, x, 0.0), lambda t: t.clamp(min=0.0)),
     "clamp_max": (lambda b, x: rules.clamp(b, x, None, 1.0), lambda t: t.clamp(max=1.0)),
     "clamp crossed": (lambda b, x: rules.clamp(b, x, 2.0, -0.5), lambda t: t.clamp(2.0, -0.5)),
-    **{f"power {p:g}": (lambda b, x, p=p: rules.power(b, x, p), lambda t, p=p: t**p) for p in (0.5, -0.5, 1, 2, 3, 4, -1, -2)},
+    **{
+        f"power {p:g}": (lambda b, x, p=p: rules.power(b, x, p), lambda t, p=p: t**p)
+        for p in (0.5, -0.5, 1, 2, 3, 4, -1, -2)
+    },
 }
-POINTS = [0.0, -0.0, 1e-8, -1e-8, 0.3, -0.3, 1.0, -1.0, 2.5, -2.5, 19.9, 21.0, -30.0, 90.0, -90.0, 1e30, -1e30, INF, -INF, NAN]
+POINTS = [
+    0.0,
+    -0.0,
+    1e-8,
+    -1e-8,
+    0.3,
+    -0.3,
+    1.0,
+    -1.0,
+    2.5,
+    -2.5,
+    19.9,
+    21.0,
+    -30.0,
+    90.0,
+    -90.0,
+    1e30,
+    -1e30,
+    INF,
+    -INF,
+    NAN,
+]
 
 
 def activation(name: str, dtype: str) -> Region:
@@ -285,7 +324,9 @@ def test_activation_in_float32(name: str):
 
 
 @pytest.mark.parametrize(("name", "at"), [("softplus", -20.0), ("elu", -1e-6)])
-@pytest.mark.xfail(strict=True, reason="log(1 + e) and exp(x) - 1 lose all digits of small results; torch has log1p and expm1")
+@pytest.mark.xfail(
+    strict=True, reason="log(1 + e) and exp(x) - 1 lose all digits of small results; torch has log1p and expm1"
+)
 def test_small_results_keep_their_digits(name: str, at: float):
     data = torch.tensor([at])
     (found,) = run_rows(activation(name, "float32"), [data], 1)

@@ -228,7 +228,9 @@ def test_only_some_gradients_wanted(name: str):
 def test_outputs_without_a_cotangent(kept: int):
     g, region = GRAPHS["hub"], REGIONS["mixed"]
     walk = g.both()
-    assert torch.autograd.gradcheck(lambda *t: results(region, list(t), walk)[kept], tensors("mixed", g), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda *t: results(region, list(t), walk)[kept], tensors("mixed", g), fast_mode=True
+    )
 
 
 def test_no_cotangent_gives_no_stage():
@@ -237,7 +239,9 @@ def test_no_cotangent_gives_no_stage():
     assert plan == Backward((), (None,) * 4)
 
 
-@pytest.mark.xfail(strict=True, reason="the cotangent of a row value that is read again on edges is not summed over them")
+@pytest.mark.xfail(
+    strict=True, reason="the cotangent of a row value that is read again on edges is not summed over them"
+)
 def test_reduction_read_again_on_edges():
     b = Builder(D)
     x = b.input(0, S, (1, 2), F64)

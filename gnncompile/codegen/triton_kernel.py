@@ -23,10 +23,6 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
 
-Position = tuple[int, int]
-"""Where an argument comes from: (0, position among the tensors), (1, position in the layout), (2, the only one: the
-list of hubs) or (3, position among the outputs)."""
-
 _NO_HOOKS = (None, None, None)
 """Launch metadata and hooks of a launch that nobody watches."""
 
@@ -86,16 +82,18 @@ class TritonKernel:
             self._launch(tensors, layout, outputs, device)
 
     def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
-        rowptr = layout[0]
+        rowptr, col, edge = layout
         rows = rowptr.size(0) - 1
         if rows == 0:
             return
-        self._ordinary((tensors, layout, (), outputs), rows, device)
+        given = [rowptr, col, edge, rowptr, *outputs, *tensors]
+        self._ordinary(given, rows, device)
         if self._hubs is None:
             return
-        hubs = find_hubs(rowptr, layout[2].size(0))
+        hubs = find_hubs(rowptr, edge.size(0))
         if hubs is not None and (programs := hubs.programs()):
-            self._hubs((tensors, layout, (hubs.rows,), outputs), programs, device)
+            given[3] = hubs.rows
+            self._hubs(given, programs, device)
 
 
 class _Variant:
@@ -118,12 +116,15 @@ class _Variant:
             self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
         self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
 
-    def __call__(self, given: tuple[Sequence[Tensor], ...], rows: int, device: int) -> None:
-        """Launches programs for so many rows, on the current device; its index is -1 under the interpreter."""
+    def __call__(self, given: Sequence[Tensor], rows: int, device: int) -> None:
+        """Launches programs for so many rows, on the current device; its index is -1 under the interpreter.
+
+        `given` holds rowptr, col, edge, the list of hubs (anything where none is walked), the outputs and the tensors.
+        """
         pointers: list[int] = []
         bits = 0
-        for (which, at), dtype in self._arguments:
-            tensor = given[which][at]
+        for at, dtype in self._arguments:
+            tensor = given[at]
             if tensor.dtype is not dtype or tensor.get_device() != device:
                 raise ValueError(_complaint(tensor, dtype, device))
             pointer = tensor.data_ptr()
@@ -139,7 +140,7 @@ class _Variant:
         if launcher is not None:
             launcher(programs, self._columns, device, pointers)
             return
-        arguments: list[Any] = [given[which][at] for (which, at), _ in self._arguments]
+        arguments: list[Any] = [given[at] for at, _ in self._arguments]
         arguments += pointers[len(arguments) :]  # the number of rows
         compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
         if compiled is not None:  # the interpreter returns None
@@ -186,21 +187,20 @@ def _current_device() -> int:
     return torch._C._cuda_getDevice()
 
 
-def _arguments(region: Region, names: Sequence[str]) -> list[tuple[Position, torch.dtype]]:
-    """Place and type of every pointer that a kernel takes."""
+def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
+    """Place among all that a call is given (see :meth:`_Variant.__call__`) and type, of every pointer of a kernel."""
     types = {int(n.value or 0): n.dtype for n in region.inputs}
-    found: list[tuple[Position, torch.dtype]] = []
+    indices = (*Layout._fields, "hubs")
+    found: list[tuple[int, torch.dtype]] = []
     for name in names:
-        if name == "num_rows":
-            continue
-        if name in Layout._fields:
-            found.append(((1, Layout._fields.index(name)), torch.int32))
-        elif name == "hubs":
-            found.append(((2, 0), torch.int32))
+        if name in indices:
+            found.append((indices.index(name), torch.int32))
         elif name.startswith("out"):
-            found.append(((3, at := int(name[3:])), getattr(torch, region.outputs[at].dtype)))
-        else:
-            found.append(((0, at := int(name[1:])), getattr(torch, types[at])))
+            at = int(name[3:])
+            found.append((len(indices) + at, getattr(torch, region.outputs[at].dtype)))
+        elif name != "num_rows":
+            at = int(name[1:])
+            found.append((len(indices) + len(region.outputs) + at, getattr(torch, types[at])))
     return found
 
 
