@@ -280,7 +280,7 @@ def test_torch_compile_with_our_backend(gradient: bool, model: Net):
 def test_inside_an_eager_model(model: Net, compiled: Any):
     outer = Outer(compiled)
     equal(outer(X, EDGES), outer.lin(model(X, EDGES)))
-    assert list(outer.state_dict())[0].startswith("inner.")
+    assert next(iter(outer.state_dict())).startswith("inner.")
     assert len(program_of(compiled).backend.captured) == 1
 
 

@@ -17,7 +17,7 @@ from gnncompile.ir.builder import Builder, broadcast, join
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.reference import run_rows
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space, parse
-from gnncompile.ir.verify import InvalidRegion, verify
+from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import with_residuals
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
@@ -159,7 +159,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("problem", BROKEN)
 def test_verify_names_the_rule(problem: str):
-    with pytest.raises(InvalidRegion) as error:
+    with pytest.raises(InvalidRegionError) as error:
         verify(BROKEN[problem])
     assert problem in str(error.value).replace("storage type and a position", "storage type; and a position")
 
@@ -186,7 +186,7 @@ def test_verify_accepts(region: Region):
     strict=True, reason="the verifier does not check these yet", raises=(pytest.fail.Exception, IndexError)
 )
 def test_verify_misses(problem: str, region: Region):
-    with pytest.raises(InvalidRegion):
+    with pytest.raises(InvalidRegionError):
         verify(region)
 
 

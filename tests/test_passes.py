@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gnncompile
-from gnncompile import _compat, passes
-from gnncompile.capture import substitutes
 from gnncompile.capture.compiled import program_of
 from gnncompile.ir.region import parse
-from gnncompile.options import DEFAULTS
-from gnncompile.passes.context import Context, Masked, Skip
+from gnncompile.passes.context import Masked, Skip
 from tests.harness import light
+from tests.tracing import WIDTH, Traced, add, check, data, wide, zeros
 
-HEADS, WIDTH = 2, 4
+HEADS = 2
 WEIGHT = torch.arange(16.0).view(WIDTH, WIDTH) / 10
 
 
@@ -28,90 +25,6 @@ WEIGHT = torch.arange(16.0).view(WIDTH, WIDTH) / 10
 def _light() -> Iterator[None]:
     with light():
         yield
-
-
-class Traced:
-    """A Dynamo backend that keeps the operations of a graph after each pass; what it returns runs the last graph."""
-
-    self_loops = "masked"
-
-    def __init__(self, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
-        self.after: dict[str, list[str]] = {}
-        self.options = {**DEFAULTS, **options}
-        torch._dynamo.reset()
-        substitutes.install()
-        self.compiled = torch.compile(fn, backend=self, dynamic=True, fullgraph=True)
-        with _compat.symbolic_counts():
-            self.result = self.compiled(*args)
-
-    def __call__(self, gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
-        fakes = _compat.placeholders_as_fakes(gm)
-        traced = _compat.trace_aten(gm, fakes)
-        for node, fake in zip((n for n in traced.graph.nodes if n.op == "placeholder"), fakes, strict=True):
-            node.meta["val"] = fake
-        mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
-        self.ctx = Context(traced, mode, set(traced.graph.nodes), self.options)
-        self._keep("captured")
-        for one in passes.PASSES:
-            one.run(self.ctx)
-            traced.graph.lint()
-            self._keep(one.__name__.split(".")[-1])
-        self.hoisted = passes.hoist.run(self.ctx)
-        self._keep("hoist")
-        traced.recompile()
-        if self.hoisted is None:
-            return traced.forward
-        positions, program = self.hoisted.inputs, self.hoisted.program
-        return lambda *args: traced.forward(*args, *program(*(args[i] for i in positions)))
-
-    def _keep(self, name: str) -> None:
-        calls = [n.target for n in self.ctx.graph.nodes if n.op == "call_function"]
-        self.after[name] = [str(t) if isinstance(t, torch._ops.OpOverload) else t.__name__ for t in calls]
-
-    def count(self, after: str, part: str) -> int:
-        return sum(part in op for op in self.after[after])
-
-
-def data(nodes: int = 6, edges: int = 14) -> tuple[Tensor, Tensor, Tensor]:
-    """x [nodes, 4], source and destination [edges], with two self loops."""
-    generator = torch.Generator().manual_seed(0)
-    row, col = torch.randint(nodes, (2, edges), generator=generator)
-    row[:2] = col[:2]
-    return torch.randn(nodes, WIDTH, generator=generator), row.clone(), col.clone()
-
-
-def zeros(x: Tensor) -> Tensor:
-    return x.new_zeros(x.size(0), x.size(1))
-
-
-def add(x: Tensor, col: Tensor, message: Tensor) -> Tensor:
-    return x.new_zeros(x.size(0), *message.shape[1:]).index_add_(0, col, message)
-
-
-def wide(index: Tensor, like: Tensor) -> Tensor:
-    return index.view(-1, 1).expand_as(like)
-
-
-def check(fn: Callable[..., Tensor], *args: Tensor, run: Callable[..., Tensor] | None = None) -> Traced | None:
-    """Result and gradient of float inputs equal eager's."""
-    ours = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
-    theirs = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
-    expected = fn(*theirs)
-    traced = None
-    if run is None:
-        traced = Traced(fn, *ours)
-        found = traced.result
-    else:
-        found = run(*ours)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
-    if expected.requires_grad:
-        weight = torch.cos(torch.arange(expected.numel()).float()).view_as(expected)
-        (expected * weight).sum().backward()
-        (found * weight).sum().backward()
-        for a, b in zip(ours, theirs, strict=True):
-            if b.is_floating_point():
-                torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, equal_nan=True)
-    return traced
 
 
 # -- functional ---------------------------------------------------------------------------------------------------
@@ -204,6 +117,7 @@ def test_spellings_of_a_gather(spelling: str):
         assert found.count("lower", "index_select") + found.count("lower", "gather") == 0
 
 
+EXCLUDE = {"include_self": False}
 REDUCTIONS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "index_add_": ("sum", lambda x, i, m: zeros(x).index_add_(0, i, m)),
     "index_add": ("sum", lambda x, i, m: zeros(x).index_add(0, i, m)),
@@ -211,9 +125,9 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = 
     "scatter_add of zeros_like": ("sum", lambda x, i, m: torch.zeros_like(x).scatter_add(0, wide(i, m), m)),
     "index_put_": ("sum", lambda x, i, m: zeros(x).index_put_((i,), m, accumulate=True)),
     "scatter_reduce sum": ("sum", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "sum")),
-    "scatter_reduce_ mean": ("sum", lambda x, i, m: zeros(x).scatter_reduce_(0, wide(i, m), m, "mean", include_self=False)),
-    "scatter_reduce amax": ("max", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amax", include_self=False)),
-    "scatter_reduce amin": ("min", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amin", include_self=False)),
+    "scatter_reduce_ mean": ("sum", lambda x, i, m: zeros(x).scatter_reduce_(0, wide(i, m), m, "mean", **EXCLUDE)),
+    "scatter_reduce amax": ("max", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amax", **EXCLUDE)),
+    "scatter_reduce amin": ("min", lambda x, i, m: zeros(x).scatter_reduce(0, wide(i, m), m, "amin", **EXCLUDE)),
     **{f"PyG {r}": (k, lambda x, i, m, r=r: scatter(m, i, 0, x.size(0), r)) for r, k in
        [("sum", "sum"), ("add", "sum"), ("mean", "sum"), ("max", "max"), ("min", "min")]},
 }  # fmt: skip
@@ -305,7 +219,7 @@ def test_what_is_not_fused_is_right_and_recorded(case: str):
     skips = found.ctx.record.skipped
     assert any(why in s.reason for s in skips) if why else skips == []
     for skip in skips:
-        assert isinstance(skip, Skip) and "test_passes.py:" in skip.line
+        assert isinstance(skip, Skip) and skip.line.startswith("tests/")
 
 
 def test_regions_can_be_turned_off():
@@ -364,25 +278,6 @@ def test_readers_that_would_count_masked_edges_are_refused(reader: str):
     assert program_of(compiled).backend.notes
 
 
-COUNTERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "number of edges": lambda x, e, w: x * e.size(1),
-    "constants per edge": lambda x, e, w: x * torch.ones(e.size(1)).sum(),
-    "mean of an edge attribute": lambda x, e, w: x * w.mean(),
-    "an edge attribute itself": lambda x, e, w: w,
-}
-
-
-@pytest.mark.xfail(
-    strict=True, reason="only the index is known to be masked: sizes and attributes still count removed edges"
-)
-@pytest.mark.parametrize("reader", COUNTERS)
-def test_attributes_and_counts_of_masked_edges(reader: str):
-    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-        return COUNTERS[reader](x, *remove_self_loops(torch.stack([row, col]), row.float()))
-
-    check(fn, *data(), run=gnncompile.compile(fn))
-
-
 # -- hoist --------------------------------------------------------------------------------------------------------
 
 
@@ -410,96 +305,6 @@ def test_structure_is_built_once_per_graph():
     assert cache.misses == 1
     compiled(x, row.clone(), col)
     assert cache.misses == 2
-
-
-# -- the user's own code ------------------------------------------------------------------------------------------
-
-
-def _half_frozen(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    with torch.no_grad():
-        fixed = add(x, col, x[row])
-    return fixed * x + add(x, col, x[row].exp())
-
-
-def _write_before(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    x = x * 1
-    x[0] = 3.0
-    return add(x, col, x[row])
-
-
-def _write_to_the_result(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    out = zeros(x)
-    out.index_add_(0, col, x[row])
-    out[0].mul_(2)
-    return out
-
-
-def _write_after_gather(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    x = x * 1
-    message = x[row]
-    x[1:].mul_(2)
-    return add(x, col, message) + x
-
-
-def _write_to_copied_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    row = row.clone()
-    row[3:5].add_(1).remainder_(x.size(0))
-    return add(x, col, x[row])
-
-
-def _two_integer_tensors(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    a, b = torch.zeros(WIDTH, dtype=torch.long), torch.zeros(WIDTH, dtype=torch.long)
-    a[0] = 5
-    b[1] = 7
-    return x + a + 10 * b
-
-
-def _masks_add_up(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return add(x, col, (x[row] > 0) * 1.0 + (x[col] > 0) * 1.0)
-
-
-def _hardtanh_at_its_ends(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return add(x, col, F.hardtanh(x[row] - x[row].detach() + 1.0))
-
-
-def _rsub_alpha(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return add(x, col, torch.rsub(x[row], 1.5, alpha=2))
-
-
-def _index_put_one_number(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return x * x.new_zeros(x.size(0)).index_put_((col,), torch.tensor(1.0), accumulate=True).view(-1, 1)
-
-
-def _short_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return zeros(x).scatter_add_(0, col[:5].view(-1, 1).expand(-1, x.size(1)), x[row])
-
-
-def _size_from_an_inner_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return scatter(x[row], (col + 1) % x.size(0), 0, reduce="sum")
-
-
-USER_CODE = [_half_frozen, _write_before, _size_from_an_inner_index]
-WRONG = {
-    _write_to_the_result: "the region saves its own output for the gradient, needed or not, so no one may write to it",
-    _write_after_gather: "a gather is moved behind a write to what it reads",
-    _write_to_copied_index: "an index that is written to leaves the step",
-    _two_integer_tensors: "integer tensors that are written to are merged",
-    _masks_add_up: "mask * 1.0 is folded to the mask",
-    _hardtanh_at_its_ends: "torch gives hardtanh no gradient at its ends, clamp does",
-    _rsub_alpha: "alpha of rsub is dropped",
-    _index_put_one_number: "index_put broadcasts its values",
-    _short_index: "scatter_add takes an index shorter than its source",
-}
-
-
-@pytest.mark.parametrize(
-    "fn", [*USER_CODE, *(pytest.param(f, marks=pytest.mark.xfail(strict=True, reason=r)) for f, r in WRONG.items())],
-    ids=lambda f: f.__name__.strip("_"),
-)  # fmt: skip
-def test_code_by_hand(fn: Callable[..., Tensor]):
-    compiled = gnncompile.compile(fn)
-    for _ in range(2):  # the second call finds the remembered structure
-        check(fn, *data(), run=compiled)
 
 
 @pytest.mark.xfail(

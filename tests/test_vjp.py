@@ -279,7 +279,8 @@ def test_gat_gathers_wide_rows_once():
     stages = plan_of("gat").stages
     assert [(s.region.by, s.region.walks_edges) for s in stages] == [(D, False), (S, True), (D, True)]
     wide = [gathered(s.region) for s in stages if s.region.walks_edges]
-    # By source: the cotangent (2x3), and logit, maximum, sum and dot product of two heads; by destination: the per-edge value handed over.
+    # By source: the cotangent (2x3), and logit, maximum, sum and dot product of two heads;
+    # by destination: the per-edge value handed over.
     assert wide == [6 + 4 * 2, 0]
     assert any(o.kind == "temporary" for o in stages[2].operands)
 

@@ -1,0 +1,130 @@
+"""Message passing written by hand, with in-place writes, masks and odd spellings: equal to eager or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.utils import remove_self_loops, scatter
+
+import gnncompile
+from tests.harness import light
+from tests.tracing import WIDTH, add, check, data, zeros
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _light() -> Iterator[None]:
+    with light():
+        yield
+
+
+COUNTERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "number of edges": lambda x, e, w: x * e.size(1),
+    "constants per edge": lambda x, e, w: x * torch.ones(e.size(1)).sum(),
+    "mean of an edge attribute": lambda x, e, w: x * w.mean(),
+    "an edge attribute itself": lambda x, e, w: w,
+}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="only the index is known to be masked: sizes and attributes still count removed edges"
+)
+@pytest.mark.parametrize("reader", COUNTERS)
+def test_attributes_and_counts_of_masked_edges(reader: str):
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        return COUNTERS[reader](x, *remove_self_loops(torch.stack([row, col]), row.float()))
+
+    check(fn, *data(), run=gnncompile.compile(fn))
+
+
+# -- the user's own code ------------------------------------------------------------------------------------------
+
+
+def _half_frozen(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    with torch.no_grad():
+        fixed = add(x, col, x[row])
+    return fixed * x + add(x, col, x[row].exp())
+
+
+def _write_before(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    x = x * 1
+    x[0] = 3.0
+    return add(x, col, x[row])
+
+
+def _write_to_the_result(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    out = zeros(x)
+    out.index_add_(0, col, x[row])
+    out[0].mul_(2)
+    return out
+
+
+def _write_after_gather(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    x = x * 1
+    message = x[row]
+    x[0].mul_(2)
+    return add(x, col, message) + x
+
+
+def _write_to_copied_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    row = row.clone()
+    row[3:5].add_(1).remainder_(x.size(0))
+    return add(x, col, x[row])
+
+
+def _two_integer_tensors(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    a, b = torch.zeros(WIDTH, dtype=torch.long), torch.zeros(WIDTH, dtype=torch.long)
+    a[0] = 5
+    b[1] = 7
+    return x + a + 10 * b
+
+
+def _masks_add_up(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, (x[row] > 0) * 1.0 + (x[col] > 0) * 1.0)
+
+
+def _hardtanh_at_its_ends(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, F.hardtanh(x[row] - x[row].detach() + 1.0))
+
+
+def _rsub_alpha(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return add(x, col, torch.rsub(x[row], 1.5, alpha=2))
+
+
+def _index_put_one_number(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return x * x.new_zeros(x.size(0)).index_put_((col,), torch.tensor(1.0), accumulate=True).view(-1, 1)
+
+
+def _short_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return zeros(x).scatter_add_(0, col[:5].view(-1, 1).expand(-1, x.size(1)), x[row])
+
+
+def _size_from_an_inner_index(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return scatter(x[row], (col + 1) % x.size(0), 0, reduce="sum")
+
+
+USER_CODE = [_half_frozen, _write_before, _size_from_an_inner_index]
+WRONG = {
+    _write_to_the_result: "the region saves its own output for the gradient, needed or not, so no one may write to it",
+    _write_after_gather: "a gather is moved behind a write to what it reads",
+    _write_to_copied_index: "an index that is written to leaves the step",
+    _two_integer_tensors: "integer tensors that are written to are merged",
+    _masks_add_up: "mask * 1.0 is folded to the mask",
+    _hardtanh_at_its_ends: "torch gives hardtanh no gradient at its ends, clamp does",
+    _rsub_alpha: "alpha of rsub is dropped",
+    _index_put_one_number: "index_put broadcasts its values",
+    _short_index: "scatter_add takes an index shorter than its source",
+}
+
+
+@pytest.mark.parametrize(
+    "fn", [*USER_CODE, *(pytest.param(f, marks=pytest.mark.xfail(strict=True, reason=r)) for f, r in WRONG.items())],
+    ids=lambda f: f.__name__.strip("_"),
+)  # fmt: skip
+def test_code_by_hand(fn: Callable[..., Tensor]):
+    compiled = gnncompile.compile(fn)
+    for _ in range(2):  # the second call finds the remembered structure
+        check(fn, *data(), run=compiled)
