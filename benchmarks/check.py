@@ -13,9 +13,9 @@ from .step import Step
 EAGER_FACTOR = 8.0
 # ... and is never asked for more than this relative error, about 80 roundings of float32.
 FLOOR = 1e-5
-# A gradient jumps where rounding flips the sign of something that a ReLU or a maximum sees: with millions of activations a
-# flip or two is likely in every float32 run, eager's included (seen: 3e-3 on one weight of GIN). The unit tests compare
-# gradients to rounding on graphs small enough to have no flip.
+# A gradient jumps where rounding flips the sign of something that a ReLU or a maximum sees: with millions of
+# activations a flip or two is likely in every float32 run, eager's included (seen: 3e-3 on one weight of GIN). The
+# unit tests compare gradients to rounding on graphs small enough to have no flip.
 KINK_FLOOR = 1e-2
 
 Results = dict[str, Tensor | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 __all__ = [
     "StorageWeakRef",
     "backend_fake_mode",
+    "calling_file",
     "compile_inductor",
     "counters",
     "current_backend",
@@ -39,8 +41,10 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     # No two sizes are assumed equal because they once were, none special because it was 0 or 1.
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=True),
     # dynamic=True would otherwise turn dropout rates and slopes into tensors.
-    # The cache of fake results compares sizes with 1, which would become a guard.
-    lambda: dynamo_config.patch(specialize_float=True, fake_tensor_cache_enabled=False),
+    # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
+    lambda: dynamo_config.patch(
+        specialize_float=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
+    ),
 )
 
 
@@ -97,6 +101,17 @@ def current_backend() -> Any:
         if inner is None or inner is found:
             return found
         found = inner
+
+
+def calling_file(skip: str) -> str:
+    """The file of the innermost function that Dynamo is tracing, the file `skip` left out."""
+    frame = sys._getframe()
+    while frame is not None:
+        translator = frame.f_locals.get("self")
+        if isinstance(translator, InstructionTranslatorBase) and translator.f_code.co_filename != skip:
+            return translator.f_code.co_filename
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

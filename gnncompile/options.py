@@ -31,6 +31,8 @@ def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str,
     """
     if mode not in MODES:
         raise ValueError(f"mode: found {mode!r}, expected one of {MODES}. Leave it out for the default.")
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"options: found {type(options).__name__}, expected a dict of names and values.")
     own, inductor = dict(DEFAULTS), _compat.inductor_mode_options(mode)
     for name, value in (options or {}).items():
         if name in DEFAULTS:

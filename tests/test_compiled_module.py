@@ -148,7 +148,7 @@ def test_optimizer_steps_equal_eager(model: Net):
     "called_before",
     [
         False,
-        pytest.param(True, marks=pytest.mark.xfail(strict=True, reason="hooks set after the first call are ignored")),
+        True,
     ],
 )
 @pytest.mark.parametrize("on", ["compiled", "original", "child"])
@@ -289,7 +289,7 @@ def test_inside_an_eager_model(model: Net, compiled: Any):
     "fullgraph",
     [
         False,
-        pytest.param(True, marks=pytest.mark.xfail(strict=True, reason="Dynamo can't trace object.__getattribute__")),
+        True,
     ],
 )
 def test_inside_another_compiled_model(by: str, fullgraph: bool, model: Net, compiled: Any):
@@ -332,7 +332,6 @@ def test_others_still_trace_pyg_as_it_is(model: Net, compiled: Any):
     assert seen and not any("gnncompile" in name for name in seen)
 
 
-@pytest.mark.xfail(strict=True, reason="PyG's helpers are substituted at the first gnncompile.compile only")
 def test_torch_compile_with_our_backend_in_a_fresh_process():
     """Nothing but the entry point brings gnncompile in."""
     program = (

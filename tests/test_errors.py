@@ -143,7 +143,6 @@ def test_bad_settings(case: str, model: GCNConv):
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
-@pytest.mark.xfail(strict=True, reason="a decorator with arguments looks at them only when it gets its function")
 def test_bad_settings_of_a_decorator(case: str):
     settings, error, message = BAD_SETTINGS[case]
     with pytest.raises(error, match=message):
@@ -157,9 +156,6 @@ def test_model_that_cannot_be_called(model: Any):
 
 
 @pytest.mark.parametrize("settings", [{"options": ["regions"]}, {"dynamic": "yes"}], ids=str)
-@pytest.mark.xfail(
-    strict=True, reason="an AttributeError or AssertionError from inside", raises=(AttributeError, AssertionError)
-)
 def test_settings_of_the_wrong_type(settings: dict[str, Any], model: GCNConv):
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         gnncompile.compile(model, **settings)
@@ -262,7 +258,6 @@ def test_the_cache_is_bounded_and_forgets(model: GCNConv):
         equal(compiled(X, edges), model(X, edges))
 
 
-@pytest.mark.xfail(strict=True, reason="the write goes to the remembered copy of the row, call after call")
 def test_edge_index_written_inside_the_model():
     def fn(x: Tensor, edge_index: Tensor) -> Tensor:
         edge_index[0].add_(1).remainder_(x.size(0))

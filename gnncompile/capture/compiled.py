@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from gnncompile import _compat
-from gnncompile.capture import substitutes
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.inputs import Checker, Derived, join, split
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked
+from gnncompile.passes.context import Masked, WrittenInput
 from gnncompile.runtime.segment_ops import SizeNeeded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +33,6 @@ class Program:
         self._start()
 
     def _start(self) -> None:
-        substitutes.install()
         target = self.target
 
         def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,6 +64,9 @@ class Program:
             except Masked:
                 self.backend.self_loops = "exact"
                 self._start()
+            except WrittenInput:
+                self.derived.splits = False
+                self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
 
 
@@ -74,13 +75,15 @@ class CompiledModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled forward, hooks included."""
-        program: Program = object.__getattribute__(self, "_gnncompile_program")
         if torch.compiler.is_compiling():
-            return program.target(*args, **kwargs)  # part of a larger capture: be transparent
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # part of a larger capture: be transparent
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
         return program(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as calling the module."""
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         return CompiledModule.__call__(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -162,9 +165,11 @@ def compile(
         ValueError: An unknown mode or option.
     """
     settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options, "disable": disable}
+    resolve(mode, options)
+    if dynamic not in (None, True, False):
+        raise TypeError(f"dynamic: found {dynamic!r}, expected True, False or None.")
     if model is None:
         return functools.partial(compile, **settings)
-    resolve(mode, options)
     if not callable(model):
         raise TypeError(
             f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself."

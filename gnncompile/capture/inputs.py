@@ -39,7 +39,7 @@ def split(value: Any, path: str, derived: Derived) -> Any:
     """Replaces edge lists and sized indices in a nest of tuples, lists and dicts; `path` names the value."""
     if type(value) is Tensor:
         if value.dtype in _INTEGERS:
-            if value.dim() == 2 and value.size(0) == 2:
+            if derived.splits and value.dim() == 2 and value.size(0) == 2:
                 return EdgePair(*derived.rows(value))
             if path in derived.wanted:
                 return Sized(value, derived.carrier(value))
@@ -72,11 +72,13 @@ class Derived:
 
     Attributes:
         wanted: Paths of the inputs whose number of segments the model needs.
+        splits: Whether edge lists are taken apart; not where the model writes to one.
         looks: How often data was read for that, which on a GPU is a sync.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.wanted: set[str] = set()
+        self.splits = True
         self.looks = 0
         self._rows = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)

@@ -25,8 +25,14 @@ OFF, MASKED, EXACT = "off", "masked", "exact"
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def capturing() -> str:
-    """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is."""
-    return str(getattr(_compat.current_backend(), "self_loops", OFF))
+    """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is.
+
+    Edges are masked for PyG's own layers only: other code may count them.
+    """
+    found = str(getattr(_compat.current_backend(), "self_loops", OFF))
+    if found == MASKED and "torch_geometric" not in _compat.calling_file(skip=__file__):
+        return EXACT
+    return found
 
 
 def _copy(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +76,10 @@ def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
     if capturing() != MASKED or not _is_plain(edge_index):
         return _remove_self_loops(edge_index, edge_attr)
-    return _OPS.mark_dead(edge_index, edge_index[0] != edge_index[1]), edge_attr
+    alive = edge_index[0] != edge_index[1]
+    if edge_attr is not None:
+        edge_attr = _OPS.mark_dead(edge_attr, alive)
+    return _OPS.mark_dead(edge_index, alive), edge_attr
 
 
 def add_remaining_self_loops(

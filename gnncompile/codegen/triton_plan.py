@@ -24,10 +24,10 @@ SPLIT_WIDTH = 1024
 HUB_WARPS = 8
 """Warps of a program that walks a hub."""
 
-HUB_CHANNELS = 32
-"""Channels per program that walks a hub, where no sum over channels needs the row whole: 128 bytes of float32."""
+HUB_CHANNELS = 16
+"""Channels per program that walks a hub, where no sum over channels needs the row whole: two sectors of float32."""
 
-HUB_EDGES = 512
+HUB_EDGES = 1024
 """Most edges per step and hub; a hub of narrow rows would leave more than that half empty."""
 
 WIDE = 64
@@ -153,8 +153,8 @@ class Tile:
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
-    Measured on an H200: one warp per row and 16 to 32 edges per step was the fastest for every width up to 256. With
-    the numbers below ptxas gives 30 to 112 registers and no spills to one warp, for sum, extremes and attention.
+    Measured on an H200 with 128 channels, 2.3M edges: one warp per row always; 8 edges per step for a sum (16 take 1.1
+    to 1.2 times as long), 4 for attention and its gradient by source (16 take 1.1 and 2.2 times as long).
 
     Raises:
         Unsupported: One edge of one row is too wide for a tile.
@@ -170,7 +170,10 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)
     num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
     elements = num_warps * ELEMENTS
-    if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
+    if width >= WIDE:
+        # More edges a step would hide more latency, but the registers they take keep other rows off the chip.
+        elements //= 4 if region.softmaxes or any(n.op == "sum_channels" for n in region.nodes) else 2
+    elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
     most = 128 if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
     return Tile(1, max(min(elements // width, most), 1), channels, num_warps)

@@ -72,6 +72,9 @@ class Builder:
         """A pointwise operation of :data:`POINTWISE`."""
         if name == "on_edges":
             return self.on_edges(args[0])
+        if POINTWISE[name].result != BOOL and name not in ("where", "float"):
+            # Arithmetic counts with bools; torch's own ops on them would be logical.
+            args = tuple(self.op("float", a) if self.nodes[a].dtype == BOOL else a for a in args)
         folded = self._simplify(name, args)
         if folded is not None:
             return folded
@@ -96,7 +99,8 @@ class Builder:
         last = self.constant(args[-1])
         if name in ("mul", "div") and last == 1.0:
             return args[0]
-        if name in ("add", "sub") and last == 0.0 and math.copysign(1.0, last) > 0:
+        # x + 0.0 is not x where x is -0.0; x - 0.0 and x + -0.0 are.
+        if last == 0.0 and (name, math.copysign(1.0, last)) in (("sub", 1.0), ("add", -1.0)):
             return args[0]
         return None
 

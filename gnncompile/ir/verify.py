@@ -17,13 +17,20 @@ def verify(region: Region) -> None:
     """Raises InvalidRegionError, naming the node and the rule."""
     if region.by not in (Space.SOURCE, Space.DESTINATION):
         raise InvalidRegionError(f"a region is walked by source or destination, found {region.by.value}")
+    late: set[int] = set()  # row values that exist only after the walk over the edges
     for at, node in enumerate(region.nodes):
         if any(not 0 <= a < at for a in node.args):
             raise InvalidRegionError(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
+        if node.op in (*REDUCTIONS, *SOFTMAX_ROWS) or (node.space is region.by and late.intersection(node.args)):
+            late.add(at)
+        elif late.intersection(node.args):
+            raise InvalidRegionError(f"%{at} {node.op}: reads a reduction on edges again; form two regions")
         problem = _problem(region, node)
         if problem:
             raise InvalidRegionError(f"%{at} {node.op}: {problem}")
     for out in region.outputs:
+        if not 0 <= out.node < len(region.nodes):
+            raise InvalidRegionError(f"output %{out.node}: the region has {len(region.nodes)} nodes")
         node = region.nodes[out.node]
         if node.space not in (region.by, Space.EDGE):
             raise InvalidRegionError(
@@ -39,7 +46,7 @@ def verify(region: Region) -> None:
 def _problem(region: Region, node: Node) -> str | None:
     args = [region.nodes[a] for a in node.args]
     if node.op in ("input", "const"):
-        if node.op == "input" and (node.dtype not in STORAGE or not isinstance(node.value, int)):
+        if node.op == "input" and (node.dtype not in STORAGE or not isinstance(node.value, int) or node.value < 0):
             return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
         return None
     if node.op in POINTWISE:
@@ -49,6 +56,8 @@ def _problem(region: Region, node: Node) -> str | None:
     if node.op in FEATURE_SUMS:
         axis = FEATURE_SUMS.index(node.op)
         kept = args[0].shape[1 - axis]
+        if node.space is not args[0].space:
+            return f"lives on {node.space.value}, its argument on {args[0].space.value}"
         return None if node.shape[axis] == 1 and node.shape[1 - axis] == kept else "keeps every axis but the summed one"
     if node.op == "softmax":
         return None if node.space is Space.EDGE else "lives on edges"

@@ -247,6 +247,8 @@ class _Differentiation:
 
     def _visit(self, at: int) -> None:
         node, total = self.region.nodes[at], self.cotangents[at]
+        if total.edge is not None and node.op.startswith(("reduce_", "softmax_")):
+            raise ValueError(f"%{at} {node.op} is read on edges again: such a region has no gradient, form two")
         for cotangent, on_edges in ((total.edge, True), (total.row, False)):
             if cotangent is None or node.op == "input":
                 continue

@@ -54,6 +54,10 @@ class Masked(BaseException):
         self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
 
 
+class WrittenInput(BaseException):
+    """The graph writes to an edge list that the caller took apart; capture again with the list itself."""
+
+
 @dataclass
 class Context:
     """One graph on its way through the passes.
@@ -202,14 +206,14 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
                 found[node] = False
             elif isinstance(val, torch.Tensor) and not _is_float(val) and node not in ctx.written:
                 found[node] = True
-        elif node.op == "call_function" and not mutates(node) and not is_switch(node):
+        elif node.op == "call_function" and node not in ctx.written and not mutates(node) and not is_switch(node):
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
             elif (
                 "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target)
             ):
                 sources = node.all_input_nodes
-                if free_unbacked_symbols(node.meta["val"]):
+                if free_unbacked_symbols(node.meta.get("val")):
                     continue  # its size is known only inside the step
                 if all(s in found for s in sources):
                     found[node] = any(found[s] for s in sources)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.context import Context, WrittenInput, aten, own, value
 
 
 def run(ctx: Context) -> None:
@@ -45,6 +45,11 @@ def _two(source: fx.Node) -> bool:
 def _row(ctx: Context, source: fx.Node, position: int, at: fx.Node) -> fx.Node | None:
     """The 1-D tensor ``source[position]`` without building `source`, or None where it must be built."""
     if source.op != "call_function" or not _two(source):
+        return None
+    if source in ctx.written:
+        parts = source.args[0] if source.target is aten.stack.default else ()
+        if all(isinstance(p, fx.Node) and p.op == "placeholder" for p in parts) and parts:  # type: ignore[union-attr]
+            raise WrittenInput
         return None
     if source.target is aten.stack.default and (len(source.args) == 1 or source.args[1] == 0):
         return source.args[0][position]  # type: ignore[index,return-value]

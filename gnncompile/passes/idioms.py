@@ -53,6 +53,9 @@ def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:
     base, index, src, reduce, include_self = found
     if not (is_tensor(src) and value(src).is_floating_point() and _is_index(index)):
         return None
+    # index_put broadcasts its values and scatter_add may leave some out: then rows and indices do not pair up.
+    if value(src).dim() != value(base).dim() or not same_size(value(src).shape[0], value(index).shape[0]):
+        return None
     # A row without edges keeps the base, which must then read zero.
     if not _is_zero(base) or (include_self and reduce != "sum"):
         return None

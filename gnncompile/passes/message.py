@@ -75,6 +75,8 @@ class Message:
 
     def _input(self, node: fx.Node, space: Space, slots: Slots) -> int:
         fake = value(node)
+        if node in self.ctx.written:
+            raise NotFusable("it reads a tensor that is written to in place")
         if fake.dtype == torch.bool:
             dtype = BOOL
         elif fake.dtype.is_floating_point:
@@ -93,6 +95,8 @@ class Message:
     def _gather(self, node: fx.Node, slots: Slots) -> int:
         table, index = node.args[0], node.args[2]
         assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
+        if index in self.ctx.written:
+            raise NotFusable("its index is written to in place")
         if not self._visible(table):
             raise NotFusable("it is gathered under another gradient or autocast mode")
         rows = value(table).shape[0]
@@ -171,6 +175,8 @@ class Message:
             return self._input(node, Space.EDGE, slots)  # computed once per graph, outside the step
         if node.target is aten.index_select.default and node.args[1] == 0:
             return self._gather(node, slots)
+        if node.target is own.mark_dead.default:
+            return self.lower(node.args[0], slots, strict)  # type: ignore[arg-type]
         if node.target is own.segment_softmax.default:
             if node.args[1] is not self.index:
                 raise NotFusable("a softmax over other groups than the reduction's")
@@ -295,6 +301,8 @@ Lowering = Callable[[Message, fx.Node, Slots, bool], int]
 def _plain(name: str) -> Lowering:
     def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
         args = list(node.args)
+        if value(node).dtype == torch.bool and IR_POINTWISE[name].result != BOOL and name != "where":
+            raise NotFusable("arithmetic of bools is not fused")
         scale = node.kwargs.get("alpha", 1)
         if node.kwargs.get("rounding_mode") is not None or len(args) != IR_POINTWISE[name].arity:
             raise NotFusable("it has arguments that have no kernel")
@@ -323,7 +331,8 @@ def _composite(rule: Callable[..., int | None]) -> Lowering:
 
 def _reversed_sub(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
     left, right = (message.operand(a, node, slots, strict) for a in node.args[:2])
-    return message.builder.op("sub", right, left)
+    scale: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+    return message.builder.op("sub", right, message.builder.op("mul", left, message.builder.const(float(scale))))
 
 
 def _extremum(comparison: str) -> Lowering:
@@ -373,14 +382,12 @@ POINTWISE: dict[Any, Lowering] = {
     aten.minimum.default: _extremum("lt"),
     aten.relu.default: _composite(rules.relu),
     aten.leaky_relu.default: _composite(rules.leaky_relu),
-    aten.elu.default: _composite(rules.elu),
     aten.silu.default: _composite(rules.silu),
     aten.gelu.default: _composite(rules.gelu),
-    aten.softplus.default: _composite(rules.softplus),
     aten.clamp.default: _composite(rules.clamp),
     aten.clamp_min.default: _composite(rules.clamp),
     aten.clamp_max.default: _composite(lambda b, x, high: rules.clamp(b, x, None, high)),
-    aten.hardtanh.default: _composite(lambda b, x, low=-1.0, high=1.0: rules.clamp(b, x, low, high)),
+    aten.hardtanh.default: _composite(rules.hardtanh),
     aten.square.default: _composite(lambda b, x: b.op("mul", x, x)),
     aten.reciprocal.default: _composite(lambda b, x: b.op("div", b.const(1), x)),
     aten.rsqrt.default: _composite(lambda b, x: b.op("div", b.const(1), b.op("sqrt", x))),

@@ -74,6 +74,8 @@ class _Forming:
             raise NotFusable(f"messages of type {value(src).dtype} have no kernel")
         if not same_size(value(src).shape[0], value(index).shape[0]):
             raise NotFusable("the index has another length than the messages")
+        if index in self.ctx.written:
+            raise NotFusable("its index is written to in place")
         return Message(self.ctx, node, index, size)
 
     def _emit(self, node: fx.Node, message: Message, result: int) -> fx.Node:

@@ -21,7 +21,7 @@ def run(ctx: Context) -> None:
     seen: dict[Any, fx.Node] = {}
     written = bool(ctx.switches) or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
     for node in list(ctx.graph.nodes):
-        if node.op != "call_function" or not _pure(node, written):
+        if node.op != "call_function" or node in ctx.written or not _pure(node, written):
             continue
         key = _key(node)
         if key is None:

@@ -16,7 +16,16 @@ from torch import fx
 
 from gnncompile.passes.context import Context, aten, own, value
 
-_FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1, "new_full": None, "full_like": None}
+_FILLS = {
+    "zeros": 0,
+    "ones": 1,
+    "new_zeros": 0,
+    "zeros_like": 0,
+    "new_ones": 1,
+    "ones_like": 1,
+    "new_full": None,
+    "full_like": None,
+}
 
 
 def run(ctx: Context) -> None:

@@ -7,6 +7,7 @@ gradient is made of the same op, so it can be differentiated again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -47,10 +48,19 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     return outputs
 
 
+@lru_cache(maxsize=4096)
+def _outputs_read(region: Region) -> frozenset[int]:
+    """Outputs of a region that its gradient reads."""
+    plan = vjp(region, (True,) * len(region.inputs), (True,) * len(region.outputs))
+    return frozenset(o.index for stage in plan.stages for o in stage.operands if o.kind == "output")
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, layout, spec = inputs
     ctx.spec, ctx.count, ctx.layouts = spec, len(tensors), len(layout)
-    ctx.save_for_backward(*tensors, *layout, *output)
+    needed = _outputs_read(parse(spec))
+    # What the gradient does not read may be written to by the caller.
+    ctx.save_for_backward(*tensors, *layout, *(o if k in needed else None for k, o in enumerate(output)))
 
 
 def _backward(ctx: Any, cotangents: list[Tensor | None]) -> tuple[list[Tensor | None], list[None], None]:
@@ -65,7 +75,7 @@ def backward(
     region: Region,
     tensors: Sequence[Tensor],
     layout: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Tensor | None],
     cotangents: Sequence[Tensor | None],
     wanted: tuple[bool, ...],
 ) -> list[Tensor | None]:
