@@ -105,12 +105,12 @@ def current_backend() -> Any:
 
 def calling_file(skip: str) -> str:
     """The file of the innermost function that Dynamo is tracing, the file `skip` left out."""
-    frame = sys._getframe()
+    frame: Any = sys._getframe()
     while frame is not None:
         translator = frame.f_locals.get("self")
         if isinstance(translator, InstructionTranslatorBase) and translator.f_code.co_filename != skip:
             return translator.f_code.co_filename
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 

@@ -554,7 +554,7 @@ def test_tiles_for_hubs() -> None:
         plan = schedule(region)
         return hub_tile(region, plan, choose_tile(region, plan))
 
-    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 512, 32, 8, "hubs")
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 1024, 16, 8, "hubs")
     assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 64, 128, 8, "hubs")  # two wide values per edge
     assert of(dot_attention(D, "float32", 1, 8192)) is None  # one edge fills a tile as it is
     assert of(row_wise(D, "float32", 1, 16)) is None

@@ -23,7 +23,7 @@ _OPS: Any = torch.ops.gnncompile
 OFF, MASKED, EXACT = "off", "masked", "exact"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def capturing() -> str:
     """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is.
 
