@@ -49,21 +49,38 @@ def found(rowptr: Tensor, num_edges: int = 13) -> layout.Hubs:
     return hubs
 
 
+HUBS = [[1, 0, 2], [4, 2, 2]]
+"""Of `edges`: row 1 is cut into pieces 0 and 1, row 4 into pieces 2 and 3."""
+
+
 def test_hubs(small_hubs: None, device: str) -> None:
     """13 edges suffice for three rows of four: the list has three rows, two of them hubs, the longest first."""
     rowptr = layout.csr(*edges(device), 5, 5, None)[0]
     hubs = found(rowptr)
-    assert hubs.rows.dtype == torch.int32 and hubs.rows.shape == (3,) and hubs.rows[:2].tolist() == [1, 4]
+    assert hubs.rows.dtype == hubs.pieces.dtype == torch.int32
+    assert hubs.rows.shape == (3, 3) and hubs.rows[:2].tolist() == HUBS and int(hubs.rows[2, 2]) == 0
+    assert hubs.pieces.tolist() == [0, 0, 1, 1, -1, -1, -1]
     if device == "cuda":
         torch.cuda.synchronize()
-    assert hubs.programs() == 2 and hubs.number == 2
+    assert hubs.programs() == hubs.number == (2, 4)
     assert found(rowptr) is hubs
 
 
 def test_a_number_that_has_not_arrived(small_hubs: None) -> None:
     hubs = found(layout.csr(*edges(), 5, 5, None)[0])
     hubs.number = None
-    assert hubs.programs() == 3
+    assert hubs.programs() == (3, 7)
+
+
+@pytest.mark.parametrize("degrees", [[4] * 6, [1, 24], [7, 7, 7, 4], [5, 0, 11, 3, 6], [25]])
+def test_every_edge_of_a_hub_is_in_one_piece(degrees: list[int], small_hubs: None) -> None:
+    row = torch.repeat_interleave(torch.arange(len(degrees)), torch.tensor(degrees))
+    hubs = found(layout.csr(row, row * 0, len(degrees), 1, None)[0], len(row))
+    number, pieces = hubs.programs()
+    wanted = {at: -(-degree // 3) for at, degree in enumerate(degrees) if degree > 3}
+    assert {int(r): int(n) for r, _, n in hubs.rows[:number]} == wanted
+    owners = [k for k in range(number) for _ in range(int(hubs.rows[k, 2]))]
+    assert hubs.pieces.tolist() == owners + [-1] * (len(hubs.pieces) - pieces) and len(owners) == pieces
 
 
 def test_too_few_edges_for_a_hub(device: str) -> None:
@@ -76,18 +93,18 @@ def test_a_list_does_not_outlive_its_rowptr(small_hubs: None) -> None:
     rowptr = layout.csr(*edges(), 5, 5, None)[0]
     old = found(rowptr)
     rowptr.copy_(torch.tensor([0, 13, 13, 13, 13, 13]))
-    assert found(rowptr) is not old and found(rowptr).number == 1
+    assert found(rowptr) is not old and found(rowptr).number == (1, 5)
     written = io.BytesIO()
     torch.save(rowptr, written)
     written.seek(0)
     for other in (copy.deepcopy(rowptr), rowptr.clone(), torch.load(written, weights_only=False)):
-        assert found(other) is not found(rowptr) and found(other).number == 1
+        assert found(other) is not found(rowptr) and found(other).number == (1, 5)
 
 
 def test_inference_mode(small_hubs: None) -> None:
     with torch.inference_mode():
         rowptr = layout.csr(*edges(), 5, 5, None)[0]
-        assert found(rowptr).number == 2 and found(rowptr) is found(rowptr)
+        assert found(rowptr).number == (2, 4) and found(rowptr) is found(rowptr)
 
 
 def weighted(heads: int, channels: int) -> Region:
@@ -108,9 +125,9 @@ def test_lists_are_made_once_for_forward_and_backward(
     made: list[Tensor] = []
     make = layout._find_hubs
 
-    def count(rowptr: Tensor, most: int) -> layout.Hubs:
+    def count(rowptr: Tensor, most: int, num_edges: int) -> layout.Hubs:
         made.append(rowptr)
-        return make(rowptr, most)
+        return make(rowptr, most, num_edges)
 
     monkeypatch.setattr(layout, "_find_hubs", count)
     launch.kernel.cache_clear()
@@ -144,9 +161,9 @@ def test_hubs_while_a_cuda_graph_is_captured(small_hubs: None) -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         layout.check_pending()
-        assert found(rowptr).programs() == 3  # not known before the capture
+        assert found(rowptr).programs() == (3, 7)  # not known before the capture
         hubs = found(bare)
-        assert hubs.programs() == 3 and not hasattr(bare, layout._HUBS)
+        assert hubs.programs() == (3, 7) and not hasattr(bare, layout._HUBS)
     graph.replay()
     torch.cuda.synchronize()
-    assert hubs.rows[:2].tolist() == [1, 4] and found(rowptr).programs() == 2
+    assert hubs.rows[:2].tolist() == HUBS and found(rowptr).programs() == (2, 4)

@@ -465,10 +465,6 @@ def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_layout, "HUB", 2)
 
 
-def one_edge(region: Region) -> Tile:
-    return replace(choose_tile(region, schedule(region)), edges=1)
-
-
 def forget(edges: Layout) -> None:
     """Makes the host not know how many hubs there are, as before the number has arrived from a GPU."""
     found = runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
@@ -479,24 +475,26 @@ def forget(edges: Layout) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("several_steps", [False, True])
 def test_hubs(case: Case, several_steps: bool, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub in one step; and in two steps and two blocks of channels. Both launches together write every row."""
-    if several_steps:
-        monkeypatch.setattr(triton_plan, "HUB_EDGES", 2)
-        monkeypatch.setattr(triton_plan, "HUB_CHANNELS", 4)
+    """Hubs of two pieces, each of which takes one step; or two, as putting them together does."""
     region = case(D, "float32", 2, 7)
-    check(region, MIXED, device, tile=one_edge(region) if several_steps else None)
+    if several_steps:
+        monkeypatch.setattr(triton_plan, "MOST_EDGES", 1)
+    check(
+        region, MIXED, device, tile=replace(choose_tile(region, schedule(region)), edges=1) if several_steps else None
+    )
 
 
 @pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
 def test_wide_hubs(case: Case, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_plan, "HUB_EDGES", 64)
+    """Wide rows, some of them split by channels; feature axes that are no powers of two."""
+    monkeypatch.setattr(triton_plan, "SPLIT_WIDTH", 32)
     check(case(D, "float32", 1, 70), MIXED, device)
     check(case(S, "float32", 4, 16), MIXED, device)
 
 
 @pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, edge_values])
 def test_unknown_hubs(case: Case, device: str, small_hubs: None) -> None:
-    """Until the number of hubs is known the whole list is walked: the same bits."""
+    """Until their number is known as many hubs and pieces are launched for as there can be: the same bits."""
     region = case(D, "float32", 1, 5)
     tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
     known = launch(region, tensors, MIXED, device, edges=edges)
@@ -505,17 +503,34 @@ def test_unknown_hubs(case: Case, device: str, small_hubs: None) -> None:
         assert torch.equal(a, b)
 
 
-def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.mark.parametrize(
+    "values", [[-INF, -INF, -INF, 1.0, 2.0], [-INF] * 5, [INF, 1.0, 1.0, 1.0, 2.0], [NAN, 1.0, 1.0, 1.0, 1.0]]
+)
+def test_softmax_over_pieces_that_are_not_finite(values: list[float], device: str, small_hubs: None) -> None:
+    """Edges 0 and 1 are the first piece: a piece of -inf alone leaves the others as they are."""
+    b = Builder(D)
+    alpha = b.softmax(b.input(0, E, (1, 1), "float32"))
+    region = b.finish([Output(b.reduce("sum", b.op("mul", alpha, b.input(1, S, (1, 3), "float32"))), "float32", (3,))])
+    g = graph([0] * 5, list(range(5)), 1, 5)
+    tensors = [torch.tensor(values), torch.randn(5, 3)]
+    expected = torch.softmax(tensors[0], 0) @ tensors[1]
+    (found,) = launch(region, tensors, g, device)
+    torch.testing.assert_close(found[0].cpu(), expected, equal_nan=True)
+
+
+def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Records how many programs each launch for hubs gets, from now on."""
-    counted: list[int] = []
-    inner = kernel._hubs
+    counted: list[tuple[str, int]] = []
 
-    def record(given: Any, rows: int, device: int) -> None:
-        assert inner is not None
-        counted.append(rows)
-        inner(given, rows, device)
+    def recorded(what: str, inner: Any) -> Any:
+        def record(given: Any, programs: int, device: int) -> None:
+            counted.append((what, programs))
+            inner(given, programs, device)
 
-    monkeypatch.setattr(kernel, "_hubs", record)
+        return record
+
+    for what in ("pieces", "hubs"):
+        monkeypatch.setattr(kernel, f"_{what}", [recorded(what, v) for v in getattr(kernel, f"_{what}")])
     return counted
 
 
@@ -523,15 +538,16 @@ def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[
     "name, limit, launches",
     [
         ("hub", 300, []),
-        ("hub", 299, [1]),
-        ("mixed", 2, [2]),
+        ("hub", 299, [("pieces", 2), ("hubs", 1)]),
+        ("hub", 100, [("pieces", 3), ("hubs", 1)]),
+        ("mixed", 2, [("pieces", 4), ("hubs", 2)]),
         ("mixed", 4, []),
         ("all_masked", 1, []),
         ("no_row", 1, []),
     ],
 )
-def test_hubs_get_a_launch_if_there_are_any(
-    name: str, limit: int, launches: list[int], device: str, monkeypatch: pytest.MonkeyPatch
+def test_hubs_get_launches_if_there_are_any(
+    name: str, limit: int, launches: list[tuple[str, int]], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_layout, "HUB", limit)
     region, g = neighbour_sum(D, "float32", 1, 3), GRAPHS[name]
@@ -544,9 +560,22 @@ def test_hubs_get_a_launch_if_there_are_any(
     kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
     assert counted == launches
     if name == "mixed" and limit == 2:
+        counted.clear()
         forget(edges)
         kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
-        assert counted == [2, 3]
+        assert counted == [("pieces", 8), ("hubs", 3)]
+
+
+def test_launches_of_a_region() -> None:
+    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges."""
+    texts = TritonKernel(attention(D, "float32", 1, 8)).hub_texts
+    assert ["walks pieces, pass 1" in texts[0], "walks pieces, pass 2" in texts[1], "walks hubs" in texts[2]] == [
+        True
+    ] * 3
+    assert len(texts) == 3
+    assert len(TritonKernel(edge_values(D, "float32", 1, 8)).hub_texts) == 1
+    assert TritonKernel(row_wise(D, "float32", 1, 16)).hub_texts == []
+    assert f"if end - begin > {runtime_layout.HUB}:" in TritonKernel(neighbour_sum(D, "float32", 1, 128)).text
 
 
 def test_tiles_for_hubs() -> None:
@@ -554,13 +583,9 @@ def test_tiles_for_hubs() -> None:
         plan = schedule(region)
         return hub_tile(region, plan, choose_tile(region, plan))
 
-    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 1024, 16, 8, "hubs")
-    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 64, 128, 8, "hubs")  # two wide values per edge
-    assert of(dot_attention(D, "float32", 1, 8192)) is None  # one edge fills a tile as it is
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 16, 128, 1)
+    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)  # two wide values per edge
     assert of(row_wise(D, "float32", 1, 16)) is None
-    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 128))
-    assert kernel.hub_text is not None and f"if end - begin <= {runtime_layout.HUB}:" in kernel.hub_text
-    assert f"if end - begin > {runtime_layout.HUB}:" in kernel.text
 
 
 # -- launching ----------------------------------------------------------------------------------------------------

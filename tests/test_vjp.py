@@ -57,11 +57,22 @@ GRAPHS = {
 # -- regions ------------------------------------------------------------------------------------------------------
 
 
+PLAIN: dict[Region, Region] = {}
+"""From regions with residuals to those without."""
+
+
 def region_of(outputs: Callable[[Builder], list[Output]]) -> Region:
     b = Builder(D)
-    region = with_residuals(b.finish(outputs(b)))
+    plain = b.finish(outputs(b))
+    region = with_residuals(plain)
     verify(region)
+    PLAIN[region] = plain
     return region
+
+
+def visible(region: Region) -> list[bool]:
+    """Which outputs are a user's, and not residuals."""
+    return [k < len(PLAIN[region].outputs) for k in range(len(region.outputs))]
 
 
 def _weighted_sum(b: Builder) -> list[Output]:
@@ -158,10 +169,9 @@ def tensors(name: str, g: Graph, seed: int = 0) -> list[Tensor]:
 
 
 def results(region: Region, inputs: list[Tensor], walk: list[Tensor]) -> tuple[Tensor, ...]:
-    """What a user sees: the softmax statistics that only serve the gradient are left out."""
+    """What a user sees: what only serves the gradient is left out."""
     made = torch.ops.gnncompile.region(inputs, walk, region.spec)
-    keep = [not region.nodes[o.node].op.startswith("softmax_") for o in region.outputs]
-    return tuple(t for t, k in zip(made, keep, strict=True) if k)
+    return tuple(t for t, k in zip(made, visible(region), strict=True) if k)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,7 +204,8 @@ def test_ties_share_the_gradient_as_in_eager(kind: str, on: str):
     g = GRAPHS[on]
     b = Builder(D)
     x, w = b.input(0, S, (1, 2), F64), b.input(1, E, (1, 2), F64)
-    region = with_residuals(b.finish([Output(b.reduce(kind, b.op("mul", x, w)), F64, (2,))]))
+    region = b.finish([Output(b.reduce(kind, b.op("mul", x, w)), F64, (2,))])
+    PLAIN[region] = region  # it is its own residual
     ours = [torch.ones(g.cols, 2).double(), torch.ones(len(g.dst), 2).double()]
     ours[1][::3] = 2.0
     theirs = [t.clone().requires_grad_() for t in ours]
@@ -253,8 +264,7 @@ def test_reduction_read_again_on_edges_is_refused():
 
 def plan_of(name: str) -> Backward:
     region = REGIONS[name]
-    given = tuple(not region.nodes[o.node].op.startswith("softmax_") for o in region.outputs)
-    return vjp(region, (True,) * len(CASES[name][1]), given)
+    return vjp(region, (True,) * len(CASES[name][1]), tuple(visible(region)))
 
 
 def gathered(stage_region: Region) -> int:
@@ -271,13 +281,34 @@ def test_gradient_of_a_plain_sum_is_one_walk_by_source():
 
 
 def test_gat_gathers_wide_rows_once():
+    """By source: the cotangent (2x3), and logit, maximum, sum and dot product of two heads; never a value per edge."""
     stages = plan_of("gat").stages
-    assert [(s.region.by, s.region.walks_edges) for s in stages] == [(D, False), (S, True), (D, True)]
-    wide = [gathered(s.region) for s in stages if s.region.walks_edges]
-    # By source: the cotangent (2x3), and logit, maximum, sum and dot product of two heads;
-    # by destination: the per-edge value handed over.
-    assert wide == [6 + 4 * 2, 0]
-    assert any(o.kind == "temporary" for o in stages[2].operands)
+    assert [(s.region.by, s.region.walks_edges) for s in stages] == [(D, False), (S, True), (D, False)]
+    assert gathered(stages[1].region) == 6 + 4 * 2
+    assert all(n.space is not Space.EDGE for n in stages[1].region.nodes if n.op == "sum_channels")
+
+
+def test_a_gradient_per_edge_is_handed_over():
+    """Where edges have logits of their own, their gradient serves the rows as well: no sum is kept for those."""
+
+    def attention(b: Builder) -> list[Output]:
+        a, c, e = b.input(0, S, (2, 1), F64), b.input(1, D, (2, 1), F64), b.input(2, E, (2, 1), F64)
+        alpha = b.softmax(rules.leaky_relu(b, b.op("add", b.op("add", a, c), e), 0.2))
+        return [Output(b.reduce("sum", b.op("mul", alpha, b.input(3, S, (2, 3), F64))), F64, (2, 3))]
+
+    region = region_of(attention)
+    assert [region.nodes[o.node].op for o in region.outputs] == ["reduce_sum", "softmax_max", "softmax_sum"]
+    stages = vjp(region, (True,) * 4, (True, False, False)).stages
+    assert [gathered(s.region) for s in stages if s.region.walks_edges] == [6 + 4 * 2, 0]
+    assert any(o.kind == "temporary" for o in stages[-1].operands)
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted():
+    b = Builder(D)
+    region = b.finish(_gat(b))
+    assert with_residuals(region, (False,) * 3) == region
+    only_values = with_residuals(region, (False, False, True))
+    assert [only_values.nodes[o.node].op for o in only_values.outputs] == ["reduce_sum", "softmax_max", "softmax_sum"]
 
 
 @pytest.mark.parametrize("name", ["softmax used twice", "max of softmax"])
@@ -309,9 +340,15 @@ def single(region: Region) -> Region:
     def narrow(n: Node) -> Node:
         return replace(n, dtype="float32") if n.op == "input" and n.dtype != BOOL else n
 
-    return with_residuals(
-        Region(region.by, tuple(map(narrow, region.nodes)), tuple(replace(o, dtype="float32") for o in region.outputs))
-    )
+    plain = PLAIN[region]
+    outputs = tuple(replace(o, dtype="float32") for o in plain.outputs)
+    return region_of(lambda b: _copied(b, Region(plain.by, tuple(map(narrow, plain.nodes)), outputs)))
+
+
+def _copied(b: Builder, region: Region) -> list[Output]:
+    for node in region.nodes:
+        b.emit(node)
+    return list(region.outputs)
 
 
 @pytest.mark.parametrize("name", ["weighted sum", "mixed", "gat", "dot attention", "max of softmax", "feature sums"])

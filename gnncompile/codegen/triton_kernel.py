@@ -7,7 +7,6 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +16,10 @@ import triton
 from torch import Tensor
 
 from gnncompile.codegen.cache_dir import cache_dir
-from gnncompile.codegen.triton_plan import Schedule, Tile, choose_tile, hub_tile, power_of_two, schedule
+from gnncompile.codegen.triton_plan import Part, Schedule, Tile, choose_tile, hub_tile, partials, power_of_two, schedule
 from gnncompile.codegen.triton_source import KERNEL, parameters, source
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region
+from gnncompile.ir.region import Region, Space
 from gnncompile.runtime.layout import hubs as find_hubs
 
 _NO_HOOKS = (None, None, None)
@@ -28,9 +27,9 @@ _NO_HOOKS = (None, None, None)
 
 
 class TritonKernel:
-    """One region as a Triton kernel, and as a second one for its hubs: rows with very many edges.
+    """One region as a Triton kernel, and as further ones for its hubs: rows with very many edges.
 
-    Which of the two computes a row depends on its degree alone, so results do too, and not on what the host knows of
+    Which of them computes a row depends on its degree alone, so results do too, and not on what the host knows of
     the graph at the time of the launch.
 
     Args:
@@ -40,8 +39,8 @@ class TritonKernel:
     Attributes:
         text: The generated module.
         tile: What one program computes at a time.
-        hub_text: The module for hubs, or None: `tile` is as large as one for hubs would be.
-        hub_tile: Its tile.
+        hub_texts: The modules for hubs, in the order of their launches.
+        hub_tile: Their tile, or None: programs walk whole rows.
 
     Raises:
         Unsupported: The region can't be expressed as a Triton kernel.
@@ -49,16 +48,19 @@ class TritonKernel:
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
         plan = schedule(region)
-        tile = tile or choose_tile(region, plan)
-        self.hub_tile = hub_tile(region, plan, tile)
-        self.tile = tile if self.hub_tile is None else replace(tile, walks="ordinary")
-        self.text = source(region, self.tile)
-        self._ordinary = _Variant(region, plan, self.tile, self.text)
-        self.hub_text: str | None = None
-        self._hubs: _Variant | None = None
+        self.tile = tile or choose_tile(region, plan)
+        self.hub_tile = hub_tile(region, plan, self.tile)
+        part = Part("all" if self.hub_tile is None else "ordinary")
+        self._ordinary = _Variant(region, plan, self.tile, part)
+        self.text = self._ordinary.text
+        self._pieces: list[_Variant] = []
+        self._hubs: list[_Variant] = []
         if self.hub_tile is not None:
-            self.hub_text = source(region, self.hub_tile)
-            self._hubs = _Variant(region, plan, self.hub_tile, self.hub_text)
+            self._pieces = [_Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
+            if any(region.nodes[o.node].space is not Space.EDGE for o in region.outputs):
+                self._hubs = [_Variant(region, plan, self.hub_tile, Part("hubs"))]
+        self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
+        self._partial = partials(region, plan)[1], torch.float64 if region.double else torch.float32
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -86,27 +88,37 @@ class TritonKernel:
         rows = rowptr.size(0) - 1
         if rows == 0:
             return
-        given = [rowptr, col, edge, rowptr, *outputs, *tensors]
+        given = [rowptr, col, edge, rowptr, rowptr, rowptr, *outputs, *tensors]
         self._ordinary(given, rows, device)
-        if self._hubs is None:
+        if not self._pieces:
             return
         hubs = find_hubs(rowptr, edge.size(0))
-        if hubs is not None and (programs := hubs.programs()):
-            given[3] = hubs.rows
-            self._hubs(given, programs, device)
+        if hubs is None:
+            return
+        number, pieces = hubs.programs()
+        if not pieces:
+            return
+        length, dtype = self._partial
+        given[3:6] = hubs.rows, hubs.pieces, torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
+        for variant in self._pieces:
+            variant(given, pieces, device)
+        for variant in self._hubs:
+            variant(given, number, device)
 
 
 class _Variant:
     """One kernel of a region with all that does not change between calls.
 
     Attributes:
+        text: The generated module.
         compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
             not, since Triton compiles for alignment.
     """
 
-    def __init__(self, region: Region, plan: Schedule, tile: Tile, text: str) -> None:
-        names = parameters(region, plan, tile)
-        self._kernel: Any = getattr(_module(text), KERNEL)
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        names = parameters(region, plan, tile, part)
+        self.text = source(region, tile, part)
+        self._kernel: Any = getattr(_module(self.text), KERNEL)
         self._counts_rows = "num_rows" in names
         self._rows = tile.rows
         self._arguments = _arguments(region, names)
@@ -119,7 +131,8 @@ class _Variant:
     def __call__(self, given: Sequence[Tensor], rows: int, device: int) -> None:
         """Launches programs for so many rows, on the current device; its index is -1 under the interpreter.
 
-        `given` holds rowptr, col, edge, the list of hubs (anything where none is walked), the outputs and the tensors.
+        `given` holds rowptr, col, edge, the lists of hubs and of pieces and what pieces reduce to (anything where no
+        hub is walked), the outputs and the tensors.
         """
         pointers: list[int] = []
         bits = 0
@@ -190,17 +203,21 @@ def _current_device() -> int:
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
     """Place among all that a call is given (see :meth:`_Variant.__call__`) and type, of every pointer of a kernel."""
     types = {int(n.value or 0): n.dtype for n in region.inputs}
-    indices = (*Layout._fields, "hubs")
+    indices = (*Layout._fields, "hubs", "pieces")
+    compute = torch.float64 if region.double else torch.float32
+    before = len(indices) + 1
     found: list[tuple[int, torch.dtype]] = []
     for name in names:
         if name in indices:
             found.append((indices.index(name), torch.int32))
+        elif name == "partial":
+            found.append((before - 1, compute))
         elif name.startswith("out"):
             at = int(name[3:])
-            found.append((len(indices) + at, getattr(torch, region.outputs[at].dtype)))
+            found.append((before + at, getattr(torch, region.outputs[at].dtype)))
         elif name != "num_rows":
             at = int(name[1:])
-            found.append((len(indices) + len(region.outputs) + at, getattr(torch, types[at])))
+            found.append((before + len(region.outputs) + at, getattr(torch, types[at])))
     return found
 
 

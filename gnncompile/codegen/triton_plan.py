@@ -18,17 +18,11 @@ MAX_EDGE = 8192
 ELEMENTS = 2048
 """Elements of a tile per warp, where no accumulator is as large as the tile."""
 
+MOST_EDGES = 128
+"""Most edges per step of a row."""
+
 SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
-
-HUB_WARPS = 8
-"""Warps of a program that walks a hub."""
-
-HUB_CHANNELS = 16
-"""Channels per program that walks a hub, where no sum over channels needs the row whole: two sectors of float32."""
-
-HUB_EDGES = 1024
-"""Most edges per step and hub; a hub of narrow rows would leave more than that half empty."""
 
 WIDE = 64
 """From this width on, reductions combine the edges of each step at once."""
@@ -139,15 +133,45 @@ class Tile:
         edges: Edges per step and row.
         channels: Channels per program; a second grid axis walks the rest of a wider row.
         num_warps: Warps per program.
-        walks: Which rows: all; those that are no hubs, which are passed over; or the hubs, read from a list. What a
-            hub is, :data:`gnncompile.runtime.layout.HUB` says. All but "all" take one row per program.
     """
 
     rows: int
     edges: int
     channels: int
     num_warps: int
-    walks: Literal["all", "ordinary", "hubs"] = "all"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a region's work a kernel does.
+
+    A hub (see :data:`gnncompile.runtime.layout.HUB`) has too many edges for one program, so it is cut into pieces. For
+    each pass over the edges one launch walks all pieces and stores what every piece reduces to; the next launch starts
+    by putting these together, always in the same order, and the last one finishes the hubs' rows.
+
+    Attributes:
+        walks: "all" rows; the "ordinary" ones, which are no hubs; the "pieces" of hubs, in one pass; or the "hubs", in
+            no pass: what is left to do when all pieces are walked.
+        step: The pass over the pieces.
+    """
+
+    walks: Literal["all", "ordinary", "pieces", "hubs"] = "all"
+    step: int = 0
+
+
+def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
+    """Where a piece keeps what it reduces to: the offset of every reduction and softmax, and the length of it all.
+
+    A softmax keeps its maxima, and behind them its sums.
+    """
+    offsets: dict[int, int] = {}
+    length = 0
+    for i in sorted(plan.need):
+        node = region.nodes[i]
+        if node.op in ("softmax", *REDUCTIONS):
+            offsets[i] = length
+            length += node.shape[0] * node.shape[1] * (2 if node.op == "softmax" else 1)
+    return offsets, length
 
 
 def choose_tile(region: Region, plan: Schedule) -> Tile:
@@ -175,29 +199,25 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         elements //= 4 if region.softmaxes or any(n.op == "sum_channels" for n in region.nodes) else 2
     elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
-    most = 128 if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
+    most = MOST_EDGES if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
     return Tile(1, max(min(elements // width, most), 1), channels, num_warps)
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
-    """The tile for hubs beside `tile` for the other rows, or None where it would be no larger.
+    """The tile for pieces of hubs beside `tile` for the other rows.
 
-    One warp walks a row of 13,000 edges long after the rest of the chip has finished. A hub gets as many warps, and
-    as many programs of few channels each, as keep a multiprocessor busy, with about as many elements per thread as
-    before. Where several wide values per edge are read or written, the tile is smaller; so ptxas spills nothing.
+    None where no edges are walked, or several rows at once.
+
+    A piece fills its steps, which most rows are too short for, so it takes more edges at once. Where several wide
+    values per edge are read or written, fewer, so that ptxas spills nothing.
     """
     if plan.passes == 0 or tile.rows > 1:
         return None
-    heads, channels = power_of_two(region.grid[0]), tile.channels
-    if not any(n.op == "sum_channels" for n in region.nodes):
-        channels = min(channels, HUB_CHANNELS)
-    elements = HUB_WARPS * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
+    width = power_of_two(region.grid[0]) * tile.channels
+    elements = tile.num_warps * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
     if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
-    edges = min(max(elements // (heads * channels), 1), HUB_EDGES)
-    if edges <= tile.edges:
-        return None
-    return replace(tile, edges=edges, channels=channels, num_warps=HUB_WARPS, walks="hubs")
+    return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
 
 
 def _wide_streams(region: Region, plan: Schedule) -> int:

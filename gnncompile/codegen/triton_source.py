@@ -12,7 +12,17 @@ from __future__ import annotations
 import math
 import re
 
-from gnncompile.codegen.triton_plan import Schedule, Tile, choose_tile, edgewise, every_step, power_of_two, schedule
+from gnncompile.codegen.triton_plan import (
+    Part,
+    Schedule,
+    Tile,
+    choose_tile,
+    edgewise,
+    every_step,
+    partials,
+    power_of_two,
+    schedule,
+)
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
@@ -36,23 +46,24 @@ _COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
 _START = {"reduce_sum": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
 
-def source(region: Region, tile: Tile | None = None) -> str:
+def source(region: Region, tile: Tile | None = None, part: Part = Part()) -> str:  # noqa: B008  (immutable)
     """The module's text; its kernel takes the arguments that :func:`parameters` lists.
 
     Args:
         region: What to compute.
         tile: The tile; chosen by the width of the region if left out.
+        part: Which part of the work.
 
     Raises:
         Unsupported: The region can't be expressed; the message says why.
     """
     plan = schedule(region)
-    return _Writer(region, plan, tile or choose_tile(region, plan)).module()
+    return _Writer(region, plan, tile or choose_tile(region, plan), part).module()
 
 
-def parameters(region: Region, plan: Schedule, tile: Tile) -> list[str]:
-    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``out<position>``,
-    ``num_rows``.
+def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = Part()) -> list[str]:  # noqa: B008
+    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``,
+    ``partial``, ``out<position>``, ``num_rows``.
 
     A tensor or an index that the outputs do not need is left out.
     """
@@ -65,8 +76,8 @@ def parameters(region: Region, plan: Schedule, tile: Tile) -> list[str]:
     outputs = [region.nodes[o.node].space for o in region.outputs]
     if Space.EDGE in outputs or any(n.space is Space.EDGE for n in inputs):
         names.append("edge")
-    if tile.walks == "hubs":
-        names.append("hubs")
+    if part.walks in ("pieces", "hubs"):
+        names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
     return names + (["num_rows"] if tile.rows > 1 else [])
 
@@ -74,10 +85,11 @@ def parameters(region: Region, plan: Schedule, tile: Tile) -> list[str]:
 class _Writer:
     """Grows the text of one kernel, statement by statement."""
 
-    def __init__(self, region: Region, plan: Schedule, tile: Tile) -> None:
-        self.region, self.plan, self.tile = region, plan, tile
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        self.region, self.plan, self.tile, self.part = region, plan, tile, part
         self.compute = "tl.float64" if region.double else "tl.float32"
-        self.parameters = parameters(region, plan, tile)
+        self.parameters = parameters(region, plan, tile, part)
+        self.partials, self.partial_length = partials(region, plan)
         self.split = power_of_two(region.grid[1]) > tile.channels
         many = {
             "row": tile.rows > 1,
@@ -99,13 +111,20 @@ class _Writer:
     def module(self) -> str:
         """The whole module."""
         self._prologue()
-        for step in range(self.plan.passes):
+        pieces, hubs = self.part.walks == "pieces", self.part.walks == "hubs"
+        for step in range(self.part.step + 1 if pieces else self.plan.passes):
             self._rows_before(step)
-            self._pass(step)
-        self._rows_before(self.plan.passes)
-        for k, out in enumerate(self.region.outputs):
-            if self.region.nodes[out.node].space is not Space.EDGE:
-                self._store(k, out)
+            if hubs or (pieces and step < self.part.step):
+                self._gather_pieces(step)
+            else:
+                self._pass(step)
+        if pieces:
+            self._store_piece()
+        else:
+            self._rows_before(self.plan.passes)
+            for k, out in enumerate(self.region.outputs):
+                if self.region.nodes[out.node].space is not Space.EDGE:
+                    self._store(k, out)
         head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
         text = "\n".join(self.lines)
         for combine in _COMBINE.values():
@@ -121,7 +140,7 @@ class _Writer:
         tile = self.tile
         lines = [
             f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step, "
-            f"{self.plan.passes} pass(es) over the edges of a row; walks {tile.walks}.",
+            f"{self.plan.passes} pass(es) over the edges of a row; walks {self._walked()}.",
         ]
         for i, n in enumerate(self.region.nodes):
             what = f"t{n.value}: {n.dtype}" if n.op == "input" else ", ".join(f"%{a}" for a in n.args)
@@ -174,34 +193,65 @@ class _Writer:
 
     # -- parts of the kernel --------------------------------------------------------------------------------------
 
+    def _walked(self) -> str:
+        part = self.part
+        return f"{part.walks}, pass {part.step + 1}" if part.walks == "pieces" else part.walks
+
     def _prologue(self) -> None:
-        if self.tile.rows > 1:
-            self.line(f"row = tl.program_id(0).to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
-        elif self.tile.walks == "hubs":
-            self.line("row = tl.load(hubs + tl.program_id(0)).to(tl.int64)")
+        if self.part.walks in ("pieces", "hubs"):
+            self._hub_rows()
         else:
-            self.line("row = tl.program_id(0).to(tl.int64)")
+            self._rows()
         if self.plan.passes:
-            mask = ", mask=row < num_rows, other=0" if self.tile.rows > 1 else ""
-            self.line(f"begin = tl.load(rowptr + row{mask})")
-            self.line(f"end = tl.load(rowptr + row + 1{mask})")
-            if self.tile.walks != "all":
-                # The list of hubs may hold other rows at its end; the two kernels share the rows by degree alone.
-                self.line(f"if end - begin {'<=' if self.tile.walks == 'hubs' else '>'} {layout.HUB}:")
-                self.line("    return")
             self.line(f"lane = tl.arange(0, {self.tile.edges})")
-            if self.tile.rows > 1:
-                self.line("longest = tl.max(end - begin)")
-            if any(self.region.nodes[i].op in ("softmax", *_COMBINE) for i in self.plan.need):
-                rows = self.expand("(begin < end)", "row") if self.tile.rows > 1 else "begin < end"
-                self.line(f"occupied = {rows}")
-        if self.tile.rows > 1:
-            self.line(f"row = {self.expand('row', 'row')}")
-            self.line("row_in = row < num_rows")
         nodes = [self.region.nodes[i] for i in self.plan.need]
         for axis, at in (("head", 0), ("channel", 1)):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
+
+    def _rows(self) -> None:
+        """The program's rows and where their edges begin and end."""
+        several = self.tile.rows > 1
+        if several:
+            self.line(f"row = tl.program_id(0).to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
+        else:
+            self.line("row = tl.program_id(0).to(tl.int64)")
+        if self.plan.passes:
+            mask = ", mask=row < num_rows, other=0" if several else ""
+            self.line(f"begin = tl.load(rowptr + row{mask})")
+            self.line(f"end = tl.load(rowptr + row + 1{mask})")
+            if self.part.walks == "ordinary":
+                self.line(f"if end - begin > {layout.HUB}:")
+                self.line("    return")
+            if several:
+                self.line("longest = tl.max(end - begin)")
+            self.line(f"occupied = {self.expand('(begin < end)', 'row') if several else 'begin < end'}")
+        if several:
+            self.line(f"row = {self.expand('row', 'row')}")
+            self.line("row_in = row < num_rows")
+
+    def _hub_rows(self) -> None:
+        """The program's hub, where the partial results of its pieces stand, and the edges of the program's own piece.
+
+        The host may launch for more hubs and pieces than there are.
+        """
+        if self.part.walks == "pieces":
+            self.line("piece = tl.program_id(0)")
+            self.line("hub = tl.load(pieces + piece)")
+            self.line("if hub < 0:")
+            self.line("    return")
+        else:
+            self.line("hub = tl.program_id(0)")
+        self.line("row = tl.load(hubs + hub * 3).to(tl.int64)")
+        self.line("first_piece = tl.load(hubs + hub * 3 + 1)")
+        self.line("last_piece = first_piece + tl.load(hubs + hub * 3 + 2)")
+        self.line("occupied = first_piece < last_piece")
+        if self.part.walks == "pieces":
+            self.line(f"begin = tl.load(rowptr + row) + (piece - first_piece) * {layout.HUB}")
+            self.line(f"end = tl.minimum(begin + {layout.HUB}, tl.load(rowptr + row + 1))")
+        else:
+            self.line("if first_piece == last_piece:")
+            self.line("    return")
 
     def _feature_axis(self, axis: str, length: int) -> None:
         extent = self.extent(axis, length)
@@ -225,7 +275,7 @@ class _Writer:
 
     def _pass(self, step: int) -> None:
         """One loop over the edges of the row."""
-        targets = [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "softmax")]
+        targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
         roots = [self.region.nodes[i].args[0] for i in targets] + [o.node for _, o in stores]
@@ -282,6 +332,69 @@ class _Writer:
                 todo.extend(a for a in self.region.nodes[i].args if self._is_edge(a))
         return sorted(found)
 
+    # -- pieces of hubs -------------------------------------------------------------------------------------------
+
+    def _reduced_in(self, step: int) -> list[int]:
+        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "softmax")]
+
+    def _store_piece(self) -> None:
+        """Stores what the piece reduces to."""
+        for i in self._reduced_in(self.part.step):
+            node = self.region.nodes[i]
+            if node.op == "softmax":
+                self.line(f"max{i} = {self._over_edges(f'm{i}', node.shape, 'maximum')}")
+                # A piece whose logits are all -inf must not make a NaN of its row.
+                scale = f"tl.where(m{i} == max{i}, 1.0, tl.exp(m{i} - max{i}))"
+                self.line(f"sum{i} = {self._over_edges(f's{i} * {scale}', node.shape)}")
+                self._store_partial(i, f"max{i}")
+                self._store_partial(i, f"sum{i}", node.shape[0] * node.shape[1])
+            else:
+                self._store_partial(i, self._reduced(i))
+
+    def _store_partial(self, i: int, text: str, further: int = 0) -> None:
+        place, masks = self._partial(i, "piece.to(tl.int64)", further)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        self.line(f"tl.store({place}, {text}{mask})")
+
+    def _partial(self, i: int, piece: str, further: int = 0) -> tuple[str, list[str]]:
+        """Pointer to a partial result, and the masks that it needs."""
+        offset, masks = self.feature(self.region.nodes[i].shape)
+        at = self.partials[i] + further
+        return f"partial + {piece} * {self.partial_length}{f' + {at}' if at else ''}{offset}", masks
+
+    def _gather_pieces(self, step: int) -> None:
+        """Puts together what all pieces of a hub reduce to in a pass, in their order."""
+        self.line(f"# pass {step + 1} of {self.plan.passes}: what the pieces reduce to")
+        targets = self._reduced_in(step)
+        for i in targets:
+            self._start(i)
+        self.line(f"for start in range(first_piece, last_piece, {self.tile.edges}):")
+        self.indent += 1
+        self.line("part = (start + lane).to(tl.int64)")
+        self.line("inside = part < last_piece")
+        self.line(f"part = {self.expand('part', 'edge')}")
+        self.line(f"alive = {self.expand('inside', 'edge')}")
+        for i in targets:
+            node = self.region.nodes[i]
+            if node.op == "softmax":
+                self._merge_softmax(i)
+            else:
+                self._combine(i, self._load_partial(i, _START[node.op]))
+        self.indent -= 1
+
+    def _load_partial(self, i: int, other: str, further: int = 0) -> str:
+        place, masks = self._partial(i, "part", further)
+        return f"tl.load({place}, mask={' & '.join(['alive', *masks])}, other={other})"
+
+    def _merge_softmax(self, i: int) -> None:
+        shape = self.region.nodes[i].shape
+        self.line(f"""x = {self._load_partial(i, 'float("-inf")')}""")
+        self.line(f"y = {self._load_partial(i, '0.0', shape[0] * shape[1])}")
+        self.line(f"top = tl.maximum(m{i}, x, {_PROPAGATE})")
+        self.line("y *= tl.where(x == top, 1.0, tl.exp(x - top))")
+        self.line(f"s{i} = s{i} * tl.where(m{i} == top, 1.0, tl.exp(m{i} - top)) + y")
+        self.line(f"m{i} = top")
+
     # -- reductions over edges ------------------------------------------------------------------------------------
 
     def _tile_shape(self, shape: Shape, edges: int) -> str:
@@ -316,13 +429,19 @@ class _Writer:
         elif node.op == "reduce_sum":
             source_node = self.region.nodes[arg]
             zero_already = source_node.op == "input" and edgewise(self.region, source_node)
-            masked = value if zero_already else f"tl.where(alive, {value}, 0.0)"
-            self.line(f"acc{i} += {self._over_edges(masked, node.shape) if every_step(node) else masked}")
+            self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
         else:
-            combine = _COMBINE[node.op]
-            masked = f"tl.where(alive, {value}, {_START[node.op]})"
-            masked = self._over_edges(masked, node.shape, combine) if every_step(node) else masked
+            self._combine(i, f"tl.where(alive, {value}, {_START[node.op]})")
+
+    def _combine(self, i: int, masked: str) -> None:
+        """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
+        node = self.region.nodes[i]
+        combine = _COMBINE.get(node.op, "")
+        masked = self._over_edges(masked, node.shape, combine) if every_step(node) else masked
+        if combine:
             self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {_PROPAGATE})")
+        else:
+            self.line(f"acc{i} += {masked}")
 
     def _over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""
@@ -335,15 +454,20 @@ class _Writer:
 
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
-        total = f"acc{i}"
-        if not every_step(node):
-            total = self._over_edges(total, node.shape, _COMBINE.get(node.op, ""))
+        total = self._reduced(i)
         if node.op != "reduce_sum":
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
             self.names[i] = total
         else:
             self._bind(i, f"i{i}", total)
+
+    def _reduced(self, i: int) -> str:
+        """The accumulator of a reduction, its lanes put together."""
+        node = self.region.nodes[i]
+        if every_step(node):
+            return f"acc{i}"
+        return self._over_edges(f"acc{i}", node.shape, _COMBINE.get(node.op, ""))
 
     def _finish_softmax(self, i: int) -> None:
         shape = self.region.nodes[i].shape

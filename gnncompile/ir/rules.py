@@ -71,11 +71,11 @@ def relu(b: Builder, x: int) -> int:
 
 
 def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
-    """X where x > 0, else slope * x."""
+    """X where x > 0, else slope * x; a product, so that its gradient is one as well (see gnncompile.ir.linear)."""
     zero = b.const(0)
     if slope == 0.0:
         return b.op("where", b.op("le", x, zero), zero, x)
-    return b.op("where", b.op("gt", x, zero), x, b.op("mul", x, b.const(slope)))
+    return b.op("mul", x, b.op("where", b.op("gt", x, zero), b.const(1), b.const(slope)))
 
 
 def silu(b: Builder, x: int) -> int:

@@ -4,6 +4,9 @@ Cotangents are first written as one expression per input in a scratch builder, t
 1. row-wise and by-row stages for what later stages need of whole rows (tie counts, the dot product of softmax);
 2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
 3. one walk over the region's own rows, for the inputs that live there and for parameters.
+
+A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
+gathers the same rows, keeps it (:func:`with_residuals`).
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, Node, Output, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space
 from gnncompile.ir.rules import GRADIENTS
 
 
@@ -52,27 +56,46 @@ class Backward:
     gradients: tuple[Gradient | None, ...]
 
 
-def with_residuals(region: Region) -> Region:
-    """The region with the row values that its gradient needs as additional outputs (softmax statistics, and
-    reductions hidden behind an epilogue or stored in less than compute precision).
+def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
+    """The region with the row values that its gradient needs as additional outputs: softmax statistics, reductions
+    hidden behind an epilogue or stored in less than compute precision, and sums that save the gradient a walk.
+
+    Args:
+        region: A region without residuals.
+        wanted: For each tensor, whether a gradient may be asked for; all if left out.
     """
+    if wanted is not None and not any(wanted):
+        return region
     b = Builder.of(region)
-    compute = "float64" if region.double else "float32"
-    kept = {(o.node, o.dtype) for o in region.outputs}
-    outputs = list(region.outputs)
-
-    def keep(node: int) -> None:
-        if (node, compute) not in kept:
-            kept.add((node, compute))
-            outputs.append(Output(node, compute, _trailing(b.nodes[node].shape)))
-
+    kept = _Residuals(region)
     for at, node in enumerate(region.nodes):
         if node.op == "softmax":
-            keep(b.softmax_row("softmax_max", at))
-            keep(b.softmax_row("softmax_sum", at))
+            kept.add(b, b.softmax_row("softmax_max", at))
+            kept.add(b, b.softmax_row("softmax_sum", at))
         elif node.op in ("reduce_max", "reduce_min") or (node.op == "reduce_sum" and _feeds(region, at)):
-            keep(at)
-    return Region(region.by, tuple(b.nodes), tuple(outputs))
+            kept.add(b, at)
+    seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
+    region = kept.finish(b)
+    given = tuple(o.node in seen and region.nodes[o.node].op not in SOFTMAX_ROWS for o in region.outputs)
+    b = Builder.of(region)
+    for argument in _Differentiation(region, given).sums_of_the_forward(b, wanted):
+        kept.add(b, b.reduce("sum", argument))
+    return kept.finish(b)
+
+
+class _Residuals:
+    """Outputs of a region, to which row values in compute precision are added."""
+
+    def __init__(self, region: Region) -> None:
+        self.by, self.compute = region.by, "float64" if region.double else "float32"
+        self.outputs = list(region.outputs)
+
+    def add(self, b: Builder, node: int) -> None:
+        if not any(o.node == node and o.dtype == self.compute for o in self.outputs):
+            self.outputs.append(Output(node, self.compute, _trailing(b.nodes[node].shape)))
+
+    def finish(self, b: Builder) -> Region:
+        return Region(self.by, tuple(b.nodes), tuple(self.outputs))
 
 
 def _trailing(shape: Shape) -> tuple[int, ...]:
@@ -121,10 +144,12 @@ class _Stages:
         b = Builder(by)
         copy = _Transplant(self.scratch, b, self.operands)
         outputs = []
+        stores_edges = any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
         for value, reduce, dtype in roots:
             node = copy(value)
             if reduce:
-                node = b.reduce("sum", node)
+                # A dot product per edge that is stored for every edge is there anyway.
+                node = b.reduce("sum", node) if stores_edges else linear.sum_over_edges(b, node)
             outputs.append(Output(node, dtype, _trailing(b.nodes[node].shape)))
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
         first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
@@ -137,12 +162,17 @@ class _Stages:
 
 
 class _Transplant:
-    """Copies expressions into another builder, numbering the operands they read."""
+    """Copies expressions into another builder, numbering the operands they read.
 
-    def __init__(self, scratch: Builder, target: Builder, operands: list[Operand]) -> None:
+    `copied` says what is there already, by its value in the scratch builder.
+    """
+
+    def __init__(
+        self, scratch: Builder, target: Builder, operands: list[Operand], copied: dict[int, int] | None = None
+    ) -> None:
         self.scratch, self.target, self.operands = scratch, target, operands
         self.used: list[Operand] = []
-        self.copied: dict[int, int] = {}
+        self.copied = dict(copied or {})
 
     def __call__(self, value: int) -> int:
         if value not in self.copied:
@@ -303,7 +333,11 @@ class _Differentiation:
     def _weighted_sum(self, at: int) -> tuple[int, int] | None:
         """(cotangent, reduction) of ``reduce_sum(mul(softmax, message))`` if that is the softmax's only use."""
         nodes = self.region.nodes
-        users = [i for i, n in enumerate(nodes) if at in n.args and n.op not in ("softmax_max", "softmax_sum")]
+        users = [
+            i
+            for i, n in enumerate(nodes)
+            if at in n.args and n.op not in ("softmax_max", "softmax_sum") and self.cotangents[i].edge is not None
+        ]
         if len(users) != 1 or nodes[users[0]].op != "mul" or nodes[users[0]].args == (at, at):
             return None
         if any(o.node in (at, users[0]) for o in self.region.outputs):
@@ -314,6 +348,66 @@ class _Differentiation:
         if not any(o.node == sums[0] for o in self.region.outputs):
             return None
         return self.cotangents[sums[0]].row or 0, sums[0]
+
+    # Sums that the forward has.
+
+    def sums_of_the_forward(self, b: Builder, wanted: tuple[bool, ...] | None) -> list[int]:
+        """What the forward may sum over edges so that the gradient need not gather wide rows for it.
+
+        Args:
+            b: A builder that goes on from the region; the values are made in it.
+            wanted: As in :func:`with_residuals`.
+        """
+        inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.dtype != BOOL]
+        inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
+        if any(n.space is Space.EDGE for _, n in inputs):
+            return []  # their gradient makes the same values per edge, and hands them over
+        copy = _Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
+        found: list[int] = []
+        for at, node in inputs:
+            edge = self.cotangents[at].edge
+            if node.space is self.region.by and edge is not None and self._hand_over(edge):
+                arguments = self._sums(linear.sum_over_edges(self.b, edge))
+                if not any(self._reads_cotangents(a) for a in arguments):
+                    found += [copy(a) for a in arguments]
+        return found
+
+    def _known(self) -> list[int]:
+        """Forward values that can be had without another walk."""
+        kept = {o.node for o in self.region.outputs}
+        nodes = self.region.nodes
+        late = [i for i, n in enumerate(nodes) if n.op.startswith("reduce_")]
+        for i, n in enumerate(nodes):
+            if i not in late and any(a in late and a not in kept for a in n.args):
+                late.append(i)
+        return [i for i in range(len(nodes)) if i in kept or i not in late]
+
+    def _sums(self, value: int) -> list[int]:
+        """What a row value of the scratch builder sums over edges."""
+        node = self.b.nodes[value]
+        if node.op == "reduce_sum":
+            return [node.args[0]]
+        return [s for a in node.args for s in self._sums(a)]
+
+    def _reads_cotangents(self, value: int) -> bool:
+        node = self.b.nodes[value]
+        if node.op == "input":
+            return self.operands[int(node.value or 0)].kind in ("cotangent", "temporary")
+        return any(self._reads_cotangents(a) for a in node.args)
+
+    def _without_walk(self, total: _Cotangents) -> _Cotangents:
+        """The same cotangent, per row alone if the forward has kept all that would be summed over edges."""
+        if total.edge is None:
+            return total
+        kept = {o.node for o in self.region.outputs if o.dtype == self.compute}
+        kept_sums = [at for at in kept if self.region.nodes[at].op == "reduce_sum"]
+        sums = {self.value(self.region.nodes[at].args[0]): at for at in kept_sums}
+        value = linear.sum_over_edges(self.b, total.edge)
+        if not set(self._sums(value)) <= set(sums):
+            return total
+        saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
+        value = _Transplant(self.b, self.b, self.operands, saved)(value)
+        return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.
 
@@ -328,7 +422,7 @@ class _Differentiation:
                     found.append((int(node.value or 0), node, total))
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
-        rows = [f for f in found if f[1].space in (self.region.by, Space.PARAMETER)]
+        rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
         if opposite:
             handed = [t.edge for _, _, t in rows if t.edge is not None and self._hand_over(t.edge)]
             roots = [(t.edge or 0, True, n.dtype) for _, n, t in opposite]

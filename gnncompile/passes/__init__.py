@@ -13,7 +13,7 @@ import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
 from gnncompile.passes import edges, functional, hoist, idioms, lower, regions, shared, sizes
-from gnncompile.passes.context import Context, Record, mutates
+from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
 PASSES = (functional, sizes, edges, idioms, shared, regions, lower)
@@ -64,7 +64,8 @@ def _needs_grad(gm: fx.GraphModule) -> set[fx.Node]:
             if isinstance(val, torch.Tensor) and val.requires_grad:
                 found.add(node)
         elif any(n in found for n in node.all_input_nodes):
-            found.add(node)
+            if carries_gradient(node):
+                found.add(node)
             if mutates(node):
                 found.update(node.all_input_nodes)
     return found

@@ -117,7 +117,7 @@ class Context:
         node = self.graph.call_function(target, args, kwargs)
         with self.fake_mode:
             node.meta["val"] = target(*fx.map_arg(args, value), **fx.map_arg(kwargs, value))
-        if any(n in self.needs_grad for n in node.all_input_nodes):
+        if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
             self.needs_grad.add(node)
         if like is not None and "stack_trace" in like.meta:
             node.meta["stack_trace"] = like.meta["stack_trace"]
@@ -126,6 +126,14 @@ class Context:
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records that something was not fused."""
         self.record.skipped.append(Skip(what, reason, user_line(node)))
+
+
+def carries_gradient(node: fx.Node) -> bool:
+    """Whether a node's value can have a gradient at all: sizes and indices have none, whatever they were made from."""
+    found = node.meta.get("val")
+    if isinstance(found, torch.Tensor):
+        return found.is_floating_point() or found.is_complex()
+    return isinstance(found, (tuple, list))
 
 
 def value(node: fx.Node) -> Any:

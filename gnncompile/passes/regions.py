@@ -86,7 +86,7 @@ class _Forming:
         with graph.inserting_before(node):
             layout = self._layout(message)
             region, tensors = message.bind(region, layout)
-            region = with_residuals(region)
+            region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
             verify(region)
             out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
             first = self.ctx.call(operator.getitem, out, 0, like=node)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnncompile.ir import reference
 from gnncompile.ir.region import Region, Space, parse
-from gnncompile.ir.vjp import Operand, vjp
+from gnncompile.ir.vjp import Operand, vjp, with_residuals
 from gnncompile.runtime import launch
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
@@ -49,16 +49,16 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
 
 
 @lru_cache(maxsize=4096)
-def _outputs_read(region: Region) -> frozenset[int]:
+def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
     """Outputs of a region that its gradient reads."""
-    plan = vjp(region, (True,) * len(region.inputs), (True,) * len(region.outputs))
+    plan = vjp(region, wanted, (True,) * len(region.outputs))
     return frozenset(o.index for stage in plan.stages for o in stage.operands if o.kind == "output")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, layout, spec = inputs
     ctx.spec, ctx.count, ctx.layouts = spec, len(tensors), len(layout)
-    needed = _outputs_read(parse(spec))
+    needed = _outputs_read(parse(spec), tuple(t.requires_grad for t in tensors))
     # What the gradient does not read may be written to by the caller.
     ctx.save_for_backward(*tensors, *layout, *(o if k in needed else None for k, o in enumerate(output)))
 
@@ -100,7 +100,9 @@ def backward(
                 "please report it"
             )
         walk = list(layout) if stage.region.by is region.by else [*layout[3:], *layout[:3]]
-        temporaries += torch.ops.gnncompile.region(operands, walk, stage.region.spec)
+        # A gradient of this gradient needs what a forward would keep.
+        run = with_residuals(stage.region) if torch.is_grad_enabled() else stage.region
+        temporaries += torch.ops.gnncompile.region(operands, walk, run.spec)[: len(stage.region.outputs)]
     gradients: list[Tensor | None] = []
     shapes = {int(n.value or 0): n.shape for n in region.inputs}
     for k, gradient in enumerate(plan.gradients):

@@ -1,0 +1,118 @@
+"""Sums over edges that take one dot product per row instead of one per edge.
+
+The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``, where `r` is a row of the side that is walked
+and `x_e` is gathered. A dot product per edge costs a GPU as many shuffles as a warp has levels, and keeps the row in
+one program. Since everything is linear, ``<r, sum_e s_e x_e>`` is the same number: the walk only accumulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Space
+
+Term = tuple[int, ...]
+"""Values whose product is meant."""
+
+
+def sum_over_edges(b: Builder, value: int) -> int:
+    """The sum of a value over the edges of each row, its dot products with rows taken after the sum where possible.
+
+    Args:
+        b: A builder whose rows are walked.
+        value: What to sum, per edge.
+
+    Returns:
+        A value per row, of the shape of `value`; rounded otherwise than the plain sum.
+    """
+    terms = _terms(b, value) if _hides_dot(b, value) else None
+    if terms is None:
+        return b.reduce("sum", value)
+    sums = [_sum(b, term) for term in terms]
+    if any(s is None for s in sums):
+        return b.reduce("sum", value)
+    return reduce(lambda x, y: b.op("add", x, y), [s for s in sums if s is not None])
+
+
+def _terms(b: Builder, value: int) -> list[Term] | None:
+    """The value as a sum of products, taken apart only where a dot product hides; None if it hides too well."""
+    if _is_dot(b, value):
+        return [(value,)]
+    if not _hides_dot(b, value):
+        return [tuple(_factors(b, value))]
+    node = b.nodes[value]
+    if node.op not in ("add", "sub", "neg", "mul"):
+        return None
+    parts = [_terms(b, a) for a in node.args]
+    if any(p is None for p in parts):
+        return None
+    first, last = parts[0] or [], parts[-1] or []
+    if node.op == "mul":
+        return [(*x, *y) for x in first for y in last]
+    minus = [(*t, b.const(-1)) for t in last]
+    return {"add": first + last, "sub": first + minus, "neg": minus}[node.op]
+
+
+def _sum(b: Builder, term: Term) -> int | None:
+    """The sum of a product over edges, row factors outside; None where a dot product can't be moved out."""
+    dots = [f for f in term if _is_dot(b, f)]
+    rows = [f for f in term if _is_row(b, f)]
+    weights = [f for f in term if f not in dots and f not in rows]
+    if not dots:
+        return b.reduce("sum", _product(b, term)) if not rows or not weights else _times(b, rows, weights)
+    if len(dots) > 1:
+        return None
+    inner = _factors(b, b.nodes[dots[0]].args[0])
+    outside = [f for f in inner if _is_row(b, f)]
+    inside = [f for f in inner if not _is_row(b, f)]
+    heads = b.nodes[dots[0]].shape[0]
+    if any(b.nodes[w].shape[1] > 1 or b.nodes[w].shape[0] not in (1, heads) for w in weights):
+        return None
+    total = b.sum_axis(_times(b, outside, weights + inside), 1)
+    return _product(b, [*rows, total])
+
+
+def _times(b: Builder, rows: list[int], weights: list[int]) -> int:
+    return _product(b, [*rows, b.reduce("sum", _product(b, weights))])
+
+
+def _product(b: Builder, factors: Iterable[int]) -> int:
+    return reduce(lambda x, y: b.op("mul", x, y), factors)
+
+
+def _factors(b: Builder, value: int) -> list[int]:
+    node = b.nodes[value]
+    if node.op != "mul":
+        return [value]
+    return [f for a in node.args for f in _factors(b, a)]
+
+
+def _is_row(b: Builder, value: int) -> bool:
+    return b.nodes[value].space in (b.by, Space.PARAMETER)
+
+
+def _is_dot(b: Builder, value: int) -> bool:
+    """Whether a value per edge is the dot product of a row and something else."""
+    node = b.nodes[value]
+    if node.op != "sum_channels" or _is_row(b, value):
+        return False
+    heads = node.shape[0]
+    factors = _factors(b, node.args[0])
+    wide = [f for f in factors if b.nodes[f].shape == (heads, b.nodes[node.args[0]].shape[1])]
+    return any(_is_row(b, f) for f in wide) and any(not _is_row(b, f) for f in wide)
+
+
+def _hides_dot(b: Builder, value: int) -> bool:
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        if at in seen or _is_row(b, at):
+            continue
+        seen.add(at)
+        if _is_dot(b, at):
+            return True
+        todo.extend(b.nodes[at].args)
+    return False
