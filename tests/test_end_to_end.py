@@ -323,3 +323,17 @@ def test_assignment_to_a_slice():
         return x
 
     torch.testing.assert_close(gnncompile.compile(fn)(torch.ones(6, 2)), fn(torch.ones(6, 2)))
+
+
+@pytest.mark.parametrize("name, calls", [("GCN", 6), ("GraphSAGE", 5), ("GIN", 5), ("GAT", 6)])
+def test_walks_of_a_training_step(name: str, calls: int, monkeypatch: pytest.MonkeyPatch):
+    """A walk for every layer and one for its gradient; features without a gradient save one where they are gathered."""
+    torch.manual_seed(0)
+    compiled = gnncompile.compile(MODELS[name]())
+    x, edge_index = torch.randn(40, CHANNELS), torch.randint(40, (2, 200))
+    compiled(x, edge_index).sum().backward()
+    walked: list[str] = []
+    inner = launch.runner
+    monkeypatch.setattr(launch, "runner", lambda spec, device: walked.append(spec) or inner(spec, device))
+    compiled(x, edge_index).sum().backward()
+    assert len(walked) == calls

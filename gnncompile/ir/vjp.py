@@ -406,7 +406,8 @@ class _Differentiation:
         if not set(self._sums(value)) <= set(sums):
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
-        value = _Transplant(self.b, self.b, self.operands, saved)(value)
+        inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
+        value = _Transplant(self.b, self.b, self.operands, {**inputs, **saved})(value)
         return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.

@@ -50,14 +50,23 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
 
 @lru_cache(maxsize=4096)
 def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
-    """Outputs of a region that its gradient reads."""
-    plan = vjp(region, wanted, (True,) * len(region.outputs))
-    return frozenset(o.index for stage in plan.stages for o in stage.operands if o.kind == "output")
+    """Outputs of a region that its gradient may read.
+
+    Which ones it reads depends on which outputs have a cotangent. That is not known before the backward: all of them,
+    the first few (those that are no residuals), or a single one.
+    """
+    count = len(region.outputs)
+    cases = {tuple(k < n for k in range(count)) for n in range(1, count + 1)}
+    cases |= {tuple(k == n for k in range(count)) for n in range(count)}
+    stages = [stage for given in sorted(cases) for stage in vjp(region, wanted, given).stages]
+    return frozenset(o.index for stage in stages for o in stage.operands if o.kind == "output")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, layout, spec = inputs
     ctx.spec, ctx.count, ctx.layouts = spec, len(tensors), len(layout)
+    # Most residuals have no cotangent: zeros in their place would be computed with.
+    ctx.set_materialize_grads(False)
     needed = _outputs_read(parse(spec), tuple(t.requires_grad for t in tensors))
     # What the gradient does not read may be written to by the caller.
     ctx.save_for_backward(*tensors, *layout, *(o if k in needed else None for k, o in enumerate(output)))
