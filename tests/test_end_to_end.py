@@ -333,7 +333,7 @@ def test_walks_of_a_training_step(name: str, calls: int, monkeypatch: pytest.Mon
     x, edge_index = torch.randn(40, CHANNELS), torch.randint(40, (2, 200))
     compiled(x, edge_index).sum().backward()
     walked: list[str] = []
-    inner = launch.runner
-    monkeypatch.setattr(launch, "runner", lambda spec, device: walked.append(spec) or inner(spec, device))
+    inner = launch.kernel
+    monkeypatch.setattr(launch, "kernel", lambda spec, device: walked.append(spec) or inner(spec, device))
     compiled(x, edge_index).sum().backward()
     assert len(walked) == calls

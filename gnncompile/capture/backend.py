@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat, passes
-from gnncompile.capture import substitutes
+from gnncompile.capture import inductor_region, substitutes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Record, Skip
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
@@ -51,6 +51,7 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
+        inductor_region.register()
         result = self._optimise(gm)
         if result is None:
             for node in gm.graph.nodes:

@@ -60,6 +60,22 @@ def runner(spec: str, device: str) -> Runner:
     return Runner(parse(spec), kernel(spec, device))
 
 
+class Call:
+    """A region's kernel as the code that Inductor writes calls it: ``(tensors, layout, outputs)``, all contiguous.
+
+    The kernel is made at the first call, or by whoever called the same region before.
+    """
+
+    __slots__ = ("device", "spec")
+
+    def __init__(self, spec: str, device: str) -> None:
+        self.spec, self.device = spec, device
+
+    def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Launches."""
+        kernel(self.spec, self.device)(tensors, Layout(*layout[:3]), outputs)
+
+
 @lru_cache(maxsize=4096)
 def kernel(spec: str, device: str) -> Kernel:
     """The kernel for a region on a device type ("cpu", "cuda")."""

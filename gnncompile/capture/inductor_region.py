@@ -1,0 +1,95 @@
+"""How Inductor calls a region's kernel: straight from the code it writes, into memory that it allocates.
+
+A call through the dispatcher with lists of tensors costs several times the host time of a launch, which is what a step
+on a small graph consists of. Here Inductor's wrapper holds one line per region and step, and the outputs are buffers
+of its own: allocated as fast as any other, and used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+from torch._inductor.virtualized import V
+
+from gnncompile.ir.region import Space, parse
+
+_OP = torch.ops.gnncompile.region_kernel.default
+_IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
+
+
+class RegionCall(ir.ExternKernel):
+    """Writes the outputs of a region, as one operation of Inductor's graph.
+
+    Args:
+        tensors: The region's tensors, realized and contiguous.
+        layout: Its layout, likewise.
+        outputs: Buffers to write.
+        spec: The region as a string.
+    """
+
+    def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Any], spec: str) -> None:
+        self.device = outputs[0].get_device()
+        self.spec, self.lengths = spec, (len(tensors), len(layout), len(outputs))
+        inputs = self.unwrap_storage([*tensors, *layout, *outputs])
+        super().__init__(None, ir.NoneLayout(device=self.device), inputs, (spec,))
+        self.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=self.device), o, self) for o in outputs]
+        V.graph.register_operation(self)
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call; the kernel is looked up once, where the wrapper is imported."""
+        name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{self.device.type}"
+        wrapper.add_import_once(_IMPORT)
+        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {self.device.type!r})")
+        given = iter([i.codegen_reference() for i in self.inputs])
+        lists = ("".join(f"{next(given)}, " for _ in range(length)) for length in self.lengths)
+        wrapper.writeline(f"{name}({', '.join(f'({text})' for text in lists)})")
+
+    def get_outputs(self) -> list[Any]:
+        """The buffers as they are after the call."""
+        return list(self.mutation_outputs)
+
+    def get_device(self) -> torch.device | None:
+        """The device of the outputs."""
+        return self.device
+
+    def get_unbacked_symbol_defs(self) -> Any:
+        """The call makes no new sizes."""
+        return type(super().get_unbacked_symbol_defs())()
+
+
+def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
+    if V.graph.cpp_wrapper:
+        return fallback_handler(_OP, add_to_fallback_set=False)(tensors, layout, spec)  # type: ignore[no-any-return]
+    given = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (*tensors, *layout)]
+    outputs = _allocate(layout, spec)
+    RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
+    return outputs
+
+
+def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
+    """Buffers for the outputs; no kernel walks masked edges, so a value per edge starts as zero."""
+    region = parse(spec)
+    rows, edges = layout[0].get_size()[0] - 1, layout[2].get_size()[0]
+    empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
+    made = []
+    for out in region.outputs:
+        like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
+        if region.nodes[out.node].space is Space.EDGE:
+            zeros = full([edges, *out.trailing], 0, **like)
+            zeros.realize()
+            made.append(zeros)
+        else:
+            made.append(empty([rows, *out.trailing], None, **like))
+    return made
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    """Tells Inductor, once per process."""
+    register_lowering(_OP, type_promotion_kind=None)(_lower)
