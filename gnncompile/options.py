@@ -8,6 +8,7 @@ from gnncompile import _compat
 
 DEFAULTS: dict[str, Any] = {
     "regions": True,
+    "epilogues": True,
     "hoist": True,
     "mask_self_loops": True,
     "structure_cache_entries": 64,
@@ -15,6 +16,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """
 - ``regions``: fuse message passing into generated kernels.
+- ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.

@@ -34,7 +34,7 @@ class RegionCall(ir.ExternKernel):
     """
 
     def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Any], spec: str) -> None:
-        self.device = outputs[0].get_device()
+        self.device: torch.device = outputs[0].get_device()
         self.spec, self.lengths = spec, (len(tensors), len(layout), len(outputs))
         inputs = self.unwrap_storage([*tensors, *layout, *outputs])
         super().__init__(None, ir.NoneLayout(device=self.device), inputs, (spec,))
@@ -46,7 +46,8 @@ class RegionCall(ir.ExternKernel):
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{self.device.type}"
         wrapper.add_import_once(_IMPORT)
         wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {self.device.type!r})")
-        given = iter([i.codegen_reference() for i in self.inputs])
+        inputs: Sequence[Any] = self.inputs
+        given = iter([i.codegen_reference() for i in inputs])
         lists = ("".join(f"{next(given)}, " for _ in range(length)) for length in self.lengths)
         wrapper.writeline(f"{name}({', '.join(f'({text})' for text in lists)})")
 

@@ -92,6 +92,11 @@ class Region:
         return tuple(sorted(found, key=lambda n: int(n.value or 0)))
 
     @cached_property
+    def count(self) -> int:
+        """How many tensors a region takes, by the highest position that it reads."""
+        return max((int(n.value or 0) + 1 for n in self.inputs), default=0)
+
+    @cached_property
     def softmaxes(self) -> tuple[int, ...]:
         """Positions of the softmax nodes."""
         return tuple(i for i, n in enumerate(self.nodes) if n.op == "softmax")

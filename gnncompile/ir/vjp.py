@@ -25,7 +25,8 @@ from gnncompile.ir.rules import GRADIENTS
 @dataclass(frozen=True)
 class Operand:
     """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
-    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages).
+    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages); ``"missing"`` is a value of the
+    forward that should be an output.
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Backward:
 
 def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
     """The region with the row values that its gradient needs as additional outputs: softmax statistics, reductions
-    hidden behind an epilogue or stored in less than compute precision, and sums that save the gradient a walk.
+    hidden behind an epilogue, and sums that save the gradient a walk.
 
     Args:
         region: A region without residuals.
@@ -72,15 +73,24 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
         if node.op == "softmax":
             kept.add(b, b.softmax_row("softmax_max", at))
             kept.add(b, b.softmax_row("softmax_sum", at))
-        elif node.op in ("reduce_max", "reduce_min") or (node.op == "reduce_sum" and _feeds(region, at)):
+        elif node.op in ("reduce_max", "reduce_min"):
             kept.add(b, at)
     seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
     region = kept.finish(b)
     given = tuple(o.node in seen and region.nodes[o.node].op not in SOFTMAX_ROWS for o in region.outputs)
+    for at in _missing(_Differentiation(region, given).backward(wanted or (True,) * region.count)):
+        kept.add(b, at)
+    region = kept.finish(b)
+    given += (False,) * (len(region.outputs) - len(given))
     b = Builder.of(region)
     for argument in _Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
     return kept.finish(b)
+
+
+def _missing(plan: Backward) -> list[int]:
+    """Reductions of the forward that a gradient reads, but that are no outputs."""
+    return sorted({o.index for stage in plan.stages for o in stage.operands if o.kind == "missing"})
 
 
 class _Residuals:
@@ -103,10 +113,6 @@ def _trailing(shape: Shape) -> tuple[int, ...]:
     return shape if shape[0] != 1 else shape[1:]
 
 
-def _feeds(region: Region, at: int) -> bool:
-    return any(at in n.args for n in region.nodes)
-
-
 @lru_cache(maxsize=1024)
 def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
     """The backward of a region that has its residuals (:func:`with_residuals`).
@@ -116,7 +122,10 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
         wanted: For each forward tensor, whether its gradient is needed.
         given: For each forward output, whether it has a cotangent.
     """
-    return _Differentiation(region, given).backward(wanted)
+    plan = _Differentiation(region, given).backward(wanted)
+    if missing := _missing(plan):
+        raise ValueError(f"region has no output for %{missing[0]}, which its gradient reads: call with_residuals first")
+    return plan
 
 
 @dataclass
@@ -242,7 +251,7 @@ class _Differentiation:
         found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
         exact = [k for k in found if self.region.outputs[k].dtype == self.compute]
         if not found:
-            raise ValueError(f"region has no output for {self.region.nodes[at].op}: call with_residuals first")
+            return self._operand(Operand("missing", at), self.region.by, self.region.nodes[at], self.compute)
         k = (exact or found)[0]
         return self._operand(Operand("output", k), self.region.by, self.region.nodes[at], self.region.outputs[k].dtype)
 

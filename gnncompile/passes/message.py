@@ -24,6 +24,9 @@ Slots = tuple[int, ...]
 
 MAX_WIDTH = 8192
 
+_INVERSE_DEGREE = -1
+"""Position of the tensor that :meth:`Message.bind` makes from the layout."""
+
 
 class NotFusable(Exception):  # noqa: N818  (a reason, always caught)
     """Why a message, or a part of it, cannot be written as region nodes."""
@@ -68,12 +71,13 @@ class Message:
                 self.known, self.source, self.num_columns = saved
                 if _is_message_op(node):
                     self.ctx.skip(f"{_name(node)} stored per edge", str(reason), node)
-                self.known[key] = self._input(node, Space.EDGE, slots)
+                self.known[key] = self.input(node, Space.EDGE, slots)
         return self.known[key]
 
     # Leaves.
 
-    def _input(self, node: fx.Node, space: Space, slots: Slots) -> int:
+    def input(self, node: fx.Node, space: Space, slots: Slots) -> int:
+        """A tensor that the region reads; raises NotFusable if it can't."""
         fake = value(node)
         if node in self.ctx.written:
             raise NotFusable("it reads a tensor that is written to in place")
@@ -97,18 +101,18 @@ class Message:
         assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
         if index in self.ctx.written:
             raise NotFusable("its index is written to in place")
-        if not self._visible(table):
+        if not self.visible(table):
             raise NotFusable("it is gathered under another gradient or autocast mode")
         rows = value(table).shape[0]
         if index is self.index:
-            if not same_size(rows, _size(self.num_rows)):
+            if not same_size(rows, number_of(self.num_rows)):
                 raise NotFusable("rows gathered at the destination are not as many as the result's")
-            return self._input(table, Space.DESTINATION, slots)
+            return self.input(table, Space.DESTINATION, slots)
         if not same_size(value(index).shape[0], value(self.index).shape[0]):
             raise NotFusable("its index has another length than the edges")
         if self.source is not None and (index is not self.source or not same_size(rows, self._columns())):
             raise NotFusable("a message can gather from one other end of its edges only")
-        found = self._input(table, Space.SOURCE, slots)
+        found = self.input(table, Space.SOURCE, slots)
         if self.source is None:
             self.source = index
             with self.ctx.graph.inserting_before(self.at):
@@ -117,13 +121,13 @@ class Message:
         return found
 
     def _columns(self) -> Any:
-        return _size(self.num_columns)
+        return number_of(self.num_columns)
 
     def _size_node(self, table: fx.Node) -> Any:
         rows = value(table).shape[0]
         if isinstance(rows, int):
             return rows
-        if same_size(rows, _size(self.num_rows)):
+        if same_size(rows, number_of(self.num_rows)):
             return self.num_rows
         size = Symbols(self.ctx).node(rows)
         return size if size is not None else self.ctx.call(aten.sym_size.int, table, 0)
@@ -131,7 +135,7 @@ class Message:
     def inverse_degree(self) -> int:
         """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""
         dtype = "float64" if value(self.at).dtype == torch.float64 else "float32"
-        return self.builder.input(len(self.tensors), Space.DESTINATION, (1, 1), dtype)
+        return self.builder.input(_INVERSE_DEGREE, Space.DESTINATION, (1, 1), dtype)
 
     def bind(self, region: Region, layout: list[fx.Node]) -> tuple[Region, list[fx.Node]]:
         """The region's tensors, renumbered so that only those it reads are passed."""
@@ -140,9 +144,8 @@ class Message:
         for node in region.nodes:
             if node.op == "input":
                 old = int(node.value or 0)
-                tensor = (
-                    self.tensors[old][0] if old < len(self.tensors) else self._inverse_degree(layout[0], node.dtype)
-                )
+                inverse = old == _INVERSE_DEGREE
+                tensor = self._inverse_degree(layout[0], node.dtype) if inverse else self.tensors[old][0]
                 nodes.append(Node(node.op, (), node.space, node.shape, node.dtype, len(tensors)))
                 tensors.append(tensor)
             else:
@@ -161,18 +164,18 @@ class Message:
 
     # Operations.
 
-    def _visible(self, node: fx.Node) -> bool:
+    def visible(self, node: fx.Node) -> bool:
         """Whether computing a node inside the region, at the reduction, means the same as where it stands."""
         switches = self.ctx.switches
         return not switches or switches.get(node) == switches.get(self.at)
 
     def _operation(self, node: fx.Node, slots: Slots, strict: bool) -> int:
-        if node.op != "call_function" or not self._visible(node):
+        if node.op != "call_function" or not self.visible(node):
             raise NotFusable("it is an input")
         if node in self.ctx.written:
             raise NotFusable("it is written to in place")
         if self.ctx.structural.get(node) and value(node).dtype.is_floating_point:
-            return self._input(node, Space.EDGE, slots)  # computed once per graph, outside the step
+            return self.input(node, Space.EDGE, slots)  # computed once per graph, outside the step
         if node.target is aten.index_select.default and node.args[1] == 0:
             return self._gather(node, slots)
         if node.target is own.mark_dead.default:
@@ -197,14 +200,14 @@ class Message:
             raise NotFusable("an operand is a symbolic number")
         rank, full = value(arg).dim(), value(of).dim()
         if rank == full and same_size(value(arg).shape[0], value(of).shape[0]):
-            narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(value(arg).shape[1:], slots, strict=True))
+            narrowed = tuple(-1 if is_one(s) else k for s, k in zip(value(arg).shape[1:], slots, strict=True))
             return self.lower(arg, narrowed, strict)
-        if rank == full and not _is_one(value(arg).shape[0]):
+        if rank == full and not is_one(value(arg).shape[0]):
             raise NotFusable(f"an operand of shape {_shape(arg)} does not have a row per edge")
         sizes = value(arg).shape[1:] if rank == full else value(arg).shape
         kept = slots[len(slots) - len(sizes) :]
-        narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(sizes, kept, strict=True))
-        return self._input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
+        narrowed = tuple(-1 if is_one(s) else k for s, k in zip(sizes, kept, strict=True))
+        return self.input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
 
     def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         """Views that add, drop or widen axes of length 1."""
@@ -216,14 +219,14 @@ class Message:
         if node.target in (aten.expand.default, aten.expand_as.default):
             if len(before) != len(after):
                 raise NotFusable("it adds an axis")
-            narrowed = tuple(-1 if _is_one(s) else k for s, k in zip(before[1:], slots, strict=True))
+            narrowed = tuple(-1 if is_one(s) else k for s, k in zip(before[1:], slots, strict=True))
             return self.lower(inner, narrowed, strict)
-        wide = [(s, k) for s, k in zip(after[1:], slots, strict=True) if not _is_one(s)]
-        kept = [s for s in before[1:] if not _is_one(s)]
+        wide = [(s, k) for s, k in zip(after[1:], slots, strict=True) if not is_one(s)]
+        kept = [s for s in before[1:] if not is_one(s)]
         if len(kept) != len(wide) or not all(same_size(a, b) for a, (b, _) in zip(kept, wide, strict=True)):
             raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
         remaining = iter(k for _, k in wide)
-        return self.lower(inner, tuple(-1 if _is_one(s) else next(remaining) for s in before[1:]), strict)
+        return self.lower(inner, tuple(-1 if is_one(s) else next(remaining) for s in before[1:]), strict)
 
     def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         inner: Any = node.args[0]
@@ -245,11 +248,13 @@ class Message:
         return self.builder.sum_axis(self.lower(inner, tuple(inside), strict), free[0])
 
 
-def _is_one(size: Any) -> bool:
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
-def _size(number: Any) -> Any:
+def number_of(number: Any) -> Any:
+    """The (symbolic) number behind a size that may be a node."""
     return value(number) if isinstance(number, fx.Node) else number
 
 
