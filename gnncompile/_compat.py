@@ -116,20 +116,14 @@ def calling_file(skip: str) -> str:
 
 def tracked_input_name(fake: Tensor) -> str | None:
     """The source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace."""
-    tx = getattr(InstructionTranslator, "current_tx", lambda: None)()
-    if tx is None:
+    try:
+        tx = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
         return None
     for tracked in tx.output.tracked_fakes:
-        if tracked.fake is fake or _is_alias(tracked.fake, fake):
+        if tracked.fake is fake:
             return source_name(tracked.source)
     return None
-
-
-def _is_alias(input_: Any, fake: Tensor) -> bool:
-    """Whether a fake tensor is another object for an input; torch 2.11 hands such to the ops that it traces."""
-    if not isinstance(input_, Tensor) or input_.dim() != fake.dim() or input_.dtype != fake.dtype:
-        return False
-    return StorageWeakRef(input_.untyped_storage()).cdata == StorageWeakRef(fake.untyped_storage()).cdata
 
 
 def source_name(source: Any) -> str:

@@ -84,8 +84,6 @@ def _fake_num_segments(index: Tensor) -> Any:
 
 def request_size(index: Tensor) -> None:
     """Asks the caller for the number of segments of a model input; returns where there is nobody to ask."""
-    if not torch.compiler.is_dynamo_compiling() and not torch.compiler.is_compiling():
-        return
     source = _compat.tracked_input_name(index)
     backend = _compat.current_backend() if source is not None else None
     if source is not None and getattr(backend, "attaches_sizes", False):
