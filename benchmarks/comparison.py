@@ -95,7 +95,7 @@ def _prepare(
     options: Options,
 ) -> Step | None:
     """Builds and checks one row; measures all but its time. None if it failed or is wrong."""
-    alive_before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    alive_before = measure.alive(device)
     try:
         own = copy.deepcopy(model)
         step = Step(row.variant.build(own), own, inputs, weights)
