@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gnncompile.codegen.cache_dir import cache_dir
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, choose_tile, hub_tile, partials, power_of_two, schedule
-from gnncompile.codegen.triton_source import KERNEL, parameters, source
+from gnncompile.codegen.triton_source import source
+from gnncompile.codegen.triton_writer import KERNEL, parameters
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, Space
 from gnncompile.runtime.layout import hubs as find_hubs

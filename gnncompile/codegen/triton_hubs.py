@@ -1,0 +1,120 @@
+"""Writes the kernels for hubs: what a piece of a hub reduces to, and what is left to do when all pieces are walked."""
+
+from __future__ import annotations
+
+from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
+from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer
+from gnncompile.ir.region import Region
+from gnncompile.runtime import layout
+
+
+class HubWriter(Writer):
+    """A program puts together what the pieces of a hub reduce to, and finishes the hub's row.
+
+    The host may launch for more hubs and pieces than there are.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        super().__init__(region, plan, tile, part)
+        self.partials, self.partial_length = partials(region, plan)
+
+    def _rows(self) -> None:
+        self.line("hub = tl.program_id(0)")
+        self._hub()
+        self.line("if first_piece == last_piece:")
+        self.line("    return")
+
+    def _hub(self) -> None:
+        """The hub's row, and where the results of its pieces stand."""
+        self.line("row = tl.load(hubs + hub * 3).to(tl.int64)")
+        self.line("first_piece = tl.load(hubs + hub * 3 + 1)")
+        self.line("last_piece = first_piece + tl.load(hubs + hub * 3 + 2)")
+        self.line("occupied = first_piece < last_piece")
+
+    def _body(self) -> None:
+        for step in range(self.plan.passes):
+            self._rows_before(step)
+            self._gather_pieces(step)
+        self._store_rows()
+
+    def _partial(self, i: int, piece: str, further: int = 0) -> tuple[str, list[str]]:
+        """Pointer to a partial result, and the masks that it needs."""
+        offset, masks = self.feature(self.region.nodes[i].shape)
+        at = self.partials[i] + further
+        return f"partial + {piece} * {self.partial_length}{f' + {at}' if at else ''}{offset}", masks
+
+    def _gather_pieces(self, step: int) -> None:
+        """Puts together what all pieces of a hub reduce to in a pass, in their order."""
+        self.line(f"# pass {step + 1} of {self.plan.passes}: what the pieces reduce to")
+        targets = self._reduced_in(step)
+        for i in targets:
+            self._start(i)
+        self.line(f"for start in range(first_piece, last_piece, {self.tile.edges}):")
+        self.indent += 1
+        self.line("part = (start + lane).to(tl.int64)")
+        self.line("inside = part < last_piece")
+        self.line(f"part = {self.expand('part', 'edge')}")
+        self.line(f"alive = {self.expand('inside', 'edge')}")
+        for i in targets:
+            node = self.region.nodes[i]
+            if node.op == "softmax":
+                self._merge_softmax(i)
+            else:
+                self._combine(i, self._load_partial(i, START[node.op]))
+        self.indent -= 1
+
+    def _load_partial(self, i: int, other: str, further: int = 0) -> str:
+        place, masks = self._partial(i, "part", further)
+        return f"tl.load({place}, mask={' & '.join(['alive', *masks])}, other={other})"
+
+    def _merge_softmax(self, i: int) -> None:
+        shape = self.region.nodes[i].shape
+        self.line(f"""x = {self._load_partial(i, 'float("-inf")')}""")
+        self.line(f"y = {self._load_partial(i, '0.0', shape[0] * shape[1])}")
+        self.line(f"top = tl.maximum(m{i}, x, {PROPAGATE})")
+        self.line("y *= tl.where(x == top, 1.0, tl.exp(x - top))")
+        self.line(f"s{i} = s{i} * tl.where(m{i} == top, 1.0, tl.exp(m{i} - top)) + y")
+        self.line(f"m{i} = top")
+
+
+class PieceWriter(HubWriter):
+    """A program walks the edges of one piece, in one pass, and stores what they reduce to.
+
+    The results of earlier passes it puts together from all pieces of its hub, as every other piece does.
+    """
+
+    def _rows(self) -> None:
+        self.line("piece = tl.program_id(0)")
+        self.line("hub = tl.load(pieces + piece)")
+        self.line("if hub < 0:")
+        self.line("    return")
+        self._hub()
+        self.line(f"begin = tl.load(rowptr + row) + (piece - first_piece) * {layout.HUB}")
+        self.line(f"end = tl.minimum(begin + {layout.HUB}, tl.load(rowptr + row + 1))")
+
+    def _body(self) -> None:
+        for step in range(self.part.step):
+            self._rows_before(step)
+            self._gather_pieces(step)
+        self._rows_before(self.part.step)
+        self._pass(self.part.step)
+        self._store_piece()
+
+    def _store_piece(self) -> None:
+        """Stores what the piece reduces to."""
+        for i in self._reduced_in(self.part.step):
+            node = self.region.nodes[i]
+            if node.op == "softmax":
+                self.line(f"max{i} = {self._over_edges(f'm{i}', node.shape, 'maximum')}")
+                # A piece whose logits are all -inf must not make a NaN of its row.
+                scale = f"tl.where(m{i} == max{i}, 1.0, tl.exp(m{i} - max{i}))"
+                self.line(f"sum{i} = {self._over_edges(f's{i} * {scale}', node.shape)}")
+                self._store_partial(i, f"max{i}")
+                self._store_partial(i, f"sum{i}", node.shape[0] * node.shape[1])
+            else:
+                self._store_partial(i, self._reduced(i))
+
+    def _store_partial(self, i: int, text: str, further: int = 0) -> None:
+        place, masks = self._partial(i, "piece.to(tl.int64)", further)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        self.line(f"tl.store({place}, {text}{mask})")

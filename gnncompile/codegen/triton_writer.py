@@ -1,0 +1,463 @@
+"""Writes a region as the text of a Python module with one Triton kernel. Needs no Triton.
+
+Every value of the kernel is a tile whose axes are, in this order, those of (row, edge, head, channel) that the region
+has more than one of. A value keeps length 1 on axes it does not vary along, and Triton broadcasts it; a value with one
+element per program is a scalar. Feature axes are padded to powers of two: padded lanes hold anything and are masked
+where a feature axis is summed and where a value is stored. Lanes behind the last edge of a row hold anything as well,
+and are masked where edges are reduced.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from gnncompile.codegen.triton_plan import (
+    Part,
+    Schedule,
+    Tile,
+    edgewise,
+    every_step,
+    power_of_two,
+)
+from gnncompile.errors import Unsupported
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import (
+    BOOL,
+    FEATURE_SUMS,
+    REDUCTIONS,
+    SOFTMAX_ROWS,
+    Node,
+    Output,
+    Region,
+    Shape,
+    Space,
+)
+from gnncompile.runtime import layout
+
+KERNEL = "region_kernel"
+"""Name of the kernel in the generated module."""
+
+PROPAGATE = "propagate_nan=tl.PropagateNan.ALL"
+COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
+START = {"reduce_sum": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
+
+
+def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = Part()) -> list[str]:  # noqa: B008
+    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``,
+    ``partial``, ``out<position>``, ``num_rows``.
+
+    A tensor or an index that the outputs do not need is left out.
+    """
+    inputs = [n for n in (region.nodes[i] for i in plan.need) if n.op == "input"]
+    names = [f"t{position}" for position in sorted({int(n.value or 0) for n in inputs})]
+    if plan.passes:
+        names.append("rowptr")
+    if any(n.space is region.by.opposite for n in inputs):
+        names.append("col")
+    outputs = [region.nodes[o.node].space for o in region.outputs]
+    if Space.EDGE in outputs or any(n.space is Space.EDGE for n in inputs):
+        names.append("edge")
+    if part.walks in ("pieces", "hubs"):
+        names += ["hubs", "pieces", "partial"]
+    names += [f"out{k}" for k in range(len(region.outputs))]
+    return names + (["num_rows"] if tile.rows > 1 else [])
+
+
+class Writer:
+    """Grows the text of one kernel, statement by statement. This one walks whole rows."""
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        self.region, self.plan, self.tile, self.part = region, plan, tile, part
+        self.compute = "tl.float64" if region.double else "tl.float32"
+        self.parameters = parameters(region, plan, tile, part)
+        self.split = power_of_two(region.grid[1]) > tile.channels
+        many = {
+            "row": tile.rows > 1,
+            "edge": plan.passes > 0,
+            "head": region.grid[0] > 1,
+            "channel": region.grid[1] > 1,
+        }
+        self.axes = [name for name, used in many.items() if used]
+        self.names: dict[int, str] = {}
+        self.lines: list[str] = []
+        self.indent = 1
+
+    # -- text -----------------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """Adds a statement at the present depth."""
+        self.lines.append("    " * self.indent + text)
+
+    def module(self) -> str:
+        """The whole module."""
+        self._prologue()
+        self._body()
+        head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
+        text = "\n".join(self.lines)
+        for combine in COMBINE.values():
+            if f", _{combine}" in text:
+                body = f"    return tl.{combine}(a, b, {PROPAGATE})"
+                head += ["", "@triton.jit", f"def _{combine}(a, b):", body, ""]
+        loose = '(do_not_specialize=["num_rows"])' if "num_rows" in self.parameters else ""
+        head += ["", f"@triton.jit{loose}", f"def {KERNEL}({', '.join(self.parameters)}):"]
+        return "\n".join([*head, *self.lines]) + "\n"
+
+    def _body(self) -> None:
+        """All behind the prologue."""
+        for step in range(self.plan.passes):
+            self._rows_before(step)
+            self._pass(step)
+        self._store_rows()
+
+    def _header(self) -> list[str]:
+        """What the kernel computes, as comments; ``5`` in names of the kernel is ``%5`` here."""
+        tile = self.tile
+        lines = [
+            f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step, "
+            f"{self.plan.passes} pass(es) over the edges of a row; walks {self._walked()}.",
+        ]
+        for i, n in enumerate(self.region.nodes):
+            what = f"t{n.value}: {n.dtype}" if n.op == "input" else ", ".join(f"%{a}" for a in n.args)
+            what = str(n.value) if n.op == "const" else what
+            lines.append(f"#   %{i} = {n.op}({what})  {n.space.value} {n.shape}")
+        for k, out in enumerate(self.region.outputs):
+            lines.append(f"#   out{k}: {out.dtype} = %{out.node}")
+        return lines
+
+    # -- axes and addresses ---------------------------------------------------------------------------------------
+
+    def expand(self, text: str, *axes: str) -> str:
+        """Indexes a vector (or a matrix) over `axes` so that it broadcasts against every tile."""
+        slots = [":" if a in axes else "None" for a in self.axes]
+        return text if len(slots) == len(axes) else f"{text}[{', '.join(slots)}]"
+
+    def extent(self, axis: str, length: int) -> int:
+        """Tile length of a feature axis on which a value has `length` elements."""
+        padded = power_of_two(length)
+        return min(padded, self.tile.channels) if axis == "channel" and self.split else padded
+
+    def padded(self, axis: str, length: int) -> bool:
+        """Whether a feature axis has lanes that stand for no element."""
+        return length % self.extent(axis, length) != 0
+
+    def feature(self, shape: Shape) -> tuple[str, list[str]]:
+        """Offset of an element within its row, after a leading plus, and the masks that it needs."""
+        heads, channels = shape
+        terms, masks = [], []
+        if heads > 1:
+            terms.append(f"head{heads} * {channels}" if channels > 1 else f"head{heads}")
+            masks += [f"head{heads}_in"] if self.padded("head", heads) else []
+        if channels > 1:
+            terms.append(f"channel{channels}")
+            masks += [f"channel{channels}_in"] if self.padded("channel", channels) else []
+        return "".join(f" + {t}" for t in terms), masks
+
+    def place(self, node: Node) -> tuple[str, list[str]]:
+        """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
+        offset, masks = self.feature(node.shape)
+        width = node.shape[0] * node.shape[1]
+        index = {Space.EDGE: "edge_at", self.region.by.opposite: "other", self.region.by: "row"}.get(node.space)
+        if node.space is Space.PARAMETER:
+            return offset, masks
+        if edgewise(self.region, node):
+            masks = ["alive", *masks]
+        elif self.tile.rows > 1:
+            masks = ["row_in", *masks]
+        return f" + {index}" + (f" * {width}" if width > 1 else "") + offset, masks
+
+    # -- parts of the kernel --------------------------------------------------------------------------------------
+
+    def _walked(self) -> str:
+        part = self.part
+        return f"{part.walks}, pass {part.step + 1}" if part.walks == "pieces" else part.walks
+
+    def _prologue(self) -> None:
+        self._rows()
+        if self.plan.passes:
+            self.line(f"lane = tl.arange(0, {self.tile.edges})")
+        nodes = [self.region.nodes[i] for i in self.plan.need]
+        for axis, at in (("head", 0), ("channel", 1)):
+            for length in sorted({n.shape[at] for n in nodes} - {1}):
+                self._feature_axis(axis, length)
+
+    def _rows(self) -> None:
+        """The program's rows and where their edges begin and end."""
+        several = self.tile.rows > 1
+        if several:
+            self.line(f"row = tl.program_id(0).to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
+        else:
+            self.line("row = tl.program_id(0).to(tl.int64)")
+        if self.plan.passes:
+            mask = ", mask=row < num_rows, other=0" if several else ""
+            self.line(f"begin = tl.load(rowptr + row{mask})")
+            self.line(f"end = tl.load(rowptr + row + 1{mask})")
+            if self.part.walks == "ordinary":
+                self.line(f"if end - begin > {layout.HUB}:")
+                self.line("    return")
+            if several:
+                self.line("longest = tl.max(end - begin)")
+            self.line(f"occupied = {self.expand('(begin < end)', 'row') if several else 'begin < end'}")
+        if several:
+            self.line(f"row = {self.expand('row', 'row')}")
+            self.line("row_in = row < num_rows")
+
+    def _feature_axis(self, axis: str, length: int) -> None:
+        extent = self.extent(axis, length)
+        lanes = self.expand(f"tl.arange(0, {extent})", axis)
+        if extent < power_of_two(length):
+            lanes = f"tl.program_id(1) * {extent} + {lanes}"
+        self.line(f"{axis}{length} = {lanes}")
+        if self.padded(axis, length):
+            self.line(f"{axis}{length}_in = {axis}{length} < {length}")
+
+    def _rows_before(self, step: int) -> None:
+        """Row-wise values that are ready before a pass (or, after the last one, for the outputs)."""
+        for i in self.plan.finished_in(step - 1):
+            node = self.region.nodes[i]
+            if node.op in REDUCTIONS:
+                self._finish_reduction(i)
+            elif node.op == "softmax":
+                self._finish_softmax(i)
+            elif not edgewise(self.region, node) and node.op != "const":
+                self._compute(i)
+
+    def _pass(self, step: int) -> None:
+        """One loop over the edges of the row."""
+        targets = self._reduced_in(step)
+        last = step == self.plan.passes - 1
+        stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
+        roots = [self.region.nodes[i].args[0] for i in targets] + [o.node for _, o in stores]
+        needed = self._edge_closure(roots)
+        self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
+        for i in targets:
+            self._start(i)
+        self._open_loop(needed, bool(stores))
+        outside = dict(self.names)
+        for i in needed:
+            self._compute(i)
+        for i in targets:
+            self._accumulate(i)
+        for k, out in stores:
+            self._store(k, out)
+        self.names = outside
+        self.indent -= 1
+
+    def _open_loop(self, needed: list[int], stores: bool) -> None:
+        edges = self.tile.edges
+        if self.tile.rows > 1:
+            self.line(f"for start in range(0, longest, {edges}):")
+            self.indent += 1
+            self.line("position = (begin + start)[:, None] + lane[None, :]")
+            self.line("inside = position < end[:, None]")
+        else:
+            self.line(f"for start in range(begin, end, {edges}):")
+            self.indent += 1
+            self.line("position = start + lane")
+            self.line("inside = position < end")
+        over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
+        self.line(f"alive = {self.expand('inside', *over)}")
+        inputs = {self.region.nodes[i].space for i in needed if self.region.nodes[i].op == "input"}
+        for name, pointer, used in (
+            ("other", "col", self.region.by.opposite in inputs),
+            ("edge_at", "edge", Space.EDGE in inputs or stores),
+        ):
+            if used:
+                self.line(f"{name} = tl.load({pointer} + position, mask=inside, other=0).to(tl.int64)")
+                if (shown := self.expand(name, *over)) != name:
+                    self.line(f"{name} = {shown}")
+
+    def _reduced_in(self, step: int) -> list[int]:
+        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "softmax")]
+
+    def _is_edge(self, i: int) -> bool:
+        return edgewise(self.region, self.region.nodes[i])
+
+    def _edge_closure(self, roots: list[int]) -> list[int]:
+        """The edge-wise nodes behind `roots`, in program order."""
+        found: set[int] = set()
+        todo = [i for i in roots if self._is_edge(i)]
+        while todo:
+            i = todo.pop()
+            if i not in found:
+                found.add(i)
+                todo.extend(a for a in self.region.nodes[i].args if self._is_edge(a))
+        return sorted(found)
+
+    # -- reductions over edges ------------------------------------------------------------------------------------
+
+    def _tile_shape(self, shape: Shape, edges: int) -> str:
+        lengths = {
+            "row": self.tile.rows,
+            "edge": edges,
+            "head": self.extent("head", shape[0]),
+            "channel": self.extent("channel", shape[1]),
+        }
+        return f"[{', '.join(str(lengths[a]) for a in self.axes)}]"
+
+    def _start(self, i: int) -> None:
+        node = self.region.nodes[i]
+        shape = self._tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
+        if node.op == "softmax":
+            self.line(f'm{i} = tl.full({shape}, float("-inf"), {self.compute})')
+            self.line(f"s{i} = tl.full({shape}, 0.0, {self.compute})")
+        else:
+            self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
+
+    def _accumulate(self, i: int) -> None:
+        node = self.region.nodes[i]
+        arg = node.args[0]
+        value = self._operand(arg)
+        if node.op == "softmax":
+            # Every lane keeps its own maximum and sum; they meet after the loop. One exponential serves both cases:
+            # the larger of the old maximum and the new logit has exponential 1.
+            self.line(f'x = tl.where(alive, {value}, float("-inf"))')
+            self.line(f"scale = tl.where(m{i} == x, 1.0, tl.exp(-tl.abs(m{i} - x)))")
+            self.line(f"s{i} = tl.where(x > m{i}, s{i} * scale + 1.0, s{i} + scale)")
+            self.line(f"m{i} = tl.maximum(m{i}, x, {PROPAGATE})")
+        elif node.op == "reduce_sum":
+            source_node = self.region.nodes[arg]
+            zero_already = source_node.op == "input" and edgewise(self.region, source_node)
+            self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
+        else:
+            self._combine(i, f"tl.where(alive, {value}, {START[node.op]})")
+
+    def _combine(self, i: int, masked: str) -> None:
+        """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
+        node = self.region.nodes[i]
+        combine = COMBINE.get(node.op, "")
+        masked = self._over_edges(masked, node.shape, combine) if every_step(node) else masked
+        if combine:
+            self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {PROPAGATE})")
+        else:
+            self.line(f"acc{i} += {masked}")
+
+    def _over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
+        """Reduces a tile over its edge axis; one element per program becomes a scalar."""
+        scalar = self.tile.rows == 1 and shape == (1, 1)
+        axis = "None" if scalar else str(self.axes.index("edge"))
+        keep = "" if scalar else ", keep_dims=True"
+        if combine:
+            return f"tl.reduce({text}, {axis}, _{combine}{keep})"
+        return f"tl.sum({text}{'' if scalar else f', {axis}'}{keep})"
+
+    def _finish_reduction(self, i: int) -> None:
+        node = self.region.nodes[i]
+        total = self._reduced(i)
+        if node.op != "reduce_sum":
+            total = f"tl.where(occupied, {total}, 0.0)"
+        if total == f"acc{i}":
+            self.names[i] = total
+        else:
+            self._bind(i, f"i{i}", total)
+
+    def _reduced(self, i: int) -> str:
+        """The accumulator of a reduction, its lanes put together."""
+        node = self.region.nodes[i]
+        if every_step(node):
+            return f"acc{i}"
+        return self._over_edges(f"acc{i}", node.shape, COMBINE.get(node.op, ""))
+
+    def _finish_softmax(self, i: int) -> None:
+        shape = self.region.nodes[i].shape
+        self.line(f"max{i} = {self._over_edges(f'm{i}', shape, 'maximum')}")
+        total = self._over_edges(f"s{i} * tl.exp(m{i} - max{i})", shape)
+        self.line(f"sum{i} = tl.where(occupied, {total}, 0.0)")
+        self.line(f"max{i} = tl.where(occupied, max{i}, 0.0)")
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def _bind(self, i: int, name: str, text: str) -> None:
+        self.line(f"{name} = {text}")
+        self.names[i] = name
+
+    def _compute(self, i: int) -> None:
+        """Computes one value that is neither a constant nor a reduction."""
+        node = self.region.nodes[i]
+        letter = {Space.EDGE: "e", self.region.by: "i", self.region.by.opposite: "j"}.get(node.space, "p")
+        if node.op in SOFTMAX_ROWS:
+            self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
+        elif node.op == "softmax":
+            self._bind(i, f"alpha{i}", f"tl.exp({self._operand(node.args[0])} - max{i}) / sum{i}")
+        elif node.op == "input":
+            self._bind(i, f"{letter}{i}", self._load(node))
+        elif node.op in FEATURE_SUMS:
+            self._bind(i, f"{letter}{i}", self._feature_sum(node))
+        elif node.op in POINTWISE:
+            self._bind(i, f"{letter}{i}", self._pointwise(node))
+        else:
+            raise Unsupported(f"no Triton code for the operation {node.op!r}")
+
+    def _load(self, node: Node) -> str:
+        offset, masks = self.place(node)
+        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        text = f"tl.load(t{node.value}{offset}{mask})"
+        return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
+
+    def _feature_sum(self, node: Node) -> str:
+        arg = self.region.nodes[node.args[0]]
+        axis, at = ("head", 0) if node.op == "sum_heads" else ("channel", 1)
+        text, length = self._operand(node.args[0]), arg.shape[at]
+        if length == 1:
+            return text
+        if self.padded(axis, length):
+            text = f"tl.where({axis}{length}_in, {text}, 0.0)"
+        alone = self.tile.rows == 1 or node.space is Space.PARAMETER
+        if node.shape == (1, 1) and alone and not edgewise(self.region, node):
+            return f"tl.sum({text})"
+        return f"tl.sum({text}, {self.axes.index(axis)}, keep_dims=True)"
+
+    def _pointwise(self, node: Node) -> str:
+        nodes = [self.region.nodes[a] for a in node.args]
+        typed = nodes[1:] if node.op == "where" else nodes
+        # A literal takes its type from the other operand; without one, Triton would compute in float32.
+        bare = any(n.op != "const" for n in typed)
+        args = [self._operand(a, bare) for a in node.args]
+        if node.op in ("and", "or"):
+            args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
+        text = POINTWISE[node.op].triton.format(*args)
+        return _without_parentheses(re.sub(r"\bT\b", self.compute, text))
+
+    def _operand(self, i: int, bare: bool = False) -> str:
+        node = self.region.nodes[i]
+        if node.op != "const":
+            return self.names[i]
+        literal = _literal(float(node.value or 0.0))
+        return literal if bare else f"tl.full((), {literal}, {self.compute})"
+
+    def _store_rows(self) -> None:
+        self._rows_before(self.plan.passes)
+        for k, out in enumerate(self.region.outputs):
+            if self.region.nodes[out.node].space is not Space.EDGE:
+                self._store(k, out)
+
+    def _store(self, k: int, out: Output) -> None:
+        node = self.region.nodes[out.node]
+        text = self._operand(out.node)
+        if out.dtype != BOOL:
+            text = f"{text}.to(tl.{out.dtype})"
+        elif node.dtype != BOOL:
+            text = f"({text} != 0)"
+        rows = Node(node.op, (), self.region.by, node.shape) if node.space is Space.PARAMETER else node
+        offset, masks = self.place(rows)
+        # Where channels are split over programs, each of them stores a narrow value: the same bits, by the same code.
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        self.line(f"tl.store(out{k}{offset}, {text}{mask})")
+
+
+def _literal(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value) if math.copysign(1.0, value) > 0 else f"({value!r})"
+    return f'float("{value!r}")'
+
+
+def _without_parentheses(text: str) -> str:
+    """Drops a pair of parentheses around a whole expression."""
+    if not text.startswith("("):
+        return text
+    depth = 0
+    for at, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return text[1:-1] if at == len(text) - 1 else text
+    return text

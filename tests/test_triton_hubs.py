@@ -1,0 +1,174 @@
+"""Rows with very many edges: cut into pieces, with the same results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+from gnncompile.codegen import triton_plan
+from gnncompile.codegen.triton_kernel import TritonKernel
+from gnncompile.codegen.triton_plan import Tile, choose_tile, hub_tile, schedule
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Output, Region
+from gnncompile.runtime import layout as runtime_layout
+from tests.triton_regions import (
+    CASES,
+    GRAPHS,
+    INF,
+    MIXED,
+    NAN,
+    Case,
+    D,
+    E,
+    S,
+    attention,
+    attention_gradient,
+    check,
+    dot_attention,
+    edge_values,
+    graph,
+    launch,
+    max_and_min,
+    neighbour_sum,
+    random_tensors,
+    row_wise,
+)
+
+# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+device = triton_regions.device
+
+
+@pytest.fixture
+def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `MIXED`, rows 0 and 3 (4 and 3 edges) are hubs, and row 2 is in the list of hubs without being one."""
+    monkeypatch.setattr(runtime_layout, "HUB", 2)
+
+
+def forget(edges: Layout) -> None:
+    """Makes the host not know how many hubs there are, as before the number has arrived from a GPU."""
+    found = runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+    assert found is not None
+    found.number = found._arriving = None
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("several_steps", [False, True])
+def test_hubs(case: Case, several_steps: bool, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hubs of two pieces, each of which takes one step; or two, as putting them together does."""
+    region = case(D, "float32", 2, 7)
+    if several_steps:
+        monkeypatch.setattr(triton_plan, "MOST_EDGES", 1)
+    check(
+        region, MIXED, device, tile=replace(choose_tile(region, schedule(region)), edges=1) if several_steps else None
+    )
+
+
+@pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
+def test_wide_hubs(case: Case, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide rows, some of them split by channels; feature axes that are no powers of two."""
+    monkeypatch.setattr(triton_plan, "SPLIT_WIDTH", 32)
+    check(case(D, "float32", 1, 70), MIXED, device)
+    check(case(S, "float32", 4, 16), MIXED, device)
+
+
+@pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, edge_values])
+def test_unknown_hubs(case: Case, device: str, small_hubs: None) -> None:
+    """Until their number is known as many hubs and pieces are launched for as there can be: the same bits."""
+    region = case(D, "float32", 1, 5)
+    tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
+    known = launch(region, tensors, MIXED, device, edges=edges)
+    forget(edges)
+    for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "values", [[-INF, -INF, -INF, 1.0, 2.0], [-INF] * 5, [INF, 1.0, 1.0, 1.0, 2.0], [NAN, 1.0, 1.0, 1.0, 1.0]]
+)
+def test_softmax_over_pieces_that_are_not_finite(values: list[float], device: str, small_hubs: None) -> None:
+    """Edges 0 and 1 are the first piece: a piece of -inf alone leaves the others as they are."""
+    b = Builder(D)
+    alpha = b.softmax(b.input(0, E, (1, 1), "float32"))
+    region = b.finish([Output(b.reduce("sum", b.op("mul", alpha, b.input(1, S, (1, 3), "float32"))), "float32", (3,))])
+    g = graph([0] * 5, list(range(5)), 1, 5)
+    tensors = [torch.tensor(values), torch.randn(5, 3)]
+    expected = torch.softmax(tensors[0], 0) @ tensors[1]
+    (found,) = launch(region, tensors, g, device)
+    torch.testing.assert_close(found[0].cpu(), expected, equal_nan=True)
+
+
+def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Records how many programs each launch for hubs gets, from now on."""
+    counted: list[tuple[str, int]] = []
+
+    def recorded(what: str, inner: Any) -> Any:
+        def record(given: Any, programs: int, device: int) -> None:
+            counted.append((what, programs))
+            inner(given, programs, device)
+
+        return record
+
+    for what in ("pieces", "hubs"):
+        monkeypatch.setattr(kernel, f"_{what}", [recorded(what, v) for v in getattr(kernel, f"_{what}")])
+    return counted
+
+
+@pytest.mark.parametrize(
+    "name, limit, launches",
+    [
+        ("hub", 300, []),
+        ("hub", 299, [("pieces", 2), ("hubs", 1)]),
+        ("hub", 100, [("pieces", 3), ("hubs", 1)]),
+        ("mixed", 2, [("pieces", 4), ("hubs", 2)]),
+        ("mixed", 4, []),
+        ("all_masked", 1, []),
+        ("no_row", 1, []),
+    ],
+)
+def test_hubs_get_launches_if_there_are_any(
+    name: str, limit: int, launches: list[tuple[str, int]], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_layout, "HUB", limit)
+    region, g = neighbour_sum(D, "float32", 1, 3), GRAPHS[name]
+    kernel = TritonKernel(region)
+    counted = hub_launches(kernel, monkeypatch)
+    tensors, edges = [t.to(device) for t in random_tensors(region, g)], g.layout(device)
+    if name != "no_row" and device == "cuda":  # the number is there as soon as the device is done
+        runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+        torch.cuda.synchronize()
+    kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
+    assert counted == launches
+    if name == "mixed" and limit == 2:
+        counted.clear()
+        forget(edges)
+        kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
+        assert counted == [("pieces", 8), ("hubs", 3)]
+
+
+def test_launches_of_a_region() -> None:
+    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges."""
+    texts = TritonKernel(attention(D, "float32", 1, 8)).hub_texts
+    assert ["walks pieces, pass 1" in texts[0], "walks pieces, pass 2" in texts[1], "walks hubs" in texts[2]] == [
+        True
+    ] * 3
+    assert len(texts) == 3
+    assert len(TritonKernel(edge_values(D, "float32", 1, 8)).hub_texts) == 1
+    assert TritonKernel(row_wise(D, "float32", 1, 16)).hub_texts == []
+    assert f"if end - begin > {runtime_layout.HUB}:" in TritonKernel(neighbour_sum(D, "float32", 1, 128)).text
+
+
+def test_tiles_for_hubs() -> None:
+    def of(region: Region) -> Tile | None:
+        plan = schedule(region)
+        return hub_tile(region, plan, choose_tile(region, plan))
+
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 16, 128, 1)
+    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)  # two wide values per edge
+    assert of(row_wise(D, "float32", 1, 16)) is None

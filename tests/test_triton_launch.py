@@ -1,0 +1,125 @@
+"""How Triton kernels are launched, and what their source depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+from gnncompile.codegen import triton_kernel
+from gnncompile.codegen.triton_kernel import TritonKernel
+from gnncompile.codegen.triton_source import source
+from gnncompile.errors import Unsupported
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Node, Output, Region
+from tests.triton_regions import MIXED, D, S, attention, dot_attention, neighbour_sum, row_wise
+
+# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+device = triton_regions.device
+
+
+class FakeJit:
+    """Stands for a Triton kernel: counts compilations, and records what is handed to the compiled kernel."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.by_triton = 0
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
+        def compile_and_run(*arguments: Tensor, **options: Any) -> Any:
+            self.by_triton += 1
+            return FakeCompiled(self)
+
+        return compile_and_run
+
+
+class FakeCompiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, jit: FakeJit) -> None:
+        self.jit = jit
+
+    def run(self, *arguments: Any) -> None:
+        self.jit.launched.append(arguments)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self.jit.launched.append((grid, *arguments))
+
+
+def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch."""
+    monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
+    kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
+    kernel._ordinary._kernel = jit
+    x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
+    shifted = torch.zeros(33)[1:].view(8, 4)
+
+    def expected(x: Tensor) -> tuple[Any, ...]:
+        pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
+        return (4, 1, 1, 77, "function", "metadata", None, None, None, *pointers)
+
+    for _ in range(2):
+        kernel([x], edges, [out])
+        kernel([shifted], edges, [out])
+    assert jit.by_triton == 2
+    assert jit.launched == [expected(x), expected(shifted)]
+    assert sorted(kernel._ordinary.compiled, key=str) == [(-1, 0), -1]
+
+    jit.launched.clear()
+    hook = lambda metadata: None  # noqa: E731
+    triton_regions.triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        kernel([x], edges, [out])
+    finally:
+        triton_regions.triton.knobs.runtime.launch_enter_hook.remove(hook)
+    kernel([x], edges, [out])
+    assert jit.launched == [((4, 1, 1), *expected(x)[9:]), expected(x)]
+
+
+def test_tensors_of_another_type_are_refused(device: str) -> None:
+    kernel, edges = TritonKernel(neighbour_sum(D, "float32", 1, 4)), MIXED.layout(device)
+    out = torch.empty(4, 4, device=device)
+    with pytest.raises(ValueError, match=r"found a tensor torch\.float64 .* expected torch\.float32"):
+        kernel([torch.zeros(7, 4, dtype=torch.float64, device=device)], edges, [out])
+    with pytest.raises(ValueError, match=r"expected torch\.int32"):
+        kernel([torch.zeros(7, 4, device=device)], Layout(edges.rowptr.long(), edges.col, edges.edge), [out])
+
+
+@pytest.mark.gpu
+def test_tensors_on_another_device_are_refused() -> None:
+    kernel, edges = TritonKernel(neighbour_sum(D, "float32", 1, 4)), MIXED.layout("cuda")
+    with pytest.raises(ValueError, match=r"expected torch\.float32 on cuda:0"):
+        kernel([torch.zeros(7, 4)], edges, [torch.empty(4, 4, device="cuda")])
+
+
+def test_source_is_deterministic_and_free_of_sizes() -> None:
+    first, second = (source(attention(D, "float32", 4, 16)) for _ in range(2))
+    assert first == second
+    assert "constexpr" not in first and "num_rows" not in first and "atomic" not in first
+    assert 'do_not_specialize=["num_rows"]' in source(row_wise(D, "float32", 1, 16))
+
+
+def test_logits_are_all_that_the_first_pass_reads() -> None:
+    first, second = source(attention(D, "float32", 4, 16)).split("# pass 2 of 2")
+    assert "load(t1" in first and "load(t2" not in first and "load(t2" in second and "load(t3" in second
+
+
+def test_unsupported() -> None:
+    b = Builder(D)
+    value = b.input(0, S, (1, 1), "float32")
+    for _ in range(5):
+        value = b.softmax(value)
+    with pytest.raises(Unsupported, match="passes"):
+        TritonKernel(b.finish([Output(value, "float32", (1,))]))
+    with pytest.raises(Unsupported, match="elements"):
+        TritonKernel(dot_attention(D, "float32", 3, 5000))
+    opposite = Region(D, (Node("input", (), S, (1, 1), "float32", 0),), (Output(0, "float32", (1,)),))
+    with pytest.raises(Unsupported, match="other end"):
+        TritonKernel(opposite)

@@ -1,0 +1,306 @@
+"""Graphs, regions and the check that the tests of Triton kernels share."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
+
+from gnncompile.codegen.triton_plan import Tile, choose_tile, schedule
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import Layout, run
+from gnncompile.ir.region import BOOL, Output, Region, Space
+from tests.graphs import layout
+
+triton = pytest.importorskip("triton")
+from gnncompile.codegen.triton_kernel import TritonKernel
+
+D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu) if HAS_GPU else "cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    if not HAS_GPU and isinstance(triton.language.sum, triton.JITFunction):
+        pytest.fail("Triton was imported before this module set TRITON_INTERPRET=1; set it in tests/conftest.py")
+    return str(request.param)
+
+
+# -- graphs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Edges by the row that owns them; `alive` of None means that every edge counts."""
+
+    row: Tensor
+    col: Tensor
+    num_rows: int
+    num_cols: int
+    alive: Tensor | None = None
+
+    def layout(self, device: str) -> Layout:
+        made = layout(self.row, self.col, self.num_rows, self.alive)
+        return Layout(made.rowptr.to(device), made.col.to(device), made.edge.to(device))
+
+
+def graph(row: list[int], col: list[int], num_rows: int, num_cols: int, dead: tuple[int, ...] = ()) -> Graph:
+    alive = None
+    if dead:
+        alive = torch.ones(len(row), dtype=torch.bool)
+        alive[list(dead)] = False
+    as_index = [torch.tensor(x, dtype=torch.long) for x in (row, col)]
+    return Graph(as_index[0], as_index[1], num_rows, num_cols, alive)
+
+
+# Unsorted, with a duplicate, loops, an empty row (1), more columns than rows, and edges that are masked out.
+MIXED = graph([3, 0, 2, 0, 3, 3, 0, 2, 3, 0], [6, 1, 2, 1, 3, 0, 5, 4, 4, 0], 4, 7, dead=(2, 5))
+GRAPHS = {
+    "mixed": MIXED,
+    "no_edge": graph([], [], 3, 2),
+    "no_row": graph([], [], 0, 2),
+    "one_node": graph([], [], 1, 1),
+    "one_loop": graph([0], [0], 1, 1),
+    "hub": graph([0] * 300, [i % 5 for i in range(300)], 2, 5),
+    "all_masked": graph([0, 1], [1, 0], 2, 2, dead=(0, 1)),
+}
+
+
+# -- regions ------------------------------------------------------------------------------------------------------
+
+
+def width(shape: tuple[int, int]) -> tuple[int, ...]:
+    return (shape[0] * shape[1],)
+
+
+def total(b: Builder, value: int) -> int:
+    return b.sum_axis(b.sum_axis(value, 1), 0)
+
+
+def neighbour_sum(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x = b.input(0, by.opposite, (heads, channels), dtype)
+    return b.finish([Output(b.reduce("sum", x), dtype, (heads, channels))])
+
+
+def weighted_sum(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    w, x = b.input(0, E, (1, 1), dtype), b.input(1, by.opposite, (heads, channels), dtype)
+    return b.finish([Output(b.reduce("sum", b.op("mul", w, x)), dtype, (heads, channels))])
+
+
+def mean(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x, inverse = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, by, (1, 1), "float32")
+    bias = b.input(2, P, (heads, channels), dtype)
+    y = b.op("add", b.op("mul", b.reduce("sum", x), inverse), bias)
+    return b.finish([Output(b.op("where", b.op("gt", y, b.const(0.0)), y, b.const(0.0)), dtype, (heads, channels))])
+
+
+def max_and_min(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x = b.input(0, by.opposite, (heads, channels), dtype)
+    return b.finish([Output(b.reduce(kind, x), dtype, (heads, channels)) for kind in ("max", "min")])
+
+
+def edge_relu(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    z = b.op("add", b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (heads, channels), dtype))
+    z = b.op("where", b.op("gt", z, b.const(0.0)), z, b.const(0.0))
+    return b.finish([Output(b.reduce("sum", z), dtype, (heads, channels))])
+
+
+def gated(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x_i, x_j = b.input(0, by, (heads, channels), dtype), b.input(1, by.opposite, (heads, channels), dtype)
+    z = b.reduce("sum", b.op("mul", x_i, b.op("sigmoid", x_j)))
+    return b.finish([Output(b.op("add", z, b.op("tanh", x_i)), dtype, (heads, channels))])
+
+
+def attention_logits(b: Builder, by: Space, dtype: str, heads: int) -> int:
+    z = b.op("add", b.input(0, by, (heads, 1), dtype), b.input(1, by.opposite, (heads, 1), dtype))
+    return b.op("where", b.op("ge", z, b.const(0.0)), z, b.op("mul", z, b.const(0.2)))
+
+
+def attention(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    alpha = b.softmax(attention_logits(b, by, dtype, heads))
+    y = b.reduce("sum", b.op("mul", alpha, b.input(2, by.opposite, (heads, channels), dtype)))
+    y = b.op("add", y, b.input(3, P, (heads, channels), dtype))
+    return b.finish(
+        [
+            Output(y, dtype, (heads, channels)),
+            Output(b.softmax_row("softmax_max", alpha), "float32", (heads,)),
+            Output(b.softmax_row("softmax_sum", alpha), "float32", (heads,)),
+        ]
+    )
+
+
+def dot_attention(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    q, k, v = (b.input(i, by if i == 0 else by.opposite, (heads, channels), dtype) for i in range(3))
+    logits = b.op("mul", b.sum_axis(b.op("mul", q, k), 1), b.const(channels**-0.5))
+    y = b.reduce("sum", b.op("mul", b.softmax(logits), v))
+    return b.finish([Output(y, dtype, (heads, channels))])
+
+
+def attention_gradient(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Gradient of the logits per edge, and their sum per row: needs a reduction before the edges are stored."""
+    b = Builder(by)
+    alpha = b.softmax(attention_logits(b, by, dtype, heads))
+    x, dy = b.input(2, by.opposite, (heads, channels), dtype), b.input(3, by, (heads, channels), dtype)
+    dalpha = b.sum_axis(b.op("mul", x, dy), 1)
+    pull = b.reduce("sum", b.op("mul", alpha, dalpha))
+    ds = b.op("mul", alpha, b.op("sub", dalpha, pull))
+    return b.finish([Output(ds, dtype, (heads,)), Output(b.reduce("sum", ds), dtype, (heads,))])
+
+
+def channel_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x = b.input(0, by.opposite, (heads, channels), dtype)
+    y = b.reduce("sum", b.op("mul", b.softmax(b.op("mul", x, b.input(1, P, (1, 1), "float32"))), x))
+    return b.finish([Output(y, dtype, (heads, channels))])
+
+
+def several(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Sum, sum of squares and maximum at once, then a standard deviation: an epilogue on reductions."""
+    b = Builder(by)
+    x, inverse = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, by, (1, 1), "float32")
+    mean, square = (b.op("mul", b.reduce("sum", v), inverse) for v in (x, b.op("mul", x, x)))
+    spread = b.op("sqrt", b.op("add", b.op("abs", b.op("sub", square, b.op("mul", mean, mean))), b.const(0.5)))
+    norm = b.sum_axis(b.op("mul", spread, spread), 1)
+    results = [(mean, (heads, channels)), (spread, (heads, channels)), (b.reduce("max", x), (heads, channels))]
+    return b.finish([Output(v, dtype, s) for v, s in [*results, (norm, (heads,))]])
+
+
+def edge_values(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Per-edge results only: a bool, a wide value, and one summed over both feature axes."""
+    b = Builder(by)
+    x_i, x_j = b.input(0, by, (heads, channels), dtype), b.input(1, by.opposite, (heads, channels), dtype)
+    keep, shape = b.input(2, E, (1, 1), BOOL), (heads, channels)
+    z = b.op("where", keep, b.op("div", x_i, b.op("add", b.op("abs", x_j), b.const(1.0))), b.const(-0.5))
+    spread = b.op("on_edges", x_i)
+    both = b.op("and", b.op("not", keep), b.op("lt", x_i, x_j))
+    score = total(b, b.op("add", z, b.op("float", both)))
+    return b.finish(
+        [Output(both, BOOL, shape), Output(z, dtype, shape), Output(score, dtype, ()), Output(spread, dtype, shape)]
+    )
+
+
+def degree_and_constants(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Reductions of what does not vary along the edges, and outputs that are constants or parameters."""
+    b = Builder(by)
+    x, p = b.input(0, by, (heads, channels), dtype), b.input(1, P, (heads, channels), dtype)
+    outputs = [b.reduce("sum", b.const(1.0)), b.reduce("sum", x), b.reduce("max", p), p, b.const(0.1)]
+    outputs.append(b.op("mul", b.op("exp", b.const(0.1)), b.const(0.1)))
+    return b.finish([Output(o, dtype, width(b.nodes[o].shape)) for o in outputs])
+
+
+def row_wise(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    b = Builder(by)
+    x, w = b.input(0, by, (heads, channels), dtype), b.input(1, P, (heads, channels), dtype)
+    y = b.op("mul", b.op("erf", x), w)
+    y = b.op("add", y, b.op("sub", b.op("sin", x), b.op("cos", b.op("log", b.op("abs", x)))))
+    squares = total(b, b.op("mul", y, y))
+    per_channel = b.sum_axis(b.op("mul", x, w), 0)
+    return b.finish(
+        [Output(y, dtype, (heads, channels)), Output(squares, dtype, ()), Output(per_channel, dtype, (channels,))]
+    )
+
+
+def mixed_widths(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """An edge vector of another width than the nodes', summed to a gate."""
+    b = Builder(by)
+    gate = b.sum_axis(b.op("mul", b.input(0, E, (1, 5), dtype), b.input(1, P, (1, 5), dtype)), 1)
+    x = b.input(2, by.opposite, (heads, channels), dtype)
+    return b.finish([Output(b.reduce("sum", b.op("mul", gate, x)), dtype, (heads, channels))])
+
+
+Case = Callable[[Space, str, int, int], Region]
+CASES: list[Case] = [
+    neighbour_sum,
+    weighted_sum,
+    mean,
+    max_and_min,
+    edge_relu,
+    gated,
+    attention,
+    dot_attention,
+    attention_gradient,
+    channel_softmax,
+    several,
+    edge_values,
+    degree_and_constants,
+    row_wise,
+    mixed_widths,
+]
+
+
+# -- the check ----------------------------------------------------------------------------------------------------
+
+
+def random_tensors(region: Region, g: Graph, seed: int = 0) -> list[Tensor]:
+    """One tensor per position, on the CPU; inputs that no output needs are filled in with an empty tensor."""
+    random = torch.Generator().manual_seed(seed)
+    rows = {region.by: g.num_rows, region.by.opposite: g.num_cols, E: g.row.numel(), P: 1}
+    tensors = [torch.empty(0)] * (1 + max((int(n.value or 0) for n in region.inputs), default=-1))
+    for node in region.inputs:
+        value = torch.randn(rows[node.space], node.shape[0] * node.shape[1], generator=random)
+        tensors[int(node.value or 0)] = value > 0 if node.dtype == BOOL else value.to(getattr(torch, node.dtype))
+    return tensors
+
+
+def in_double(region: Region) -> Region:
+    """The same region in float64, for a reference without rounding."""
+
+    def wide(dtype: str) -> str:
+        return "float64" if dtype.startswith(("float", "bfloat")) else dtype
+
+    nodes = tuple(replace(n, dtype=wide(n.dtype)) for n in region.nodes)
+    return Region(region.by, nodes, tuple(replace(o, dtype=wide(o.dtype)) for o in region.outputs))
+
+
+def launch(
+    region: Region,
+    tensors: list[Tensor],
+    g: Graph,
+    device: str,
+    tile: Tile | None = None,
+    edges: Layout | None = None,
+) -> list[Tensor]:
+    """Runs the kernel on outputs that are poisoned where it has to write."""
+    outputs = []
+    for out in region.outputs:
+        rows = g.row.numel() if region.nodes[out.node].space is E else g.num_rows
+        made = torch.empty(rows, *out.trailing, dtype=getattr(torch, out.dtype), device=device)
+        outputs.append(made.fill_(True if out.dtype == BOOL else NAN))
+        if region.nodes[out.node].space is E and g.alive is not None:
+            outputs[-1][~g.alive.to(device)] = 0
+    TritonKernel(region, tile)([t.to(device) for t in tensors], edges or g.layout(device), outputs)
+    return [o.cpu() for o in outputs]
+
+
+def check(region: Region, g: Graph, device: str, tensors: list[Tensor] | None = None, tile: Tile | None = None) -> None:
+    tensors = random_tensors(region, g) if tensors is None else tensors
+    expected = run(in_double(region), [t if t.dtype == torch.bool else t.double() for t in tensors], g.layout("cpu"))
+    for out, found, wanted in zip(region.outputs, launch(region, tensors, g, device, tile), expected, strict=True):
+        if out.dtype == BOOL:
+            assert torch.equal(found, wanted)
+            continue
+        limit = TOLERANCE[out.dtype]
+        torch.testing.assert_close(found.double(), wanted.double(), rtol=limit, atol=limit, equal_nan=True)
+
+
+def rows_tile(region: Region, rows: int = 2, edges: int = 2) -> Tile:
+    return replace(choose_tile(region, schedule(region)), rows=rows, edges=edges)
