@@ -40,8 +40,7 @@ from tests.triton_regions import (
     row_wise,
 )
 
-# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
 
 

@@ -20,8 +20,7 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
 from tests.triton_regions import MIXED, D, S, attention, dot_attention, neighbour_sum, row_wise
 
-# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
 
 

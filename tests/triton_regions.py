@@ -29,6 +29,9 @@ D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 NAN, INF = float("nan"), float("inf")
 
+# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
+INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu) if HAS_GPU else "cpu"])
 def device(request: pytest.FixtureRequest) -> str:

@@ -51,7 +51,6 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
-        inductor_region.register()
         result = self._optimise(gm)
         if result is None:
             for node in gm.graph.nodes:
@@ -143,3 +142,4 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
 
 backend.self_loops = "masked"  # type: ignore[attr-defined]
 substitutes.install()
+inductor_region.install()

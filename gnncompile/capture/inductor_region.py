@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-from gnncompile.ir.region import Space, parse
+from gnncompile.ir.region import parse
+from gnncompile.runtime import region_op  # noqa: F401  (defines the op)
 
 _OP = torch.ops.gnncompile.region_kernel.default
 _IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
@@ -28,7 +28,7 @@ class RegionCall(ir.ExternKernel):
 
     Args:
         tensors: The region's tensors, realized and contiguous.
-        layout: Its layout, likewise.
+        layout: rowptr, col and edge of the walk, likewise.
         outputs: Buffers to write.
         spec: The region as a string.
     """
@@ -67,6 +67,7 @@ class RegionCall(ir.ExternKernel):
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
     if V.graph.cpp_wrapper:
         return fallback_handler(_OP, add_to_fallback_set=False)(tensors, layout, spec)  # type: ignore[no-any-return]
+    layout = layout[:3]  # the rest is for the gradient
     given = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (*tensors, *layout)]
     outputs = _allocate(layout, spec)
     RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
@@ -81,7 +82,7 @@ def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
     made = []
     for out in region.outputs:
         like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
-        if region.nodes[out.node].space is Space.EDGE:
+        if region.per_edge(out):
             zeros = full([edges, *out.trailing], 0, **like)
             zeros.realize()
             made.append(zeros)
@@ -90,7 +91,6 @@ def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
     return made
 
 
-@lru_cache(maxsize=1)
-def register() -> None:
-    """Tells Inductor, once per process."""
+def install() -> None:
+    """Tells Inductor."""
     register_lowering(_OP, type_promotion_kind=None)(_lower)

@@ -70,7 +70,7 @@ def is_direct(region: Region, node: Node) -> bool:
     """Whether a value is read from its tensor wherever it is used, instead of being loaded once and kept."""
     if node.op != "input" or node.shape == (1, 1):
         return False
-    return on_edges(region, node) or node.dtype == ("float64" if region.double else "float32")
+    return on_edges(region, node) or node.dtype == region.compute
 
 
 def is_buffered(node: Node) -> bool:

@@ -295,7 +295,7 @@ class _Writer:
             return f"{raw} != 0"
         if node.dtype in ("bfloat16", "float16"):
             return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
-        same = node.dtype == ("float64" if self.region.double else "float32")
+        same = node.dtype == self.region.compute
         return raw if same else f"T({raw})"
 
     # Loop nests over features.

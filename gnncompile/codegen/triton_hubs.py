@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
-from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer
+from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer, masked
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout
 
@@ -65,7 +65,7 @@ class HubWriter(Writer):
 
     def _load_partial(self, i: int, other: str, further: int = 0) -> str:
         place, masks = self._partial(i, "part", further)
-        return f"tl.load({place}, mask={' & '.join(['alive', *masks])}, other={other})"
+        return f"tl.load({place}{masked(['alive', *masks], other)})"
 
     def _merge_softmax(self, i: int) -> None:
         shape = self.region.nodes[i].shape
@@ -116,5 +116,4 @@ class PieceWriter(HubWriter):
 
     def _store_partial(self, i: int, text: str, further: int = 0) -> None:
         place, masks = self._partial(i, "piece.to(tl.int64)", further)
-        mask = f", mask={' & '.join(masks)}" if masks else ""
-        self.line(f"tl.store({place}, {text}{mask})")
+        self.line(f"tl.store({place}, {text}{masked(masks)})")

@@ -20,7 +20,7 @@ from gnncompile.codegen.triton_plan import Part, Schedule, Tile, choose_tile, hu
 from gnncompile.codegen.triton_source import source
 from gnncompile.codegen.triton_writer import KERNEL, parameters
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region, Space
+from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
 
 _NO_HOOKS = (None, None, None)
@@ -58,10 +58,10 @@ class TritonKernel:
         self._hubs: list[_Variant] = []
         if self.hub_tile is not None:
             self._pieces = [_Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
-            if any(region.nodes[o.node].space is not Space.EDGE for o in region.outputs):
+            if not all(map(region.per_edge, region.outputs)):
                 self._hubs = [_Variant(region, plan, self.hub_tile, Part("hubs"))]
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
-        self._partial = partials(region, plan)[1], torch.float64 if region.double else torch.float32
+        self._partial = partials(region, plan)[1], getattr(torch, region.compute)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -205,14 +205,13 @@ def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dt
     """Place among all that a call is given (see :meth:`_Variant.__call__`) and type, of every pointer of a kernel."""
     types = {int(n.value or 0): n.dtype for n in region.inputs}
     indices = (*Layout._fields, "hubs", "pieces")
-    compute = torch.float64 if region.double else torch.float32
     before = len(indices) + 1
     found: list[tuple[int, torch.dtype]] = []
     for name in names:
         if name in indices:
             found.append((indices.index(name), torch.int32))
         elif name == "partial":
-            found.append((before - 1, compute))
+            found.append((before - 1, getattr(torch, region.compute)))
         elif name.startswith("out"):
             at = int(name[3:])
             found.append((before + at, getattr(torch, region.outputs[at].dtype)))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -80,7 +80,7 @@ def schedule(region: Region) -> Schedule:
         _check(region, node)
         before = max((ready[a] for a in node.args), default=0)
         ready.append(before + 1 if node.op in REDUCTIONS or node.op == "softmax" else before)
-    wanted = _needed(region)
+    wanted = behind(region.nodes, (o.node for o in region.outputs))
     passes = max((ready[i] for i in wanted), default=0)
     for out in region.outputs:
         node = region.nodes[out.node]
@@ -93,7 +93,7 @@ def schedule(region: Region) -> Schedule:
 
     need: dict[int, int] = {}
     for out in region.outputs:
-        last = passes - 1 if region.nodes[out.node].space is Space.EDGE else passes
+        last = passes - 1 if region.per_edge(out) else passes
         need[out.node] = min(need.get(out.node, last), last)
     for i in reversed(range(len(region.nodes))):
         if i not in need:
@@ -103,17 +103,6 @@ def schedule(region: Region) -> Schedule:
         for a in node.args:
             need[a] = min(need.get(a, k), k)
     return Schedule(passes, need)
-
-
-def _needed(region: Region) -> set[int]:
-    needed: set[int] = set()
-    todo = [o.node for o in region.outputs]
-    while todo:
-        at = todo.pop()
-        if at not in needed:
-            needed.add(at)
-            todo.extend(region.nodes[at].args)
-    return needed
 
 
 def _check(region: Region, node: Node) -> None:
@@ -157,6 +146,10 @@ class Part:
 
     walks: Literal["all", "ordinary", "pieces", "hubs"] = "all"
     step: int = 0
+
+
+WHOLE = Part()
+"""All of the work in one kernel."""
 
 
 def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:

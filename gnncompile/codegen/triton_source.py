@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton_hubs import HubWriter, PieceWriter
-from gnncompile.codegen.triton_plan import Part, Tile, choose_tile, schedule
+from gnncompile.codegen.triton_plan import WHOLE, Part, Tile, choose_tile, schedule
 from gnncompile.codegen.triton_writer import Writer
 from gnncompile.ir.region import Region
 
 _WRITERS = {"all": Writer, "ordinary": Writer, "pieces": PieceWriter, "hubs": HubWriter}
 
 
-def source(region: Region, tile: Tile | None = None, part: Part = Part()) -> str:  # noqa: B008  (immutable)
+def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:
     """The module's text; its kernel takes the arguments that :func:`gnncompile.codegen.triton_writer.parameters` lists.
 
     Args:

@@ -13,6 +13,7 @@ import math
 import re
 
 from gnncompile.codegen.triton_plan import (
+    WHOLE,
     Part,
     Schedule,
     Tile,
@@ -43,7 +44,7 @@ COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
 START = {"reduce_sum": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
 
-def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = Part()) -> list[str]:  # noqa: B008
+def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
     """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``,
     ``partial``, ``out<position>``, ``num_rows``.
 
@@ -69,7 +70,7 @@ class Writer:
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
         self.region, self.plan, self.tile, self.part = region, plan, tile, part
-        self.compute = "tl.float64" if region.double else "tl.float32"
+        self.compute = f"tl.{region.compute}"
         self.parameters = parameters(region, plan, tile, part)
         self.split = power_of_two(region.grid[1]) > tile.channels
         many = {
@@ -390,8 +391,7 @@ class Writer:
 
     def _load(self, node: Node) -> str:
         offset, masks = self.place(node)
-        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
-        text = f"tl.load(t{node.value}{offset}{mask})"
+        text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
 
     def _feature_sum(self, node: Node) -> str:
@@ -428,7 +428,7 @@ class Writer:
     def _store_rows(self) -> None:
         self._rows_before(self.plan.passes)
         for k, out in enumerate(self.region.outputs):
-            if self.region.nodes[out.node].space is not Space.EDGE:
+            if not self.region.per_edge(out):
                 self._store(k, out)
 
     def _store(self, k: int, out: Output) -> None:
@@ -441,8 +441,14 @@ class Writer:
         rows = Node(node.op, (), self.region.by, node.shape) if node.space is Space.PARAMETER else node
         offset, masks = self.place(rows)
         # Where channels are split over programs, each of them stores a narrow value: the same bits, by the same code.
-        mask = f", mask={' & '.join(masks)}" if masks else ""
-        self.line(f"tl.store(out{k}{offset}, {text}{mask})")
+        self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")
+
+
+def masked(masks: list[str], other: str = "") -> str:
+    """The arguments of a load or a store that its masks need, after a leading comma."""
+    if not masks:
+        return ""
+    return f", mask={' & '.join(masks)}{f', other={other}' if other else ''}"
 
 
 def _literal(value: float) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, COMPUTE, Node, Output, Region, Shape, Space
+from gnncompile.ir.region import BOOL, COMPUTE, Node, Output, Region, Shape, Space, behind
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -142,16 +142,10 @@ class Builder:
 
         Inputs keep their tensor positions; a tensor that nothing reads simply has no input node.
         """
-        needed: set[int] = set()
-        todo = [o.node for o in outputs]
-        while todo:
-            at = todo.pop()
-            if at not in needed:
-                needed.add(at)
-                todo.extend(self.nodes[at].args)
-        place = {old: new for new, old in enumerate(sorted(needed))}
+        needed = sorted(behind(self.nodes, (o.node for o in outputs)))
+        place = {old: new for new, old in enumerate(needed)}
         nodes = []
-        for old in sorted(needed):
+        for old in needed:
             n = self.nodes[old]
             nodes.append(Node(n.op, tuple(place[a] for a in n.args), n.space, n.shape, n.dtype, n.value))
         return Region(self.by, tuple(nodes), tuple(Output(place[o.node], o.dtype, o.trailing) for o in outputs))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import reduce
 
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Space
+from gnncompile.ir.region import Space, behind
 
 Term = tuple[int, ...]
 """Values whose product is meant."""
@@ -105,14 +105,4 @@ def _is_dot(b: Builder, value: int) -> bool:
 
 
 def _hides_dot(b: Builder, value: int) -> bool:
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        at = todo.pop()
-        if at in seen or _is_row(b, at):
-            continue
-        seen.add(at)
-        if _is_dot(b, at):
-            return True
-        todo.extend(b.nodes[at].args)
-    return False
+    return any(_is_dot(b, at) for at in behind(b.nodes, [value]))

@@ -73,7 +73,7 @@ def from_grid(value: Tensor, trailing: Sequence[int]) -> Tensor:
 class _Run:
     def __init__(self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int) -> None:
         self.region, self.tensors, self.rows = region, tensors, rows
-        self.dtype = torch.float64 if region.double else torch.float32
+        self.dtype = getattr(torch, region.compute)
         self.device = tensors[0].device if tensors else torch.device("cpu")
         if layout is not None:
             self.device = layout.rowptr.device

@@ -8,6 +8,7 @@ row (a destination, or a source for most gradients) are walked together, in the 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -61,6 +62,18 @@ class Node:
     shape: Shape
     dtype: str = COMPUTE
     value: float | int | None = None
+
+
+def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
+    """Positions of all that some values are made of, themselves included."""
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        at = todo.pop()
+        if at not in found:
+            found.add(at)
+            todo.extend(nodes[at].args)
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,15 @@ class Region:
     def double(self) -> bool:
         """Whether the region computes in float64."""
         return any(n.dtype == "float64" for n in self.nodes) or any(o.dtype == "float64" for o in self.outputs)
+
+    @cached_property
+    def compute(self) -> str:
+        """The type that the region computes in."""
+        return "float64" if self.double else "float32"
+
+    def per_edge(self, output: Output) -> bool:
+        """Whether an output has a row per edge, and not one per row of the region."""
+        return self.nodes[output.node].space is Space.EDGE
 
     @cached_property
     def spec(self) -> str:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space, behind
 from gnncompile.ir.rules import GRADIENTS
 
 
@@ -97,7 +97,7 @@ class _Residuals:
     """Outputs of a region, to which row values in compute precision are added."""
 
     def __init__(self, region: Region) -> None:
-        self.by, self.compute = region.by, "float64" if region.double else "float32"
+        self.by, self.compute = region.by, region.compute
         self.outputs = list(region.outputs)
 
     def add(self, b: Builder, node: int) -> None:
@@ -209,7 +209,7 @@ class _Differentiation:
         self.region = region
         self.b = Builder(region.by)
         self.operands: list[Operand] = []
-        self.compute = "float64" if region.double else "float32"
+        self.compute = region.compute
         self.stages = _Stages(self.b, self.operands, self.compute)
         self.values: dict[int, int] = {}
         self.cotangents = [_Cotangents() for _ in region.nodes]
@@ -393,16 +393,11 @@ class _Differentiation:
 
     def _sums(self, value: int) -> list[int]:
         """What a row value of the scratch builder sums over edges."""
-        node = self.b.nodes[value]
-        if node.op == "reduce_sum":
-            return [node.args[0]]
-        return [s for a in node.args for s in self._sums(a)]
+        return [n.args[0] for n in self._behind(value) if n.op == "reduce_sum"]
 
     def _reads_cotangents(self, value: int) -> bool:
-        node = self.b.nodes[value]
-        if node.op == "input":
-            return self.operands[int(node.value or 0)].kind in ("cotangent", "temporary")
-        return any(self._reads_cotangents(a) for a in node.args)
+        read = [self.operands[int(n.value or 0)] for n in self._behind(value) if n.op == "input"]
+        return any(operand.kind in ("cotangent", "temporary") for operand in read)
 
     def _without_walk(self, total: _Cotangents) -> _Cotangents:
         """The same cotangent, per row alone if the forward has kept all that would be summed over edges."""
@@ -478,15 +473,9 @@ class _Differentiation:
 
     def _hand_over(self, value: int) -> bool:
         """Whether storing a per-edge value costs less than gathering again what it is made of."""
-        nodes, seen, todo = self.b.nodes, set[int](), [value]
-        gathered = 0
-        while todo:
-            at = todo.pop()
-            if at in seen:
-                continue
-            seen.add(at)
-            todo.extend(nodes[at].args)
-            if nodes[at].op == "input" and nodes[at].space is self.region.by.opposite:
-                gathered += nodes[at].shape[0] * nodes[at].shape[1]
-        stored = nodes[value].shape[0] * nodes[value].shape[1]
-        return gathered > 2 * stored
+        inputs = [n for n in self._behind(value) if n.op == "input" and n.space is self.region.by.opposite]
+        stored = self.b.nodes[value].shape
+        return sum(n.shape[0] * n.shape[1] for n in inputs) > 2 * stored[0] * stored[1]
+
+    def _behind(self, value: int) -> list[Node]:
+        return [self.b.nodes[at] for at in sorted(behind(self.b.nodes, [value]))]

@@ -21,7 +21,7 @@ from torch import fx
 from gnncompile.ir.region import Output, Space
 from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.context import same_size, value
-from gnncompile.passes.message import POINTWISE, Message, NotFusable, Slots, is_one, number_of
+from gnncompile.passes.message import POINTWISE, Message, NotFusable, Slots, is_one, narrow, number_of
 
 
 def extend(message: Message, node: fx.Node, reduced: int) -> tuple[fx.Node, int]:
@@ -45,10 +45,9 @@ def extend(message: Message, node: fx.Node, reduced: int) -> tuple[fx.Node, int]
         before = list(message.tensors)
         try:
             reached = user, rows.lower(user)
+            if _stored(message, *reached) > stored:
+                raise NotFusable("its gradient would need the bare sum")
         except NotFusable:
-            message.tensors[:] = before
-            break
-        if _stored(message, *reached) > stored:
             message.tensors[:] = before
             break
         top = reached
@@ -100,7 +99,7 @@ class _Rows:
         return self._value(arg, Space.PARAMETER, value(arg).shape, every[len(every) - value(arg).dim() :])
 
     def _value(self, node: fx.Node, space: Space, sizes: Any, slots: Slots) -> int:
-        narrowed = tuple(-1 if is_one(s) else k for s, k in zip(sizes, slots, strict=True))
+        narrowed = narrow(sizes, slots)
         # What the graph's structure determines is computed once per graph, outside the step.
         if len(node.users) == 1 and self._computable(node) and not self.message.ctx.structural.get(node):
             return POINTWISE[node.target](self, node, narrowed, False)  # type: ignore[arg-type]

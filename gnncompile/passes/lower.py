@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gnncompile.ir.region import Space, parse
+from gnncompile.ir.region import parse
 from gnncompile.passes.context import Context, Masked, aten, own, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import POINTWISE
@@ -128,5 +128,5 @@ def _ends_mask(node: fx.Node) -> bool:
     """Operations whose result has rows of nodes again, or no rows at all."""
     if node.target is operator.getitem and node.args[0].target is own.region.default:  # type: ignore[union-attr]
         region = parse(node.args[0].args[2])  # type: ignore[union-attr,arg-type]
-        return region.nodes[region.outputs[node.args[1]].node].space is not Space.EDGE  # type: ignore[index]
+        return not region.per_edge(region.outputs[node.args[1]])  # type: ignore[index]
     return node.target in (own.segment_reduce.default, own.inverse_degree.default, aten.sym_size.int)

@@ -6,7 +6,7 @@ cannot be expressed becomes an input of the region, computed outside and stored 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -200,13 +200,12 @@ class Message:
             raise NotFusable("an operand is a symbolic number")
         rank, full = value(arg).dim(), value(of).dim()
         if rank == full and same_size(value(arg).shape[0], value(of).shape[0]):
-            narrowed = tuple(-1 if is_one(s) else k for s, k in zip(value(arg).shape[1:], slots, strict=True))
-            return self.lower(arg, narrowed, strict)
+            return self.lower(arg, narrow(value(arg).shape[1:], slots), strict)
         if rank == full and not is_one(value(arg).shape[0]):
             raise NotFusable(f"an operand of shape {_shape(arg)} does not have a row per edge")
         sizes = value(arg).shape[1:] if rank == full else value(arg).shape
         kept = slots[len(slots) - len(sizes) :]
-        narrowed = tuple(-1 if is_one(s) else k for s, k in zip(sizes, kept, strict=True))
+        narrowed = narrow(sizes, kept)
         return self.input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
 
     def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
@@ -219,8 +218,7 @@ class Message:
         if node.target in (aten.expand.default, aten.expand_as.default):
             if len(before) != len(after):
                 raise NotFusable("it adds an axis")
-            narrowed = tuple(-1 if is_one(s) else k for s, k in zip(before[1:], slots, strict=True))
-            return self.lower(inner, narrowed, strict)
+            return self.lower(inner, narrow(before[1:], slots), strict)
         wide = [(s, k) for s, k in zip(after[1:], slots, strict=True) if not is_one(s)]
         kept = [s for s in before[1:] if not is_one(s)]
         if len(kept) != len(wide) or not all(same_size(a, b) for a, (b, _) in zip(kept, wide, strict=True)):
@@ -251,6 +249,11 @@ class Message:
 def is_one(size: Any) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
+
+
+def narrow(sizes: Iterable[Any], slots: Slots) -> Slots:
+    """The slots of a tensor that broadcasts to one with these slots: none for its axes of length 1."""
+    return tuple(-1 if is_one(s) else k for s, k in zip(sizes, slots, strict=True))
 
 
 def number_of(number: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gnncompile.errors import Unsupported
 from gnncompile.ir import reference
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region, Space, parse
+from gnncompile.ir.region import Region, parse
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,7 @@ class Runner:
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._outputs = [
-            (region.nodes[o.node].space is Space.EDGE, o.trailing, getattr(torch, o.dtype)) for o in region.outputs
-        ]
+        self._outputs = [(region.per_edge(o), o.trailing, getattr(torch, o.dtype)) for o in region.outputs]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
         """Allocates the outputs and launches."""
@@ -73,7 +71,7 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches."""
-        kernel(self.spec, self.device)(tensors, Layout(*layout[:3]), outputs)
+        kernel(self.spec, self.device)(tensors, Layout(*layout), outputs)
 
 
 @lru_cache(maxsize=4096)

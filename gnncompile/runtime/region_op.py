@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.ir import reference
-from gnncompile.ir.region import Region, Space, parse
+from gnncompile.ir.region import Region, parse
 from gnncompile.ir.vjp import Operand, vjp, with_residuals
 from gnncompile.runtime import launch
 
@@ -42,8 +42,7 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     region = parse(spec)
     outputs = []
     for out in region.outputs:
-        on_edges = region.nodes[out.node].space is Space.EDGE
-        rows = layout[2].size(0) if on_edges else layout[0].size(0) - 1
+        rows = layout[2].size(0) if region.per_edge(out) else layout[0].size(0) - 1
         outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=getattr(torch, out.dtype)))
     return outputs
 
