@@ -32,6 +32,22 @@ def kernels(which: str) -> Iterator[None]:
     forget_kernels()
 
 
+@contextmanager
+def launched() -> Iterator[list[str]]:
+    """The regions that run inside this block, as strings, in order."""
+    specs: list[str] = []
+    original = launch.kernel
+
+    def kernel(spec: str, device: str) -> launch.Kernel:
+        specs.append(spec)
+        return original(spec, device)
+
+    kernel.cache_clear = original.cache_clear  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "kernel", kernel)
+        yield specs
+
+
 def _as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     return gm.forward
 

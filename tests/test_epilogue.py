@@ -1,19 +1,20 @@
-"""Row-wise arithmetic behind a reduction is part of its region: the same numbers, and not a byte more to write."""
+"""Row-wise arithmetic behind a reduction is part of its region, forward and backward, with the same numbers."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GINConv, MessagePassing
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
 from gnncompile.ir.region import Region, parse
-from tests.harness import kernels
+from gnncompile.passes import dense
+from tests.harness import kernels, launched
 
 CHANNELS = 6
 GRAPHS = {
@@ -21,6 +22,7 @@ GRAPHS = {
     "no edge": torch.empty(2, 0, dtype=torch.long),
     "one edge": torch.tensor([[2], [2]]),
 }
+HUB = GRAPHS["unsorted, duplicates, hub"]
 
 
 class Sum(MessagePassing):
@@ -46,55 +48,71 @@ FUSED: dict[str, tuple[Callable[[Sum, Tensor, Tensor], Tensor], str]] = {
     "residual": (lambda m, out, x: x + out, "add"),
     "scaled residual": (lambda m, out, x: out + (1 + m.scale) * x, "add"),
     "a number": (lambda m, out, x: 0.5 * out - 1, "sub"),
-    "rows and a column": (lambda m, out, x: out - x[:, :1] - m.bias, "sub"),
+    "rows and a column": (lambda m, out, x: out - x[:, :1].contiguous() - m.bias, "sub"),
     "in place": (_in_place, "mul"),
+    "bias and activation": (lambda m, out, x: torch.relu(out + m.bias), "where"),
+    "an axis of one more": (lambda m, out, x: torch.tanh(out.unsqueeze(1) + m.bias), "tanh"),
+    "one column of heads": (lambda m, out, x: out.view(-1, 1, CHANNELS) * 2 + x.unsqueeze(1), "add"),
 }
 """What is behind the sum, and the operation that the region ends with."""
 
 KEPT: dict[str, Callable[[Sum, Tensor, Tensor], Tensor]] = {
     "the sum is used twice": lambda m, out, x: (out + m.bias) * out,
     "the gradient reads the sum": lambda m, out, x: out * m.bias,
-    "an activation that the gradient reads before": lambda m, out, x: torch.sigmoid(out),
     "a matrix product": lambda m, out, x: out @ x.t(),
+    "rows in another order": lambda m, out, x: out.t() + x.t(),
+    "channels as heads": lambda m, out, x: out.view(-1, 2, 3) + m.bias.view(2, 3),
+    "an operand in columns": lambda m, out, x: out + x.t().contiguous().t(),
+    "rows become wider": lambda m, out, x: out.unsqueeze(2) + m.bias,
 }
 
 
-def region_of(compiled: nn.Module) -> Region:
-    program = program_of(compiled)
-    assert program is not None
-    (record,) = [r for c in program.backend.captured for r in c.record.regions]
-    return parse(record.spec)
+def last_ops(specs: list[str]) -> list[str]:
+    """The operation that the first output of each region ends with."""
+    regions = [parse(spec) for spec in specs]
+    return [region.nodes[region.outputs[0].node].op for region in regions]
 
 
-def gradients(model: nn.Module, x: Tensor, edge_index: Tensor) -> list[Tensor]:
+def gradients(model: nn.Module, x: Tensor, edge_index: Tensor) -> tuple[list[Tensor | None], list[str], list[str]]:
+    """The output and all gradients; the regions launched in the forward and in the backward."""
     x = x.clone().requires_grad_()
-    out = model(x, edge_index)
+    with launched() as forward:
+        out = model(x, edge_index)
     weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
-    return [out, *torch.autograd.grad((out * weight).sum(), [x, *model.parameters()], allow_unused=True)]
+    with launched() as backward:
+        found = torch.autograd.grad((out * weight).sum(), [x, *model.parameters()], allow_unused=True)
+    return [out, *found], forward, backward
 
 
-def check(model: nn.Module, edge_index: Tensor, generator: str) -> nn.Module:
+def check(model: nn.Module, edge_index: Tensor, generator: str, **options: Any) -> tuple[list[str], list[str]]:
     torch._dynamo.reset()
-    compiled = gnncompile.compile(model, fullgraph=True)
+    return compare(model, gnncompile.compile(model, fullgraph=True, options=options), edge_index, generator)
+
+
+def compare(model: nn.Module, compiled: nn.Module, edge_index: Tensor, generator: str) -> tuple[list[str], list[str]]:
+    """The regions launched in the forward and in the backward."""
     x = torch.randn(5, CHANNELS)
     with kernels(generator):
-        found = gradients(compiled, x, edge_index)
-    expected = gradients(copy.deepcopy(model).double(), x.double(), edge_index)
+        found, forward, backward = gradients(compiled, x, edge_index)
+    expected, _, _ = gradients(copy.deepcopy(model).double(), x.double(), edge_index)
     for a, b in zip(found, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-    return compiled
+    return forward, backward
 
 
-@pytest.mark.parametrize("generator", ["cpp", "reference"])
-@pytest.mark.parametrize("on", GRAPHS)
 @pytest.mark.parametrize("name", FUSED)
-def test_fused(name: str, on: str, generator: str):
+def test_fused(name: str):
+    """One graph after the other in the same code."""
     torch.manual_seed(0)
     behind, last = FUSED[name]
-    region = region_of(check(Sum(behind), GRAPHS[on], generator))
-    assert [region.nodes[o.node].op for o in region.outputs] == [last]
+    torch._dynamo.reset()
+    model = Sum(behind)
+    compiled = gnncompile.compile(model, fullgraph=True)
+    for edge_index in GRAPHS.values():
+        forward, _ = compare(model, compiled, edge_index, "cpp")
+        assert last_ops(forward) == [last]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -103,32 +121,46 @@ def test_fused_in_triton(name: str):
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("beside a GPU Triton is not interpreted")
-    check(Sum(FUSED[name][0]), GRAPHS["unsorted, duplicates, hub"], "triton")
+    check(Sum(FUSED[name][0]), HUB, "triton")
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_not_fused(name: str):
     torch.manual_seed(0)
-    region = region_of(check(Sum(KEPT[name]), GRAPHS["unsorted, duplicates, hub"], "cpp"))
-    assert [region.nodes[o.node].op for o in region.outputs] == ["reduce_sum"]
+    forward, _ = check(Sum(KEPT[name]), HUB, "cpp")
+    assert last_ops(forward) == ["reduce_sum"]
+
+
+@pytest.mark.parametrize("on", GRAPHS)
+def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
+    """Two layers: what reaches the first one's rows is masked by the kernel that sums it."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = SAGEConv(CHANNELS, CHANNELS), SAGEConv(CHANNELS, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    torch.manual_seed(0)
+    _, backward = check(Two(), GRAPHS[on], "cpp")
+    assert last_ops(backward) == ["where", "add"]
 
 
 def test_more_is_fused_without_a_gradient():
     torch._dynamo.reset()
     model = Sum(lambda m, out, x: torch.sigmoid(out * m.bias))
     compiled = gnncompile.compile(model)
-    x, edge_index = torch.randn(5, CHANNELS), GRAPHS["unsorted, duplicates, hub"]
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index))
-    assert [region_of(compiled).nodes[o.node].op for o in region_of(compiled).outputs] == ["sigmoid"]
+    x = torch.randn(5, CHANNELS)
+    with torch.no_grad(), kernels("cpp"), launched() as specs:
+        torch.testing.assert_close(compiled(x, HUB), model(x, HUB))
+    assert last_ops(specs) == ["sigmoid"]
 
 
 def test_switched_off():
-    torch._dynamo.reset()
-    model = Sum(FUSED["bias"][0])
-    compiled = gnncompile.compile(model, options={"epilogues": False})
-    compiled(torch.randn(5, CHANNELS), GRAPHS["one edge"])
-    assert [region_of(compiled).nodes[o.node].op for o in region_of(compiled).outputs] == ["reduce_sum"]
+    forward, _ = check(Sum(FUSED["bias"][0]), HUB, "cpp", epilogues=False)
+    assert last_ops(forward) == ["reduce_sum"]
 
 
 @pytest.mark.parametrize("train_eps", [False, True])
@@ -136,14 +168,81 @@ def test_switched_off():
 def test_gin(on: str, train_eps: bool):
     torch.manual_seed(0)
     model = GINConv(nn.Linear(CHANNELS, 4), eps=0.3, train_eps=train_eps)
-    region = region_of(check(model, GRAPHS[on], "cpp"))
-    assert [region.nodes[o.node].op for o in region.outputs] == ["add"]
+    forward, _ = check(model, GRAPHS[on], "cpp")
+    assert last_ops(forward) == ["add"]
 
 
 def test_gcn_takes_its_bias():
     torch.manual_seed(0)
-    compiled = check(GCNConv(CHANNELS, 4), GRAPHS["unsorted, duplicates, hub"], "cpp")
-    program = program_of(compiled)
-    assert program is not None
-    regions = [parse(r.spec) for c in program.backend.captured for r in c.record.regions]
-    assert [regions[-1].nodes[o.node].op for o in regions[-1].outputs] == ["add"]
+    forward, _ = check(GCNConv(CHANNELS, 4), HUB, "cpp")
+    assert last_ops(forward)[-1] == "add"
+
+
+@pytest.mark.parametrize("concat", [True, False])
+@pytest.mark.parametrize("on", GRAPHS)
+def test_gat_takes_its_bias_behind_the_heads(on: str, concat: bool):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = GATConv(CHANNELS, 4, heads=2, concat=concat), torch.randn(5, CHANNELS)
+    nn.init.normal_(model.bias)
+    compiled = gnncompile.compile(model)
+    with torch.no_grad(), kernels("cpp"), launched() as specs:
+        torch.testing.assert_close(compiled(x, GRAPHS[on]), model(x, GRAPHS[on]))
+    assert last_ops(specs) == (["add"] if concat else ["reduce_sum"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype: torch.dtype):
+    """What is stored keeps its type; a step into another precision stays outside."""
+    torch._dynamo.reset()
+    model = Sum(lambda m, out, x: (out + m.bias).relu().to(torch.float64) * 3).to(dtype)
+    compiled = gnncompile.compile(model)
+    x = torch.randn(5, CHANNELS, dtype=dtype)
+    with torch.no_grad(), kernels("cpp"), launched() as specs:
+        found, expected = compiled(x, HUB), model(x, HUB)
+    assert found.dtype == expected.dtype
+    tolerance = 1e-12 if dtype == torch.float64 else 0.05
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    region: Region = parse(specs[0])
+    assert [out.dtype for out in region.outputs] == [str(dtype).removeprefix("torch.")]
+
+
+# -- dense layers ---------------------------------------------------------------------------------------------------
+
+
+def _product(device: str, used_twice: bool = False) -> torch.fx.Graph:
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    shapes = {"bias": (4,), "x": (5, 3), "weight": (3, 4)}
+    nodes = []
+    for name, shape in shapes.items():
+        nodes.append(graph.placeholder(name))
+        nodes[-1].meta["val"] = torch.empty(shape, device="meta" if device == "cuda" else device)
+    product = graph.call_function(aten.addmm.default, tuple(nodes))
+    relu = graph.call_function(aten.relu.default, (product,))
+    graph.output((relu, product) if used_twice else relu)
+    return graph
+
+
+def test_a_product_on_a_cpu_is_left_alone():
+    graph = _product("cpu")
+    before = str(graph)
+    dense.run(graph)
+    assert str(graph) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [0, 1, 2, 300])
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_layers_with_an_activation(rows: int, bias: bool):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(7, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    compiled = gnncompile.compile(model)
+    x = torch.randn(rows, 7, device="cuda")
+    results = []
+    for run in (compiled, copy.deepcopy(model).double()):
+        inputs = x.to(next(run.parameters()).dtype).requires_grad_()
+        out = run(inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [inputs, *run.parameters()])])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

@@ -90,7 +90,7 @@ class Backend:
 
     def _patches(self) -> dict[str, Any]:
         return {
-            "post_grad_custom_post_pass": _CallKernels(),
+            "post_grad_custom_pre_pass": _AfterDifferentiation(self.own),
             # Padding matrices compares sizes with 1, which would become a guard: a recompile for a single node.
             "shape_padding": False,
             # Asserts on every intermediate cost more host time than a launch.
@@ -99,21 +99,24 @@ class Backend:
         }
 
 
-class _CallKernels(torch._inductor.custom_graph_pass.CustomGraphPass):
-    """After differentiation, regions are called without their autograd layer.
+class _AfterDifferentiation(torch._inductor.custom_graph_pass.CustomGraphPass):
+    """The last passes; then regions are called without their autograd layer.
 
     Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.
     """
 
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.own = own
+
     def __call__(self, graph: fx.Graph) -> None:
-        """Retargets the calls."""
-        for node in graph.nodes:
-            if node.target is torch.ops.gnncompile.region.default:
-                node.target = torch.ops.gnncompile.region_kernel.default
+        """Rewrites the graph of a forward or a backward."""
+        passes.finish(graph, self.own)
+        for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
+            node.target = torch.ops.gnncompile.region_kernel.default
 
     def uuid(self) -> str:
         """The hash."""
-        return sources_hash()
+        return f"{sources_hash()} {sorted(self.own.items())}"
 
 
 @lru_cache(maxsize=1)

@@ -1,126 +1,206 @@
-"""Row-wise arithmetic behind a reduction is taken into its region.
+"""Row-wise arithmetic behind a reduction is taken into its region. Runs after differentiation, on each graph.
 
-Before: ``out = region([x], ...)[0]; y = add(out, mul(add(eps, 1), x))``
-After:  ``y = region([x, eps], ...)[0]``
-Why it pays: the sum is written once, in its final form, instead of being written, read and written again, and there is
-one launch less.
-
-In training the gradient must not ask for more than it would without: where it reads the bare sum (behind a ReLU, or for
-the gradient of what multiplies it) that would be kept as well, and nothing is gained. So a step is taken only if the
-region does not store more per row for it.
+Before: ``out = region([x], ...)[0]; y = add(out, mul(add(eps, 1), x)); z = relu(y)``
+After:  ``z = region([x, eps, x], ...)[0]``
+Why it pays: a row is written once, in its final form, instead of being written, read and written again, and there is
+one launch less. It is done in the backward as well (``where(mask, 0, region(...)[0] + other_gradient)``). Before
+differentiation it would be harmful: the gradient could ask for the bare sum, which would have to be kept too.
 """
 
 from __future__ import annotations
 
-import math
+import operator
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import fx
 
-from gnncompile.ir.region import Output, Space
-from gnncompile.ir.vjp import with_residuals
-from gnncompile.passes.context import same_size, value
-from gnncompile.passes.message import POINTWISE, Message, NotFusable, Slots, is_one, narrow, number_of
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
+from gnncompile.ir.verify import verify
+from gnncompile.passes.context import aten, is_tensor, own, same_size, value
+from gnncompile.passes.message import POINTWISE, NotFusable, Slots, is_one
+
+_VIEWS = {
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+}
 
 
-def extend(message: Message, node: fx.Node, reduced: int) -> tuple[fx.Node, int]:
-    """Follows the only users of a reduction as far as they can be part of its region.
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    for node in graph.find_nodes(op="call_function", target=own.region.default):
+        region = parse(node.args[2])
+        for k, out in enumerate(region.outputs):
+            if not region.per_edge(out):
+                node = _extend(graph, node, k)
 
-    Args:
-        message: The region so far.
-        node: The reduction in the graph.
-        reduced: Its value in the region.
 
-    Returns:
-        The last node that became part of the region, and its value in it; `node` and `reduced` if there is none.
-    """
-    top = node, reduced
-    rows = _Rows(message, node, reduced)
-    stored = _stored(message, *top)
-    while len(top[0].users) == 1:
-        (user,) = top[0].users
-        if not rows.fits(user):
-            break
-        before = list(message.tensors)
+def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
+    """Follows the only users of output `k` as far as they can be part of the region; the call, or a new one."""
+    taken = [u for u in call.users if u.target is operator.getitem and u.args[1] == k]
+    if len(taken) != 1:
+        return call
+    rows, at, top = _Rows(call, taken[0], k), taken[0], taken[0]
+    while len(at.users) == 1:
+        (at,) = at.users
         try:
-            reached = user, rows.lower(user)
-            if _stored(message, *reached) > stored:
-                raise NotFusable("its gradient would need the bare sum")
+            rows.lower(at)
         except NotFusable:
-            message.tensors[:] = before
             break
-        top = reached
-    return top
+        if at.target not in _VIEWS:
+            top = at  # a view with nothing behind it stays outside
+    if top is taken[0] or any(u < top for other in call.users if other is not taken[0] for u in other.users):
+        return call  # the call moves to where its last operand is known: what reads it must stand behind that
+    return _replace(graph, call, taken[0], top, rows)
 
 
-def _stored(message: Message, node: fx.Node, result: int) -> int:
-    """Bytes that a region with this result writes per row, residuals included."""
-    fake = value(node)
-    dtype = str(fake.dtype).removeprefix("torch.")
-    region = message.builder.finish([Output(result, dtype, message.builder.nodes[result].shape)])
-    wanted = [tensor in message.ctx.needs_grad for tensor, _ in message.tensors]
-    outputs = with_residuals(region, (*wanted, False)).outputs  # position -1, the inverse degree, wants none
-    return sum(math.prod(out.trailing) * getattr(torch, out.dtype).itemsize for out in outputs)
+def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows: _Rows) -> fx.Node:
+    region, k = rows.finish(value(top)), taken.args[1]
+    verify(region)
+    with graph.inserting_before(top):
+        new = graph.call_function(own.region.default, (rows.tensors, call.args[1], region.spec))
+        new.meta = {**call.meta, "val": [value(top) if i == k else v for i, v in enumerate(value(call))]}
+        for old in list(call.users):
+            item = graph.call_function(operator.getitem, (new, old.args[1]))
+            item.meta = {**old.meta, "val": new.meta["val"][old.args[1]]}
+            (top if old is taken else old).replace_all_uses_with(item)
+    graph.eliminate_dead_code()
+    return new
 
 
 class _Rows:
     """Writes row-wise arithmetic as nodes of a region; to the rules of :data:`POINTWISE` it is a message."""
 
-    def __init__(self, message: Message, node: fx.Node, reduced: int) -> None:
-        self.message, self.builder = message, message.builder
-        self.rank = value(node).dim() - 1
-        self.values = {node: reduced}
+    def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
+        tensors, _, spec = call.args
+        self.region: Region = parse(spec)  # type: ignore[arg-type]
+        self.k, self.tensors = k, list(tensors)  # type: ignore[arg-type]
+        self.builder = Builder.of(self.region)
+        self.result = self.region.outputs[k].node
+        self.shape: Shape = self.builder.nodes[self.result].shape
+        self.values = {taken: self.result}
+        self.num_rows, self.rank, self.device = value(taken).shape[0], value(taken).dim() - 1, value(taken).device
+        self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
 
-    def fits(self, node: fx.Node) -> bool:
-        """Whether a node's result has the rows of the reduction, and the region can compute it."""
-        return self._computable(node) and self._has_rows(node)
+    def lower(self, user: fx.Node) -> None:
+        """Takes one operation on the result in; raises NotFusable, leaving all as it was, if it can't be."""
+        if user.target in _VIEWS:
+            self._view(user)
+        elif self._computable(user) and self._has_rows(user):
+            self.result = self._compute(user)
+        else:
+            raise NotFusable("it is no arithmetic on rows")
+        self.values[user] = self.result
 
-    def lower(self, node: fx.Node) -> int:
-        """The value of a node that fits."""
-        self.values[node] = POINTWISE[node.target](self, node, self._slots(), False)  # type: ignore[arg-type]
-        return self.values[node]
+    def finish(self, fake: torch.Tensor) -> Region:
+        """The region whose output is the result, stored as `fake` is."""
+        outputs = list(self.region.outputs)
+        trailing = tuple(int(s) for s in fake.shape[1:])
+        outputs[self.k] = Output(self.result, str(fake.dtype).removeprefix("torch."), trailing)
+        return self.builder.finish(outputs)
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
         """An operand of a pointwise operation, broadcast as torch does."""
         if isinstance(arg, (bool, int, float)):
             return self.builder.const(float(arg))
-        if not isinstance(arg, fx.Node) or not isinstance(value(arg), torch.Tensor):
+        if not is_tensor(arg):
             raise NotFusable("an operand is a symbolic number")
-        if value(arg).device != value(of).device:
-            raise NotFusable("an operand is on another device")
         if arg in self.values:
             return self.values[arg]
-        if self._has_rows(arg):
-            return self._value(arg, Space.DESTINATION, value(arg).shape[1:], slots)
-        every = (-1, *slots) if self._has_rows(of) else slots
-        if value(arg).dim() > len(every):
-            raise NotFusable("an operand has more axes than the result")
-        return self._value(arg, Space.PARAMETER, value(arg).shape, every[len(every) - value(arg).dim() :])
+        if arg.target is aten.full.default and isinstance(arg.args[1], (int, float)) and not arg.args[0]:
+            return self.builder.const(float(arg.args[1]))
+        if value(arg).device != self.device:
+            raise NotFusable("an operand is on another device")
+        if len(arg.users) == 1 and self._computable(arg):
+            with suppress(NotFusable):
+                return self._compute(arg)
+        return self._input(arg)
 
-    def _value(self, node: fx.Node, space: Space, sizes: Any, slots: Slots) -> int:
-        narrowed = narrow(sizes, slots)
-        # What the graph's structure determines is computed once per graph, outside the step.
-        if len(node.users) == 1 and self._computable(node) and not self.message.ctx.structural.get(node):
-            return POINTWISE[node.target](self, node, narrowed, False)  # type: ignore[arg-type]
-        if space is Space.PARAMETER and any(s < 0 and not is_one(n) for s, n in zip(narrowed, sizes, strict=True)):
+    def _compute(self, node: fx.Node) -> int:
+        before = len(self.tensors), dict(self.positions)
+        try:
+            return POINTWISE[node.target](self, node, (), False)  # type: ignore[arg-type]
+        except NotFusable:
+            del self.tensors[before[0] :]
+            self.positions = before[1]
+            raise
+
+    def _input(self, node: fx.Node) -> int:
+        fake = value(node)
+        if not fake.dtype.is_floating_point and fake.dtype != torch.bool:
+            raise NotFusable(f"an operand has type {fake.dtype}")
+        if (fake.dtype == torch.float64) != self.region.double and fake.dtype != torch.bool:
+            raise NotFusable("an operand has another precision")
+        if not _is_packed(fake):
+            raise NotFusable("an operand would have to be copied")
+        own_rows = self._has_rows(node)
+        space = self.region.by if own_rows else Space.PARAMETER
+        shape = self._shape(fake.shape[1:] if own_rows else fake.shape)
+        key = node, space, shape
+        if key not in self.positions:
+            self.positions[key] = len(self.tensors)
+            self.tensors.append(node)
+        dtype = BOOL if fake.dtype == torch.bool else str(fake.dtype).removeprefix("torch.")
+        return self.builder.input(self.positions[key], space, shape, dtype)
+
+    def _shape(self, sizes: Sequence[Any]) -> Shape:
+        """The feature shape of an operand with these sizes, in a row of the result."""
+        while len(sizes) > self.rank and is_one(sizes[0]):
+            sizes = sizes[1:]
+        if len(sizes) > self.rank:
             raise NotFusable("an operand has rows of its own")
-        return self.message.input(node, space, narrowed)
+        heads, channels = self.shape
+        if self.rank < 2:  # a row is flat, whether or not the region has heads
+            found = self.shape if sizes and not is_one(sizes[0]) else (1, 1)
+        else:
+            wide = [not is_one(s) for s in (1, 1, *sizes)[-2:]]
+            found = heads if wide[0] else 1, channels if wide[1] else 1
+        if found[0] * found[1] != _count(sizes):
+            raise NotFusable("an operand is wider than the result")
+        return found
+
+    def _view(self, node: fx.Node) -> None:
+        """The same elements as (heads, channels), or with both as one axis, as where heads are concatenated."""
+        trailing = tuple(value(node).shape[1:])
+        if not self._same_rows(node) or trailing not in (self.shape, (self.shape[0] * self.shape[1],)):
+            raise NotFusable("it reshapes rows")
+        self.rank = len(trailing)
 
     def _computable(self, node: fx.Node) -> bool:
-        ctx = self.message.ctx
-        return (
-            node.op == "call_function"
-            and node.target in POINTWISE
-            and value(node).dtype.is_floating_point
-            and node not in ctx.written
-            and self.message.visible(node)
-        )
+        if node.op != "call_function" or node.target not in POINTWISE or not is_tensor(node):
+            return False
+        dtype: torch.dtype = value(node).dtype
+        return dtype.is_floating_point and (dtype == torch.float64) == self.region.double
 
     def _has_rows(self, node: fx.Node) -> bool:
-        shape = value(node).shape
-        return len(shape) == self.rank + 1 and same_size(shape[0], number_of(self.message.num_rows))
+        return value(node).dim() == self.rank + 1 and self._same_rows(node)
 
-    def _slots(self) -> Slots:
-        heads = self.builder.nodes[next(iter(self.values.values()))].shape[0]
-        return ((), (1,) if heads == 1 else (0,), (0, 1))[self.rank]
+    def _same_rows(self, node: fx.Node) -> bool:
+        fake = value(node)
+        return bool(fake.dim() > 0 and same_size(fake.shape[0], self.num_rows))
+
+
+def _is_packed(fake: torch.Tensor) -> bool:
+    """Whether the elements stand in memory row after row, for every graph."""
+    expected: Any = 1
+    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+        if not is_one(size) and not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _count(sizes: Sequence[Any]) -> int:
+    count = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            raise NotFusable("an operand has a symbolic width")
+        count *= size
+    return count

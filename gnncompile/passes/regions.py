@@ -18,7 +18,6 @@ from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
-from gnncompile.passes.epilogue import extend
 from gnncompile.passes.message import Message, NotFusable
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -53,12 +52,11 @@ class _Forming:
             if kind == "mean":
                 edge = message.builder.op("mul", edge, message.inverse_degree())
             reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), edge)
-            top, result = extend(message, node, reduced) if self.ctx.options["epilogues"] else (node, reduced)
-            new = self._emit(top, message, result)
+            new = self._emit(node, message, reduced)
         except NotFusable as reason:
             self.ctx.skip(f"{kind} aggregation", str(reason), node)
             return
-        top.replace_all_uses_with(new)
+        node.replace_all_uses_with(new)
 
     def softmax(self, node: fx.Node) -> None:
         """A softmax that is used otherwise than by a sum leaves its region as one value per edge."""

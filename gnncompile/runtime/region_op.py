@@ -107,9 +107,11 @@ def backward(
                 f"a gradient is gathered by {stage.region.by.value}, but the region was formed without that layout; "
                 "please report it"
             )
-        walk = list(layout) if stage.region.by is region.by else [*layout[3:], *layout[:3]]
-        # A gradient of this gradient needs what a forward would keep.
-        run = with_residuals(stage.region) if torch.is_grad_enabled() else stage.region
+        walk, run = list(layout) if stage.region.by is region.by else [*layout[3:], *layout[:3]], stage.region
+        if torch.is_grad_enabled():
+            run = with_residuals(run)  # a gradient of this gradient needs what a forward would keep
+        else:
+            walk = walk[:3]  # every tensor less is one less to save for the backward
         temporaries += torch.ops.gnncompile.region(operands, walk, run.spec)[: len(stage.region.outputs)]
     gradients: list[Tensor | None] = []
     shapes = {int(n.value or 0): n.shape for n in region.inputs}
