@@ -30,6 +30,7 @@ __all__ = [
     "inductor_option_names",
     "placeholders_as_fakes",
     "source_name",
+    "static_cuda_launch",
     "symbolic_counts",
     "trace_aten",
     "tracked_input_name",
@@ -169,6 +170,14 @@ def inductor_mode_options(mode: str | None) -> dict[str, Any]:
 def inductor_option_names() -> set[str]:
     """Names of Inductor's own settings."""
     return set(torch._inductor.config.get_config_copy())
+
+
+def static_cuda_launch() -> Callable[..., None] | None:
+    """How Inductor launches a compiled Triton kernel: ``(function, grid x, y, z, warps, shared memory, types of the
+    arguments, arguments, stream)``; None in a torch without CUDA.
+    """
+    launcher = getattr(torch._C, "_StaticCudaLauncher", None)
+    return getattr(launcher, "_launch_kernel", None)
 
 
 def counters() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
+from gnncompile import _compat
 from gnncompile.codegen import triton_kernel
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_source import source
@@ -41,6 +43,9 @@ class FakeJit:
 
 class FakeCompiled:
     function, packed_metadata = "function", "metadata"
+    metadata = SimpleNamespace(
+        num_warps=2, shared=64, num_ctas=1, launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0
+    )
 
     def __init__(self, jit: FakeJit) -> None:
         self.jit = jit
@@ -80,6 +85,37 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         triton_regions.triton.knobs.runtime.launch_enter_hook.remove(hook)
     kernel([x], edges, [out])
     assert jit.launched == [((4, 1, 1), *expected(x)[9:]), expected(x)]
+
+
+def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
+    monkeypatch.setattr(_compat, "static_cuda_launch", lambda: lambda *arguments: launched.append(arguments))
+    kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
+    kernel._ordinary._kernel = jit
+    x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
+    shifted = torch.zeros(33)[1:].view(8, 4)
+    for tensor in (x, x, shifted, shifted):
+        kernel.trusted([tensor], edges, [out])
+    kernel([x], edges, [out])
+    assert jit.by_triton == 2 and not jit.launched
+
+    def expected(x: Tensor) -> tuple[Any, ...]:
+        pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
+        return ("function", 4, 1, 1, 2, 64, "OOOOO", (*pointers, None), 77)
+
+    assert launched == [expected(x), expected(shifted), expected(x)]
+
+
+@pytest.mark.parametrize("special", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 8}])
+def test_a_special_launch_is_left_to_triton(special: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
+    monkeypatch.setattr(_compat, "static_cuda_launch", lambda: pytest.fail)
+    jit = FakeJit()
+    compiled = FakeCompiled(jit)
+    compiled.metadata = SimpleNamespace(**{**vars(FakeCompiled.metadata), **special})
+    triton_kernel._Launcher(compiled, "O")(3, 1, 0, [8])
+    assert jit.launched == [(3, 1, 1, 77, "function", "metadata", None, None, None, 8)]
 
 
 def test_tensors_of_another_type_are_refused(device: str) -> None:

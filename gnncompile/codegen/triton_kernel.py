@@ -7,6 +7,8 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import reduce
+from operator import itemgetter, or_
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.codegen.cache_dir import cache_dir
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, choose_tile, hub_tile, partials, power_of_two, schedule
 from gnncompile.codegen.triton_source import source
@@ -84,23 +87,35 @@ class TritonKernel:
         else:
             self._launch(tensors, layout, outputs, device)
 
-    def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
-        rowptr, col, edge = layout
+    def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """The same for a caller who knows types and devices to be right, and the device to be the current one."""
+        rowptr = layout[0]
         rows = rowptr.size(0) - 1
-        if rows == 0:
-            return
-        given = [rowptr, col, edge, rowptr, rowptr, rowptr, *outputs, *tensors]
-        self._ordinary(given, rows, device)
-        if not self._pieces:
-            return
-        hubs = find_hubs(rowptr, edge.size(0))
-        if hubs is None:
-            return
-        number, pieces = hubs.programs()
-        if not pieces:
+        if rows:
+            device = rowptr.get_device()
+            self._ordinary.trusted((*layout, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
+            if self._pieces:
+                self._walk_hubs(tensors, layout, outputs, device)
+
+    def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
+        rowptr = layout.rowptr
+        rows = rowptr.size(0) - 1
+        if rows:
+            self._ordinary((*layout, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
+            if self._pieces:
+                self._walk_hubs(tensors, layout, outputs, device)
+
+    def _walk_hubs(
+        self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor], device: int
+    ) -> None:
+        rowptr = layout[0]
+        hubs = find_hubs(rowptr, layout[2].size(0))
+        number, pieces = hubs.programs() if hubs is not None else (0, 0)
+        if hubs is None or not pieces:
             return
         length, dtype = self._partial
-        given[3:6] = hubs.rows, hubs.pieces, torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
+        partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
+        given = (*layout, hubs.rows, hubs.pieces, partial, *outputs, *tensors)
         for variant in self._pieces:
             variant(given, pieces, device)
         for variant in self._hubs:
@@ -123,6 +138,7 @@ class _Variant:
         self._counts_rows = "num_rows" in names
         self._rows = tile.rows
         self._arguments = _arguments(region, names)
+        self._pick = itemgetter(*(at for at, _ in self._arguments))
         self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
         self._options: dict[str, Any] = {}
         if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
@@ -158,26 +174,61 @@ class _Variant:
         arguments += pointers[len(arguments) :]  # the number of rows
         compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
         if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = _Launcher(compiled)
+            self.compiled[key] = _Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
+
+    def trusted(self, given: Sequence[Tensor], rows: int, device: int) -> None:
+        """The same without a look at types and devices."""
+        pointers = [tensor.data_ptr() for tensor in self._pick(given)]
+        launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
+        if launcher is None:
+            self(given, rows, device)
+        elif self._counts_rows:
+            launcher(-(-rows // self._rows), self._columns, device, [*pointers, rows])
+        else:
+            launcher(rows, self._columns, device, pointers)
 
 
 class _Launcher:
     """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
 
     Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
-    stream is looked up, and pointers are plain numbers.
+    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
     """
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, types: str) -> None:
         self.compiled = compiled  # unloads its machine code when it is collected
         self.run = compiled.run
         self.constant = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+        self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
+        if self.scratch is None:
+            self.start = None
+        else:
+            self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
 
     def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
+        stream = _current_stream(device)
         if _hooked():
             self.compiled[programs, columns, 1](*arguments)
+        elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
+            given = (*arguments, *self.scratch)
+            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
         else:
-            self.run(programs, columns, 1, _current_stream(device), *self.constant, *arguments)
+            self.run(programs, columns, 1, stream, *self.constant, *arguments)
+
+
+def _scratch(metadata: Any) -> tuple[None, ...] | None:
+    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
+    special way.
+    """
+    sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    special = metadata.num_ctas != 1 or any(
+        getattr(metadata, f"launch_{how}", 0) for how in ("cooperative_grid", "pdl")
+    )
+    return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
 
 
 def _hooked() -> bool:

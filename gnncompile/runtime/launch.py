@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,16 @@ from gnncompile.ir.region import Region, parse
 
 logger = logging.getLogger(__name__)
 
-Kernel = Callable[[Sequence[Tensor], Layout, Sequence[Tensor]], None]
+
+class Kernel(Protocol):
+    """What runs a region."""
+
+    def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
+        """Checks types and devices, and writes the outputs."""
+
+    def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Writes the outputs, on the current device."""
+
 
 fallbacks: dict[tuple[str, str], str] = {}
 """(region, device type) -> why the reference interpreter runs it."""
@@ -71,7 +81,7 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches."""
-        kernel(self.spec, self.device)(tensors, Layout(*layout), outputs)
+        kernel(self.spec, self.device).trusted(tensors, layout, outputs)
 
 
 @lru_cache(maxsize=4096)
@@ -83,7 +93,7 @@ def kernel(spec: str, device: str) -> Kernel:
     except Unsupported as reason:
         logger.warning("region runs by the slow reference interpreter on %s: %s", device, reason)
         fallbacks[spec, device] = str(reason)
-        return _reference(region)
+        return _Reference(region)
 
 
 def generator(device: str) -> str:
@@ -101,7 +111,7 @@ def generator(device: str) -> str:
 def _generate(region: Region, device: str) -> Kernel:
     which = generator(device)
     if which == "reference":
-        return _reference(region)
+        return _Reference(region)
     if which == "cpp":
         from gnncompile.codegen.cpp_kernel import CppKernel
 
@@ -111,9 +121,13 @@ def _generate(region: Region, device: str) -> Kernel:
     return TritonKernel(region)
 
 
-def _reference(region: Region) -> Kernel:
-    def run(tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
-        for out, value in zip(outputs, reference.run(region, tensors, layout), strict=True):
+class _Reference:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+
+    def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
+        for out, value in zip(outputs, reference.run(self.region, tensors, layout), strict=True):
             out.copy_(value)
 
-    return run
+    def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        self(tensors, Layout(*layout), outputs)
