@@ -79,6 +79,11 @@ def interleaved(
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
+def least_steps(rounds: int, warmup: int) -> int:
+    """Returns how many steps `interleaved` runs of a row that is too slow for more."""
+    return warmup + 1 + rounds * 3
+
+
 def peak_memory_definition(device: torch.device) -> str:
     """Says what `peak_memory` returns on this device."""
     if device.type == "cuda":

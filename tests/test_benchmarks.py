@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch_geometric.nn.models import GCN, GraphSAGE
 
-from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, tables
+from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, report, tables
 from benchmarks.cases import CASES, Case, select
 from benchmarks.step import Step
 from benchmarks.variants import VARIANTS, Variant, for_device, named
@@ -63,7 +63,7 @@ def test_power_law_refuses_what_cannot_be(arguments):
 def test_cases_are_selected_by_name():
     assert [case.name for case in select("guide", "guide", ["GAT", "GCN"])] == ["GAT", "GCN"]
     assert len(select("guide", "powerlaw-arxiv")) == 4
-    assert len({(case.suite, case.graph.name, case.name) for case in CASES}) == len(CASES)
+    assert len({(case.suite, case.graph.name, case.name, case.order) for case in CASES}) == len(CASES)
     with pytest.raises(ValueError, match=r"models: got Nope, expected some of GCN, GraphSAGE, GIN, GAT"):
         select("guide", "guide", ["Nope"])
     with pytest.raises(ValueError, match=r"graph: got 'nope'"):
@@ -134,11 +134,11 @@ def test_no_time_without_correctness(spoil, status, text):
     assert eager.status == "ok" and eager.timing is not None and eager.peak_mib > 0
     assert spoilt.status == status
     assert (spoilt.timing is not None) == (status == "ok")
-    table = guide.format_case([eager, spoilt])
+    table = report.format_case([eager, spoilt])
     if status != "ok":
         assert text in spoilt.message
         assert f"spoilt: {status}: " in table and spoilt.message in table
-        assert guide.speedups(spoilt, [eager, spoilt]) == (None, None)
+        assert report.speedups(spoilt, [eager, spoilt]) == (None, None)
 
 
 def test_crash_is_reported_with_its_first_line():
