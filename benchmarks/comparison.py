@@ -1,7 +1,6 @@
 """Runs one case in every variant: build, check, time in turns, check again."""
 
 import copy
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,12 +94,12 @@ def run_case(
             if step is not None:
                 steps[row.variant.name] = step
             else:
-                _free(device)
+                measure.free(device)
         _time(rows, steps, reference, device, options, progress)
     progress("")
     steps.clear()
     counting.reset()
-    _free(device)
+    measure.free(device)
     return rows
 
 
@@ -111,13 +110,6 @@ def _reference(case: Case, model: nn.Module, inputs: tuple[Any, ...], options: O
         output = model(*inputs)
     weights = torch.randn(output.shape, generator=generator).to(output.device)
     return Reference(model, inputs, weights)
-
-
-def _free(device: torch.device) -> None:
-    """Gives back what an earlier row held, so that it does not run the next one out of memory."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _prepare(

@@ -50,7 +50,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 def options(args: argparse.Namespace, **others: Any) -> Options:
     """Returns how cases are measured, as the command line says; `others` are fields that it does not set."""
     seconds, rounds = (min(args.seconds, 0.3), min(args.rounds, 2)) if args.quick else (args.seconds, args.rounds)
-    return replace(Options(), seconds=seconds, rounds=rounds, sync_check=args.sync_check, seed=args.seed, **others)
+    return replace(Options(), seconds=seconds, rounds=rounds, seed=args.seed, **others)
 
 
 def facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:

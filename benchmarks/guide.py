@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     facts["features"] = "require a gradient" if args.input_grad else "require no gradient"
     print(tables.header_lines(facts), flush=True)
     results = tables.Results(driver.folder(args, device), f"guide-{args.graph}-{device.type}", facts)
-    how = driver.options(args, input_grad=args.input_grad)
+    how = driver.options(args, input_grad=args.input_grad, sync_check=args.sync_check)
     _, failed = driver.run_cases(cases, variants, device, how, results)
     driver.print_written(results)
     return 1 if failed else 0

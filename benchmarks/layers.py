@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     def describe(case: Case, rows: Sequence[Row]) -> str:
         return describe_layer(case, rows, device)
 
-    how = driver.options(args, input_grad=True, warmup=2, row_limit=args.row_limit)
+    how = driver.options(args, input_grad=True, sync_check=args.sync_check, warmup=2, row_limit=args.row_limit)
     records, failed = driver.run_cases(cases, variants, device, how, results, record, describe, budget)
     print(f"\n{summary(records)}")
     if budget.left_out:

@@ -1,5 +1,6 @@
 """Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift hits all alike."""
 
+import gc
 import json
 import os
 import tempfile
@@ -36,6 +37,13 @@ def synchronize(device: torch.device) -> None:
     """Waits until the device has done all work given to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free(device: torch.device) -> None:
+    """Gives back what an earlier row held, so that it does not run the next one out of memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def time_step(step: StepFunction, device: torch.device) -> float:
@@ -76,6 +84,39 @@ def interleaved(
             samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
         if on_round is not None:
             on_round(number + 1)
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def queued(
+    steps: Mapping[str, StepFunction], device: torch.device, seconds: float = 0.3, rounds: int = 5
+) -> dict[str, Timing]:
+    """Times calls on a CUDA device in turns, without what the host needs to launch them.
+
+    The device is kept waiting until all calls of a turn are queued; events around them then see it work without a
+    pause, unless a call waits for the device itself. One measurement is a turn, divided by its calls.
+
+    Args:
+        steps: what to time, by name.
+        device: a CUDA device.
+        seconds: how long each is timed in all, roughly.
+        rounds: how often the turn comes to each.
+    """
+    alone = {name: [time_step(step, device) for _ in range(4)][-1] for name, step in steps.items()}
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            calls = max(1, min(50, round(seconds * 1e3 / rounds / alone[name])))
+            step()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # torch has no public way to keep the device busy. A cycle is about half a nanosecond; a call that takes
+            # milliseconds keeps it busy by itself.
+            torch.cuda._sleep(round(calls * min(alone[name], 0.5) * 1.5e-3 * 2e9))
+            start.record()
+            for _ in range(calls):
+                step()
+            end.record()
+            synchronize(device)
+            samples[name].append(start.elapsed_time(end) / calls)
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
