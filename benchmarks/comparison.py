@@ -151,8 +151,8 @@ def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.dev
     row.graph_breaks = counting.since(start).graph_breaks
     verdict = reference.check(step.results())
     step_ms = [measure.time_step(step, device) for _ in range(2)][-1]
-    least_s = step_ms / 1e3 * measure.least_steps(options.rounds, options.warmup)
-    if options.row_limit is not None and least_s > options.row_limit:
+    least_ms = measure.least_ms(step_ms, options.seconds, options.rounds, options.warmup)
+    if options.row_limit is not None and least_ms > options.row_limit * 1e3:
         raise TimeoutError(f"{step_ms:.0f} ms per step: timing it would take longer than {options.row_limit:g} s")
     counts = counting.since(start)
     row.graphs, row.recompiles = counts.graphs, counts.recompiles

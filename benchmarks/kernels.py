@@ -24,8 +24,8 @@ NAME = "kernels"
 HELP = "the sum over neighbours alone, against cuSPARSE and others"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Of ||found - exact|| / ||exact||. Adding up 100,000 values one by one in float32 is off by about 1e-5. A result that is
-# rounded to bfloat16 once is off by 2e-3; what adds in bfloat16 passes where few rows meet, and is wrong on hubs.
+# Of ||found - exact|| / ||exact||. Adding up 100,000 values one by one in float32 is off by about 1e-5. A result that
+# is rounded to bfloat16 once is off by 2e-3; what adds in bfloat16 passes where few rows meet, and is wrong on hubs.
 TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 2e-2}
 SMALL_GRAPHS = ("guide", "hub", "even")
 
@@ -149,9 +149,9 @@ def run_kernels(
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[KernelResult]:
     """Measures one case: builds and checks each row, then times those that are right in turns."""
-    generator = torch.Generator().manual_seed(how.seed)
+    generator = torch.Generator(device).manual_seed(how.seed)
     # From 0 to 1: where values cancel out, rounding would look larger than it is.
-    x = torch.rand(structure.num_nodes, case.width, generator=generator).to(device, case.dtype)
+    x = torch.rand(structure.num_nodes, case.width, generator=generator, device=device).to(case.dtype)
     progress("sums in float64")
     expected = exact(structure, x)
     results, steps = [KernelResult(row) for row in rows], {}

@@ -41,8 +41,7 @@ SUMMARY_HEADER = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
-    driver.add_arguments(parser, seconds=1.0, rounds=5)
-    parser.set_defaults(rows=",".join(ROWS))
+    driver.add_arguments(parser, seconds=1.0, rounds=5, rows=ROWS)
     driver.add_sync_check(parser)
     driver.add_budget(parser)
     parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")

@@ -63,7 +63,7 @@ def interleaved(
     warmup: int = 5,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Times several steps in turns.
+    """Times several steps in turns; a step slower than `is_slow` says gets two turns of one step, without warming up.
 
     Args:
         steps: what to time, by name.
@@ -73,15 +73,23 @@ def interleaved(
         warmup: untimed steps of each before the first round; one more comes before each turn.
         on_round: called with the number of rounds done, to show progress.
     """
-    per_round = {}
+    per_round, slow = {}, set()
     for name, step in steps.items():
-        once = [time_step(step, device) for _ in range(warmup + 1)][-1]
+        once = time_step(step, device)
+        if is_slow(once, seconds):
+            slow.add(name)
+            continue
+        for _ in range(warmup):
+            once = time_step(step, device)
         per_round[name] = max(2, min(200, round(seconds * 1e3 / rounds / max(once, 1e-3))))
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds):
         for name, step in steps.items():
-            step()  # brings caches back to this row's data
-            samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
+            if name not in slow:
+                step()  # brings caches back to this row's data
+                samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
+            elif number < 2:
+                samples[name].append(time_step(step, device))
         if on_round is not None:
             on_round(number + 1)
     return {name: Timing.of(values) for name, values in samples.items()}
@@ -120,9 +128,14 @@ def queued(
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
-def least_steps(rounds: int, warmup: int) -> int:
-    """Returns how many steps `interleaved` runs of a row that is too slow for more."""
-    return warmup + 1 + rounds * 3
+def is_slow(step_ms: float, seconds: float) -> bool:
+    """Whether one step takes longer than all the time it was given, and than a second."""
+    return step_ms > 1e3 * max(seconds, 1.0)
+
+
+def least_ms(step_ms: float, seconds: float, rounds: int, warmup: int) -> float:
+    """Returns how long `interleaved` takes for a step at least."""
+    return step_ms * (3 if is_slow(step_ms, seconds) else warmup + 1 + 3 * rounds)
 
 
 def peak_memory_definition(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 
 import pytest
 import torch
@@ -194,6 +195,15 @@ def test_interleaved_timing_takes_turns():
     assert "".join(order) == "aabb" + "aaabbb" * 3
     assert timings["a"].steps == 6
     assert timings["a"].minimum <= timings["a"].p10 <= timings["a"].median <= timings["a"].p90
+
+
+def test_slow_steps_are_not_repeated():
+    calls = []
+    steps = {"slow": lambda: (calls.append("s"), time.sleep(1.05)), "fast": lambda: calls.append("f")}
+    timings = measure.interleaved(steps, CPU, seconds=0.0, rounds=3, warmup=1)
+    assert "".join(calls) == "sff" + "sfff" * 2 + "fff"
+    assert timings["slow"].steps == 2 and timings["fast"].steps == 6
+    assert measure.least_ms(1_050, 0.0, 3, 1) == 3 * 1_050 and measure.least_ms(10, 0.0, 3, 1) == 110
 
 
 def test_peak_memory_counts_what_is_alive_at_once():
