@@ -120,3 +120,14 @@ def test_kernels_end_to_end(tmp_path, monkeypatch, capsys):
 def test_kernels_refuses_unknown_names(argument, capsys):
     assert __main__.main(["kernels", "--device", "cpu", argument, "nope"]) == 2
     assert f"{argument[2:]}: got" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_every_row_on_a_gpu():
+    device = torch.device("cuda")
+    edge_index = graphs.power_law(1_000, 20_000, max_degree=300, device=device)
+    assert edge_index.is_cuda and edge_index.shape == (2, 20_000)
+    case = kernels.KernelCase(replace(TINY, num_nodes=1_000, num_edges=20_000), 16, torch.float32)
+    results = kernels.run_kernels(case, Structure(edge_index, 1_000), rows_for(device), device, OPTIONS)
+    assert {result.status for result in results if result.row.is_installed} == {"ok"}
+    assert all(result.call_ms is not None for result in results if result.timing)
