@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import guide
+from . import guide, kernels, layers
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide,)
+SUBCOMMANDS = (guide, layers, kernels)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,26 +1,40 @@
 """The one registry of benchmark cases: which model on which graph."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from .graphs import GRAPHS, Graph
+from .inputs import ORDERS, MakeInputs, plain
+from .layer_models import LAYERS, Layer
+from .limits import Size, Work
+from .nested import map_tensors
+from .targets import Target
 
 ModelFactory = Callable[[int], nn.Module]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its inputs. `make_model` takes the number of channels."""
+    """A model with its inputs. `make_model` takes the number of channels.
+
+    Attributes:
+        order: the order of the edges, `random` or `sorted` by destination.
+        layer: the layer that is the model; None for a model of several layers.
+    """
 
     name: str
     suite: str
     graph: Graph
     num_layers: int
     make_model: ModelFactory
+    order: str = "random"
+    make_inputs: MakeInputs = plain
+    layer: Layer | None = None
 
     def model(self, device: torch.device, seed: int = 0) -> nn.Module:
         """Builds the model; the same seed gives the same parameters on every device."""
@@ -28,14 +42,34 @@ class Case:
             torch.manual_seed(seed)
             return self.make_model(self.graph.channels).to(device)
 
-    def inputs(self, device: torch.device, seed: int = 0) -> tuple[Tensor, ...]:
-        """Returns the model's arguments `x`, `[num_nodes, channels]`, float32, and `edge_index`, `[2, num_edges]`."""
+    def inputs(self, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        """Returns the model's arguments: features, edges, and what else it takes (see `benchmarks.inputs`)."""
         generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(self.graph.num_nodes, self.graph.channels, generator=generator)
-        return x.to(device), self.graph.make().to(device)
+        arguments = self.make_inputs(self.graph, self.order, generator)
+        return tuple(map_tensors(lambda tensor: tensor.to(device), argument) for argument in arguments)
+
+    def reference(self, model: nn.Module) -> nn.Module:
+        """Returns what gives the right numbers: the model itself, or a form of it that needs less memory."""
+        if self.layer is None or self.layer.reference is None:
+            return model
+        return self.layer.reference(model)
+
+    def target(self, device: torch.device) -> Target | None:
+        """Returns what is to be reached on a device; None if nothing was set."""
+        if self.layer is None:
+            return None
+        return self.layer.cuda if device.type == "cuda" else self.layer.cpu
+
+    def limit(self) -> Work | None:
+        """Returns the least work of one step; None if nobody has counted it."""
+        if self.layer is None:
+            return None
+        return self.layer.limit(Size(self.graph.num_nodes, self.graph.num_edges, self.graph.channels))
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.num_layers} layers, {self.graph.channels} channels; {self.graph}"
+        layers = f"{self.num_layers} layer{'s' * (self.num_layers > 1)}"
+        order = ", edges sorted by destination" * (self.order == "sorted")
+        return f"{self.name}, {layers}, {self.graph.channels} channels; {self.graph}{order}"
 
 
 # PyG's own models with their default options: what `num_layers=3` alone gives, self loops included.
@@ -46,22 +80,39 @@ GUIDE_MODELS: dict[str, ModelFactory] = {
     "GAT": lambda channels: GAT(channels, channels, num_layers=3),
 }
 
-CASES = tuple(
-    Case(name, "guide", graph, 3, make_model) for graph in GRAPHS.values() for name, make_model in GUIDE_MODELS.items()
+
+def layer_case(name: str, graph: Graph, order: str = "random") -> Case:
+    """Returns the case of one layer on any graph whose number of channels is a multiple of 4."""
+    layer = LAYERS[name]
+    return Case(name, "layers", graph, 1, lambda channels: layer.make(graph), order, layer.make_inputs, layer)
+
+
+CASES = (
+    *(Case(name, "guide", graph, 3, make) for graph in GRAPHS.values() for name, make in GUIDE_MODELS.items()),
+    *(layer_case(name, graph, order) for graph in GRAPHS.values() for name in LAYERS for order in ORDERS),
 )
 
 
-def select(suite: str, graph: str, models: Iterable[str] | None = None) -> list[Case]:
+def select(
+    suite: str, graph: str, models: Iterable[str] | None = None, orders: Sequence[str] = ("random",)
+) -> list[Case]:
     """Returns the cases of a suite on one graph, all of them or the named models in the order given.
 
     Raises:
-        ValueError: a model or the graph is not among the suite's cases.
+        ValueError: a model, an order or the graph is not among the suite's cases.
     """
-    cases = {case.name: case for case in CASES if case.suite == suite and case.graph.name == graph}
-    if not cases:
+    found = [case for case in CASES if case.suite == suite and case.graph.name == graph]
+    if not found:
         raise ValueError(f"graph: got {graph!r}, expected one of {', '.join(GRAPHS)}")
-    names = list(cases) if models is None else list(models)
-    unknown = [name for name in names if name not in cases]
+    known = list(dict.fromkeys(case.name for case in found))
+    names = known if models is None else list(models)
+    _refuse_unknown("models", names, known)
+    _refuse_unknown("order", orders, list(dict.fromkeys(case.order for case in found)))
+    cases = {(case.name, case.order): case for case in found}
+    return [cases[name, order] for name in names for order in orders]
+
+
+def _refuse_unknown(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"models: got {', '.join(unknown)}, expected some of {', '.join(cases)}")
-    return [cases[name] for name in names]
+        raise ValueError(f"{argument}: got {', '.join(unknown)}, expected some of {', '.join(known)}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .nested import map_tensors
 from .step import Step
 
 # A row may be this many times less exact than eager float32 is ...
@@ -48,8 +49,9 @@ class Reference:
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], weights: Tensor) -> None:
         double = copy.deepcopy(model).double()
-        step = Step(double, double, tuple(_to_double(value) for value in inputs), weights.double())
+        step = Step(double, double, tuple(map_tensors(_to_double, value) for value in inputs), weights.double())
         step()
+        self.weights = weights
         self.exact = step.results()
         norms = [tensor.norm().item() for tensor in self.exact.values() if tensor is not None]
         # A gradient that cancels to nothing is judged by the size of the others.
@@ -102,7 +104,7 @@ class Reference:
         return ""
 
 
-def _to_double(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().double().requires_grad_(value.requires_grad)
-    return value
+def _to_double(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.detach().double().requires_grad_(tensor.requires_grad)
+    return tensor

@@ -1,7 +1,6 @@
 """Runs one case in every variant: build, check, time in turns, check again."""
 
 import copy
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from torch import nn
 from . import counting, measure
 from .cases import Case
 from .check import Reference, Verdict
+from .deadline import deadline
+from .nested import map_tensors
 from .step import Step
 from .variants import Variant
 
@@ -21,13 +22,25 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How a case is measured."""
+    """How a case is measured.
+
+    Attributes:
+        seconds: timed per row.
+        rounds: turns of each row.
+        input_grad: whether features ask for a gradient.
+        sync_check: whether one step of ours runs with every host synchronisation an error (CUDA only).
+        seed: of parameters and inputs.
+        warmup: untimed steps before the first turn.
+        row_limit: seconds after which building and checking a row is given up; None for no limit.
+    """
 
     seconds: float = 3.0
     rounds: int = 10
     input_grad: bool = False
     sync_check: bool = True
     seed: int = 0
+    warmup: int = 5
+    row_limit: float | None = None
 
 
 @dataclass
@@ -54,42 +67,55 @@ class Row:
 def run_case(
     case: Case, variants: Sequence[Variant], device: torch.device, options: Options, progress: Progress
 ) -> list[Row]:
-    """Measures one case; the rows come in the order of `variants`."""
+    """Measures one case; the rows come in the order of `variants`.
+
+    Nothing that goes wrong with a row, or with the reference of all rows, is raised: the row says so.
+    """
     # Not before each row: a reset forgets the rows already compiled, and all must be alive to be timed in turns.
     counting.reset()
     model = case.model(device, options.seed)
     inputs = case.inputs(device, options.seed)
     if options.input_grad:
-        inputs = (inputs[0].requires_grad_(), *inputs[1:])
-    generator = torch.Generator().manual_seed(options.seed + 1)
-    with torch.no_grad():
-        weights = torch.randn(model(*inputs).shape, generator=generator).to(device)
-    progress("reference in float64")
-    reference = Reference(model, inputs, weights)
-
+        inputs = (map_tensors(lambda tensor: tensor.requires_grad_(), inputs[0]), *inputs[1:])
     rows, steps = [Row(variant) for variant in variants], {}
+    progress("reference in float64")
+    try:
+        reference = _reference(case, model, inputs, options)
+    except Exception as error:
+        for row in rows:
+            row.fail("FAILED", f"no reference: {first_line(error)}")
+        return rows
+
     # All rows share the code of the model's classes, so the limit on compiled versions of it must not be met.
     with torch._dynamo.config.patch(recompile_limit=64):
         for row in rows:
             progress(f"{row.variant.name}: build and check")
-            step = _prepare(row, model, inputs, weights, reference, device, options)
+            step = _prepare(row, model, inputs, reference, device, options)
             if step is not None:
                 steps[row.variant.name] = step
+            else:
+                measure.free(device)
         _time(rows, steps, reference, device, options, progress)
     progress("")
     steps.clear()
     counting.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    measure.free(device)
     return rows
+
+
+def _reference(case: Case, model: nn.Module, inputs: tuple[Any, ...], options: Options) -> Reference:
+    generator = torch.Generator().manual_seed(options.seed + 1)
+    model = case.reference(model)
+    with torch.no_grad():
+        output = model(*inputs)
+    weights = torch.randn(output.shape, generator=generator).to(output.device)
+    return Reference(model, inputs, weights)
 
 
 def _prepare(
     row: Row,
     model: nn.Module,
     inputs: tuple[Any, ...],
-    weights: torch.Tensor,
     reference: Reference,
     device: torch.device,
     options: Options,
@@ -98,8 +124,9 @@ def _prepare(
     alive_before = measure.alive(device)
     try:
         own = copy.deepcopy(model)
-        step = Step(row.variant.build(own), own, inputs, weights)
-        row.verdict = _run_and_check(row, step, reference, device)
+        with deadline(options.row_limit):
+            step = Step(row.variant.build(own), own, inputs, reference.weights)
+            row.verdict = _run_and_check(row, step, reference, device, options)
         if not row.verdict.ok:
             row.fail("WRONG", str(row.verdict))
             return None
@@ -114,7 +141,7 @@ def _prepare(
     return step
 
 
-def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device) -> Verdict:
+def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device, options: Options) -> Verdict:
     """Checks the first step and, after a recording or an automatic recompile may have come, the third; counts both."""
     start = counting.mark()
     begin = time.perf_counter()
@@ -123,8 +150,10 @@ def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.dev
     row.first_s = time.perf_counter() - begin
     row.graph_breaks = counting.since(start).graph_breaks
     verdict = reference.check(step.results())
-    for _ in range(2):
-        step()
+    step_ms = [measure.time_step(step, device) for _ in range(2)][-1]
+    least_ms = measure.least_ms(step_ms, options.seconds, options.rounds, options.warmup)
+    if options.row_limit is not None and least_ms > options.row_limit * 1e3:
+        raise TimeoutError(f"{step_ms:.0f} ms per step: timing it would take longer than {options.row_limit:g} s")
     counts = counting.since(start)
     row.graphs, row.recompiles = counts.graphs, counts.recompiles
     return reference.check(step.results()) if verdict.ok else verdict
@@ -146,6 +175,7 @@ def _time(
         device,
         options.seconds,
         options.rounds,
+        options.warmup,
         on_round=lambda done: progress(f"timing: round {done} of {options.rounds}"),
     )
     for row in rows:

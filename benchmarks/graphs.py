@@ -17,7 +17,14 @@ def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
     return torch.randint(num_nodes, (2, num_edges), generator=generator)
 
 
-def power_law(num_nodes: int, num_edges: int, max_degree: int, exponent: float = 2.4, seed: int = 0) -> Tensor:
+def power_law(
+    num_nodes: int,
+    num_edges: int,
+    max_degree: int,
+    exponent: float = 2.4,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
     r"""Draws a symmetric graph whose degrees follow a power law, like a citation graph with its edges made undirected.
 
     Half of the edges lead from uniformly drawn nodes to nodes drawn with weights
@@ -31,9 +38,10 @@ def power_law(num_nodes: int, num_edges: int, max_degree: int, exponent: float =
         max_degree: expected in-degree (and out-degree) of the largest hub.
         exponent: :math:`\gamma` of :math:`P(d) \propto d^{-\gamma}`, above 2.
         seed: of the random numbers.
+        device: where they are drawn; each device has numbers of its own.
 
     Returns:
-        `edge_index`, `[2, num_edges]`, int64.
+        `edge_index`, `[2, num_edges]`, int64, on that device.
 
     Raises:
         ValueError: `num_edges` is odd, or no graph of this size can have such a hub.
@@ -47,17 +55,17 @@ def power_law(num_nodes: int, num_edges: int, max_degree: int, exponent: float =
             f"max_degree: got {max_degree}, expected more than {2 * mean_degree:.0f} and less than {half}; change it, "
             "or num_edges"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     # A hub is drawn as a destination max_degree - mean_degree times, and as a source as often as any other node.
-    weights = _rank_weights(num_nodes, share=(max_degree - mean_degree) / half, slope=1 / (exponent - 1))
+    weights = _rank_weights(num_nodes, share=(max_degree - mean_degree) / half, slope=1 / (exponent - 1)).to(device)
     cumulative = weights.cumsum(0)
-    drawn = torch.rand(half, generator=generator, dtype=torch.float64) * cumulative[-1]
+    drawn = torch.rand(half, generator=generator, dtype=torch.float64, device=device) * cumulative[-1]
     rank = torch.searchsorted(cumulative, drawn).clamp_(max=num_nodes - 1)
-    popular = torch.randperm(num_nodes, generator=generator)[rank]
-    other = torch.randint(num_nodes, (half,), generator=generator)
+    popular = torch.randperm(num_nodes, generator=generator, device=device)[rank]
+    other = torch.randint(num_nodes, (half,), generator=generator, device=device)
     other = torch.where(other == popular, (other + 1) % num_nodes, other)
     edge_index = torch.stack([torch.cat([other, popular]), torch.cat([popular, other])])
-    return edge_index[:, torch.randperm(num_edges, generator=generator)]
+    return edge_index[:, torch.randperm(num_edges, generator=generator, device=device)]
 
 
 def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
@@ -76,6 +84,23 @@ def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
         else:
             high = middle
     return weights(high)
+
+
+def hub(num_nodes: int, seed: int = 0) -> Tensor:
+    """Every node has one edge to node 0, in random order: a star, `[2, num_nodes]`, int64."""
+    source = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))
+    return torch.stack([source, torch.zeros_like(source)])
+
+
+def even(num_nodes: int, seed: int = 0) -> Tensor:
+    """The sources of :func:`hub` in the same order, each with a destination of its own, `[2, num_nodes]`, int64."""
+    source = hub(num_nodes, seed)[0]
+    return torch.stack([source, torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed + 1))])
+
+
+def large_power_law(num_nodes: int, num_edges: int, max_degree: int) -> Tensor:
+    """A power-law graph of so many edges that it is drawn on a GPU if there is one: seconds rather than minutes."""
+    return power_law(num_nodes, num_edges, max_degree, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
@@ -104,6 +129,32 @@ GRAPHS = {
             128,
             lambda: power_law(169_343, 2_332_486, max_degree=13_000),
             "power-law degrees with hubs of 13,000, the size of ogbn-arxiv made undirected, random edge order",
+        ),
+    )
+}
+
+# For one aggregation alone, which is measured at several widths: `channels` says nothing here.
+KERNEL_GRAPHS = {
+    graph.name: graph
+    for graph in (
+        *GRAPHS.values(),
+        Graph("hub", 100_000, 100_000, 64, lambda: hub(100_000), "one node has all edges"),
+        Graph("even", 100_000, 100_000, 64, lambda: even(100_000), "the edges of `hub`, one to each node"),
+        Graph(
+            "powerlaw-products",
+            2_449_029,
+            123_718_280,
+            64,
+            lambda: large_power_law(2_449_029, 123_718_280, max_degree=17_000),
+            "power-law degrees with hubs of 17,000, the size of ogbn-products, random edge order",
+        ),
+        Graph(
+            "powerlaw-reddit",
+            232_965,
+            114_615_892,
+            64,
+            lambda: large_power_law(232_965, 114_615_892, max_degree=21_000),
+            "power-law degrees with hubs of 21,000, the size of Reddit, random edge order",
         ),
     )
 }

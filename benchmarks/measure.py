@@ -1,5 +1,6 @@
 """Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift hits all alike."""
 
+import gc
 import json
 import os
 import tempfile
@@ -38,6 +39,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def free(device: torch.device) -> None:
+    """Gives back what an earlier row held, so that it does not run the next one out of memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def time_step(step: StepFunction, device: torch.device) -> float:
     """Returns the milliseconds of one step."""
     synchronize(device)
@@ -55,7 +63,7 @@ def interleaved(
     warmup: int = 5,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Times several steps in turns.
+    """Times several steps in turns; a step slower than `is_slow` says gets two turns of one step, without warming up.
 
     Args:
         steps: what to time, by name.
@@ -65,18 +73,69 @@ def interleaved(
         warmup: untimed steps of each before the first round; one more comes before each turn.
         on_round: called with the number of rounds done, to show progress.
     """
-    per_round = {}
+    per_round, slow = {}, set()
     for name, step in steps.items():
-        once = [time_step(step, device) for _ in range(warmup + 1)][-1]
+        once = time_step(step, device)
+        if is_slow(once, seconds):
+            slow.add(name)
+            continue
+        for _ in range(warmup):
+            once = time_step(step, device)
         per_round[name] = max(2, min(200, round(seconds * 1e3 / rounds / max(once, 1e-3))))
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds):
         for name, step in steps.items():
-            step()  # brings caches back to this row's data
-            samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
+            if name not in slow:
+                step()  # brings caches back to this row's data
+                samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
+            elif number < 2:
+                samples[name].append(time_step(step, device))
         if on_round is not None:
             on_round(number + 1)
     return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def queued(
+    steps: Mapping[str, StepFunction], device: torch.device, seconds: float = 0.3, rounds: int = 5
+) -> dict[str, Timing]:
+    """Times calls on a CUDA device in turns, without what the host needs to launch them.
+
+    The device is kept waiting until all calls of a turn are queued; events around them then see it work without a
+    pause, unless a call waits for the device itself. One measurement is a turn, divided by its calls.
+
+    Args:
+        steps: what to time, by name.
+        device: a CUDA device.
+        seconds: how long each is timed in all, roughly.
+        rounds: how often the turn comes to each.
+    """
+    alone = {name: [time_step(step, device) for _ in range(4)][-1] for name, step in steps.items()}
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            calls = max(1, min(50, round(seconds * 1e3 / rounds / alone[name])))
+            step()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # torch has no public way to keep the device busy. A cycle is about half a nanosecond; a call that takes
+            # milliseconds keeps it busy by itself.
+            torch.cuda._sleep(round(calls * min(alone[name], 0.5) * 1.5e-3 * 2e9))
+            start.record()
+            for _ in range(calls):
+                step()
+            end.record()
+            synchronize(device)
+            samples[name].append(start.elapsed_time(end) / calls)
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def is_slow(step_ms: float, seconds: float) -> bool:
+    """Whether one step takes longer than all the time it was given, and than a second."""
+    return step_ms > 1e3 * max(seconds, 1.0)
+
+
+def least_ms(step_ms: float, seconds: float, rounds: int, warmup: int) -> float:
+    """Returns how long `interleaved` takes for a step at least."""
+    return step_ms * (3 if is_slow(step_ms, seconds) else warmup + 1 + 3 * rounds)
 
 
 def peak_memory_definition(device: torch.device) -> str:

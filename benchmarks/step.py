@@ -1,4 +1,4 @@
-"""One training-like step: forward, and the gradients of every parameter."""
+"""One training-like step: forward, and the gradients of every parameter and of inputs that ask for one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .nested import tensors
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Step:
     def _leaves(self) -> dict[str, Tensor]:
         leaves: dict[str, Tensor] = dict(self.model.named_parameters())
         for position, value in enumerate(self.inputs):
-            if isinstance(value, Tensor) and value.requires_grad:
-                leaves[f"input {position}"] = value
+            leaves.update(
+                (name, tensor) for name, tensor in tensors(value, f"input {position}") if tensor.requires_grad
+            )
         return leaves

@@ -30,14 +30,51 @@ def header_lines(facts: Mapping[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items())
 
 
-def write_results(folder: Path, name: str, facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Writes `<name>.json` (environment and rows) and `<name>.csv` (rows) and returns the two paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    json_path, csv_path = folder / f"{name}.json", folder / f"{name}.csv"
-    json_path.write_text(json.dumps({"environment": dict(facts), "rows": [dict(row) for row in rows]}, indent=1) + "\n")
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with csv_path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return [json_path, csv_path]
+class Results:
+    """One JSON (environment and rows) and one CSV (rows), written again whenever there are more rows.
+
+    Args:
+        folder: made if it is not there.
+        name: of both files, without extension.
+        facts: the environment.
+        key: columns that name a case. Cases of an earlier run on the same machine with the same versions stay in the
+            files until they are measured again, so that a long list can be measured in several runs. Without a key
+            the files are those of one run.
+    """
+
+    def __init__(self, folder: Path, name: str, facts: Mapping[str, str], key: Sequence[str] = ()) -> None:
+        self.json_path, self.csv_path = folder / f"{name}.json", folder / f"{name}.csv"
+        self.facts, self.key = dict(facts), tuple(key)
+        self.earlier = self._earlier() if key else []
+
+    @property
+    def paths(self) -> list[Path]:
+        """JSON and CSV."""
+        return [self.json_path, self.csv_path]
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes both files: rows of earlier runs, then these."""
+        measured = {self._case(row) for row in rows}
+        everything = [row for row in self.earlier if self._case(row) not in measured] + [dict(row) for row in rows]
+        self.json_path.parent.mkdir(parents=True, exist_ok=True)
+        self.json_path.write_text(json.dumps({"environment": self.facts, "rows": everything}, indent=1) + "\n")
+        columns = list(dict.fromkeys(column for row in everything for column in row))
+        with self.csv_path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(everything)
+
+    def _case(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(column) for column in self.key)
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        if not self.json_path.exists():
+            return []
+        stored = json.loads(self.json_path.read_text())
+        environment: dict[str, str] = stored["environment"]
+        same = all(environment.get(name) == value for name, value in self.facts.items() if name not in OF_ONE_RUN)
+        return list(stored["rows"]) if same else []
+
+
+# What differs between runs whose numbers may stand in one file; their rows say it themselves.
+OF_ONE_RUN = ("date", "command", "commit")

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import time
 
 import pytest
 import torch
 from torch import nn
 from torch_geometric.nn.models import GCN, GraphSAGE
 
-from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, tables
+from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, report, tables
 from benchmarks.cases import CASES, Case, select
 from benchmarks.step import Step
 from benchmarks.variants import VARIANTS, Variant, for_device, named
@@ -63,7 +64,7 @@ def test_power_law_refuses_what_cannot_be(arguments):
 def test_cases_are_selected_by_name():
     assert [case.name for case in select("guide", "guide", ["GAT", "GCN"])] == ["GAT", "GCN"]
     assert len(select("guide", "powerlaw-arxiv")) == 4
-    assert len({(case.suite, case.graph.name, case.name) for case in CASES}) == len(CASES)
+    assert len({(case.suite, case.graph.name, case.name, case.order) for case in CASES}) == len(CASES)
     with pytest.raises(ValueError, match=r"models: got Nope, expected some of GCN, GraphSAGE, GIN, GAT"):
         select("guide", "guide", ["Nope"])
     with pytest.raises(ValueError, match=r"graph: got 'nope'"):
@@ -134,11 +135,11 @@ def test_no_time_without_correctness(spoil, status, text):
     assert eager.status == "ok" and eager.timing is not None and eager.peak_mib > 0
     assert spoilt.status == status
     assert (spoilt.timing is not None) == (status == "ok")
-    table = guide.format_case([eager, spoilt])
+    table = report.format_case([eager, spoilt])
     if status != "ok":
         assert text in spoilt.message
         assert f"spoilt: {status}: " in table and spoilt.message in table
-        assert guide.speedups(spoilt, [eager, spoilt]) == (None, None)
+        assert report.speedups(spoilt, [eager, spoilt]) == (None, None)
 
 
 def test_crash_is_reported_with_its_first_line():
@@ -194,6 +195,15 @@ def test_interleaved_timing_takes_turns():
     assert "".join(order) == "aabb" + "aaabbb" * 3
     assert timings["a"].steps == 6
     assert timings["a"].minimum <= timings["a"].p10 <= timings["a"].median <= timings["a"].p90
+
+
+def test_slow_steps_are_not_repeated():
+    calls = []
+    steps = {"slow": lambda: (calls.append("s"), time.sleep(1.05)), "fast": lambda: calls.append("f")}
+    timings = measure.interleaved(steps, CPU, seconds=0.0, rounds=3, warmup=1)
+    assert "".join(calls) == "sff" + "sfff" * 2 + "fff"
+    assert timings["slow"].steps == 2 and timings["fast"].steps == 6
+    assert measure.least_ms(1_050, 0.0, 3, 1) == 3 * 1_050 and measure.least_ms(10, 0.0, 3, 1) == 110
 
 
 def test_peak_memory_counts_what_is_alive_at_once():

@@ -1,0 +1,151 @@
+"""What the subcommands that measure cases share: their options, the loop over the cases, and where results go."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import environment, report, tables
+from .cases import Case
+from .comparison import Options, Row, run_case
+from .variants import Variant
+
+Records = list[dict[str, Any]]
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, seconds: float, rounds: int, rows: Sequence[str] | None = None
+) -> None:
+    """Declares the options that every subcommand has, with its own defaults of time, turns and rows (None: all)."""
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default_device, help="cpu, cuda or cuda:1 (default: %(default)s)")
+    default_rows = ",".join(rows) if rows else None
+    help_rows = f"comma-separated names of rows, as the table has them (default: {default_rows or 'all'})"
+    parser.add_argument("--rows", default=default_rows, help=help_rows)
+    parser.add_argument("--seconds", type=float, default=seconds, help="timed per row (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a smoke test: little time per row, results under out/")
+    parser.add_argument("--out", type=Path, help="folder of the CSV and JSON (default: benchmarks/results/<machine>)")
+
+
+def add_sync_check(parser: argparse.ArgumentParser) -> None:
+    """Declares `--sync-check`, for subcommands that run steps of models."""
+    parser.add_argument(
+        "--sync-check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on CUDA: run one step of gnncompile with every host synchronisation an error",
+    )
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    """Declares `--budget`."""
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="start no further case after this time (default: no limit)"
+    )
+
+
+def options(args: argparse.Namespace, **others: Any) -> Options:
+    """Returns how cases are measured, as the command line says; `others` are fields that it does not set."""
+    seconds, rounds = (min(args.seconds, 0.3), min(args.rounds, 2)) if args.quick else (args.seconds, args.rounds)
+    return replace(Options(), seconds=seconds, rounds=rounds, seed=args.seed, **others)
+
+
+def facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
+    """Returns the environment that is printed and stored beside the numbers."""
+    return environment.describe(device, ["python", "-m", "benchmarks", *args.argv])
+
+
+def folder(args: argparse.Namespace, device: torch.device) -> Path:
+    """Returns where results are written."""
+    root = environment.ROOT
+    default = root / "out" / "benchmarks" if args.quick else root / "benchmarks" / "results"
+    return args.out or default / environment.machine_slug(device)
+
+
+def print_written(results: tables.Results) -> None:
+    """Names the files written, relative to the repository where they are in it."""
+    root = environment.ROOT
+    print("\nwritten:", *(path.relative_to(root) if path.is_relative_to(root) else path for path in results.paths))
+
+
+class Budget:
+    """Time that has to do for all cases.
+
+    Args:
+        seconds: after which no case is started; None for no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.left_out: list[str] = []
+        self._start = time.monotonic()
+
+    def allows(self, name: str) -> bool:
+        """Whether a case may start; remembers those that may not."""
+        if self.seconds is None or time.monotonic() - self._start < self.seconds:
+            return True
+        self.left_out.append(name)
+        return False
+
+    def __str__(self) -> str:
+        return f"left out, over the budget of {self.seconds:g} s: {', '.join(self.left_out)}" if self.left_out else ""
+
+
+def run_cases(
+    cases: Sequence[Case],
+    variants: Sequence[Variant],
+    device: torch.device,
+    how: Options,
+    results: tables.Results,
+    record: Callable[[Case, Row, Sequence[Row]], dict[str, Any]] = report.record,
+    describe: Callable[[Case, Sequence[Row]], str] = lambda case, rows: "",
+    budget: Budget | None = None,
+) -> tuple[Records, bool]:
+    """Measures, prints and stores case by case.
+
+    Args:
+        cases: what to measure, in this order.
+        variants: the rows of each table.
+        device: where.
+        how: the settings.
+        results: written after each case, so that a run that is cut short has left what it measured.
+        record: makes one row what is stored.
+        describe: lines to print under the table of a case.
+        budget: of time; None for no limit.
+
+    Returns:
+        The records, and whether a row was wrong or one of gnncompile failed.
+    """
+    records: Records = []
+    failed = False
+    for number, case in enumerate(cases, 1):
+        name = f"{case.name} {case.order}"
+        if budget is not None and not budget.allows(name):
+            continue
+        rows = run_case(case, variants, device, how, progress(f"[{number}/{len(cases)}] {case.name}"))
+        lines = [f"\n{case}", report.format_case(rows), describe(case, rows)]
+        print("\n".join(line for line in lines if line), flush=True)
+        records += [record(case, row, rows) for row in rows]
+        results.write(records)
+        failed = failed or any(row.status == "WRONG" or (row.variant.is_ours and row.status != "ok") for row in rows)
+    return records, failed
+
+
+def progress(prefix: str) -> Callable[[str], None]:
+    """On a terminal one line that changes, and ends with an empty message; in a log one line per message."""
+    terminal = sys.stderr.isatty()
+
+    def show(message: str) -> None:
+        if terminal:
+            print(f"\r\033[K{prefix + ': ' + message if message else ''}", end="", file=sys.stderr, flush=True)
+        elif message and not message.startswith("timing: round"):
+            print(f"{prefix}: {message}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,168 @@
+"""One PyG layer at a time, forward + backward, against eager PyTorch, `torch.compile` and what the machine allows.
+
+Gradients of the parameters and of the features are computed, as between the layers of a model; edge features need none.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import driver, measure, report, tables
+from .cases import Case, select
+from .comparison import Row
+from .graphs import GRAPHS
+from .inputs import ORDERS
+from .layer_models import LAYERS
+from .limits import rates_of
+from .variants import for_device, named
+
+NAME = "layers"
+HELP = "one PyG layer at a time, forward + backward, with targets and the machine's limits"
+
+ROWS = ("eager", "compile", "compile dynamic", "gnncompile")
+SUMMARY_HEADER = [
+    "",
+    "eager ms",
+    "compile ms",
+    "gnncompile ms",
+    "x eager",
+    "x compile",
+    "target",
+    "",
+    "peak MiB",
+    "compile's",
+    "limit ms",
+    "x limit",
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=1.0, rounds=5, rows=ROWS)
+    driver.add_sync_check(parser)
+    driver.add_budget(parser)
+    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
+    parser.add_argument("--order", default=",".join(ORDERS), help="orders of the edges (default: %(default)s)")
+    parser.add_argument("--layers", default=",".join(LAYERS), help="comma-separated (default: all)")
+    parser.add_argument(
+        "--row-limit",
+        type=float,
+        default=150.0,
+        metavar="SECONDS",
+        help="give up a row that takes longer to build and check, or would to be timed (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    budget = driver.Budget(args.budget)
+    device = torch.device(args.device)
+    try:
+        cases = select("layers", args.graph, args.layers.split(","), args.order.split(","))
+        variants = named(for_device(device), args.rows.split(","))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    facts = driver.facts(args, device)
+    facts["peak MiB"] = measure.peak_memory_definition(device)
+    print(tables.header_lines(facts), flush=True)
+    name = f"layers-{args.graph}-{device.type}"
+    results = tables.Results(driver.folder(args, device), name, facts, key=("model", "order"))
+
+    def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+        return {**record_layer(case, row, rows, device), "date": facts["date"], "commit": facts["commit"]}
+
+    def describe(case: Case, rows: Sequence[Row]) -> str:
+        return describe_layer(case, rows, device)
+
+    how = driver.options(args, input_grad=True, sync_check=args.sync_check, warmup=2, row_limit=args.row_limit)
+    records, failed = driver.run_cases(cases, variants, device, how, results, record, describe, budget)
+    print(f"\n{summary(records)}")
+    if budget.left_out:
+        print(budget)
+    driver.print_written(results)
+    return 1 if failed else 0
+
+
+def limit_ms(case: Case, device: torch.device) -> float | None:
+    """Returns the least milliseconds of a case; None where the device's rates were not measured."""
+    rates = rates_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    work = case.limit()
+    return work.milliseconds(rates) if work and rates else None
+
+
+def record_layer(case: Case, row: Row, rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
+    """Returns one row as it is stored, with target and limit."""
+    record = report.record(case, row, rows)
+    work, target, least_ms = case.limit(), case.target(device), limit_ms(case, device)
+    assert work is not None and target is not None
+    judged = row.variant.is_ours
+    verdict = target.verdict(record["over_eager"], record["over_compile"]) if row.status == "ok" else "SHORT"
+    return {
+        **record,
+        "order": case.order,
+        "target_over_eager": target.over_eager if judged else None,
+        "target_over_compile": target.over_compile if judged else None,
+        "target": str(target) if judged else None,
+        "verdict": verdict if judged else None,
+        "gathered_bytes": work.gathered,
+        "streamed_bytes": work.streamed,
+        "flops": work.flops,
+        "limit_ms": least_ms,
+        "over_limit": record["median_ms"] / least_ms if record["median_ms"] and least_ms else None,
+    }
+
+
+def describe_layer(case: Case, rows: Sequence[Row], device: torch.device) -> str:
+    """Returns what stands under the table of a case: its limit, and whether the target is reached."""
+    work, least_ms = case.limit(), limit_ms(case, device)
+    lines = [f"limit: {work}" + (f": {least_ms:.3f} ms" if least_ms else "")]
+    for row in rows:
+        if row.variant.is_ours:
+            record = record_layer(case, row, rows, device)
+            times_limit = f"; {record['over_limit']:.1f}x the limit" if record["over_limit"] else ""
+            lines.append(f"{row.variant.name}: target {record['target']}: {record['verdict']}{times_limit}")
+    return "\n".join(lines)
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """Returns one line per layer and order from what `record_layer` made of their rows."""
+    cases = list(dict.fromkeys((record["model"], record["order"]) for record in records))
+    lines = []
+    for model, order in cases:
+        rows = {record["row"]: record for record in records if (record["model"], record["order"]) == (model, order)}
+        lines.append(_summary_line(f"{model}, {order}", rows))
+    return tables.text_table(SUMMARY_HEADER, lines)
+
+
+def _summary_line(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
+    nothing: dict[str, Any] = {"status": "", "median_ms": None}
+    eager, ours = rows.get("eager", nothing), rows.get("gnncompile", nothing)
+    plain = [rows[row] for row in ("compile", "compile dynamic") if row in rows]
+    timed = [record for record in plain if record["median_ms"]]
+    compiled = min(timed, key=lambda record: float(record["median_ms"])) if timed else (plain or [nothing])[0]
+
+    def time(record: dict[str, Any]) -> str:
+        return f"{record['median_ms']:.3f}" if record["median_ms"] else str(record["status"])
+
+    def number(record: dict[str, Any], column: str, digits: int) -> str:
+        value = record.get(column)
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return [
+        name,
+        time(eager),
+        time(compiled),
+        time(ours),
+        number(ours, "over_eager", 2),
+        number(ours, "over_compile", 2),
+        ours.get("target") or "",
+        ours.get("verdict") or "",
+        number(ours, "peak_mib", 0),
+        number(compiled, "peak_mib", 0),
+        number(ours or eager, "limit_ms", 3),
+        number(ours, "over_limit", 1),
+    ]
