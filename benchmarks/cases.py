@@ -60,6 +60,10 @@ class Case:
             return None
         return self.layer.cuda if device.type == "cuda" else self.layer.cpu
 
+    def ends_process(self, device: torch.device) -> str:
+        """Returns why `torch.compile`'s rows must not be run on a device; empty if they may."""
+        return self.layer.ends_cuda if self.layer is not None and device.type == "cuda" else ""
+
     def limit(self) -> Work | None:
         """Returns the least work of one step; None if nobody has counted it."""
         if self.layer is None:

@@ -60,6 +60,7 @@ class FakeCompiled:
 def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch."""
     monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
+    monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel._ordinary._kernel = jit
     x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
