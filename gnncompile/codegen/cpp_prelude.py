@@ -196,7 +196,7 @@ def _helpers(double: bool) -> dict[str, str]:
         "from_float16": _FROM_FLOAT16,
         "to_float16": _TO_FLOAT16,
     }
-    for name in ("sqrt", "log", "sin", "cos", "erf"):
+    for name in ("sqrt", "log", "log1p", "sin", "cos", "erf"):
         helpers[f"op_{name}"] = _builtin(name, name, double)
     helpers["op_abs"] = _builtin("abs", "fabs", double)
     helpers["op_exp"] = _builtin("exp", "exp", True) if double else _EXP_FLOAT

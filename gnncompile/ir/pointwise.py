@@ -38,6 +38,13 @@ POINTWISE: dict[str, Pointwise] = {
     "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
     "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
     "log": Pointwise(1, torch.log, "tl.log({0})", "std::log({0})"),
+    "log1p": Pointwise(
+        1,
+        torch.log1p,
+        # Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, theorem 4.
+        "tl.where(1 + {0} == 1, {0}, tl.log(1 + {0}) * ({0} / ((1 + {0}) - 1)))",
+        "std::log1p({0})",
+    ),
     "sqrt": Pointwise(1, torch.sqrt, "tl.sqrt({0})", "std::sqrt({0})"),
     "sin": Pointwise(1, torch.sin, "tl.sin({0})", "std::sin({0})"),
     "cos": Pointwise(1, torch.cos, "tl.cos({0})", "std::cos({0})"),

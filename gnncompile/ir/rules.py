@@ -1,6 +1,6 @@
 """Gradients of the pointwise operations and the activations spelled in them.
 
-ELU and softplus are missing on purpose: near zero they need expm1 and log1p, which Triton does not have everywhere.
+ELU is missing on purpose: near zero it needs expm1, which Triton does not have everywhere.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ GRADIENTS: dict[str, Rule] = {
     "abs": _abs,
     "exp": lambda b, x, out, g: (b.op("mul", g, out),),
     "log": lambda b, x, out, g: (b.op("div", g, x[0]),),
+    "log1p": lambda b, x, out, g: (b.op("div", g, b.op("add", x[0], b.const(1))),),
     "sqrt": lambda b, x, out, g: (b.op("div", g, b.op("mul", b.const(2), out)),),
     "sin": lambda b, x, out, g: (b.op("mul", g, b.op("cos", x[0])),),
     "cos": lambda b, x, out, g: (b.op("neg", b.op("mul", g, b.op("sin", x[0]))),),
@@ -81,6 +82,15 @@ def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
 def silu(b: Builder, x: int) -> int:
     """X * sigmoid(x)."""
     return b.op("mul", x, b.op("sigmoid", x))
+
+
+def softplus(b: Builder, x: int, beta: float = 1, threshold: float = 20) -> int:
+    """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
+    scaled = b.op("mul", x, b.const(beta))
+    large = b.op("gt", scaled, b.const(threshold))
+    # What is not chosen must not overflow either: its gradient would be NaN.
+    soft = b.op("log1p", b.op("exp", b.op("where", large, b.const(0), scaled)))
+    return b.op("where", large, x, b.op("div", soft, b.const(beta)))
 
 
 def gelu(b: Builder, x: int, approximate: str = "none") -> int:

@@ -12,11 +12,23 @@ import gnncompile.runtime.region_op
 import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
-from gnncompile.passes import dense, edges, epilogue, functional, hoist, idioms, lower, regions, shared, sizes
+from gnncompile.passes import (
+    dense,
+    edges,
+    epilogue,
+    functional,
+    hoist,
+    idioms,
+    lower,
+    node_side,
+    regions,
+    shared,
+    sizes,
+)
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, regions, lower)
+PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, lower)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
 

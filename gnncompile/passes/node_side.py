@@ -1,0 +1,136 @@
+"""Linear layers of gathered rows are computed once per node.
+
+Before: ``linear(cat([x[dst], x[src] - x[dst], e], 1), w, b)``
+After:  ``linear(x, w1 - w2, b)[dst] + linear(x, w2)[src] + linear(e, w3)``
+Why it pays: a graph has several times more edges than nodes, the concatenation is never written, and what is left of
+the message is a sum of gathered rows that a region reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from gnncompile.passes.context import Context, aten, is_tensor, same_size, value
+
+Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
+"""A table, the index it is gathered by (None: it has a row per edge already), and entries picked of its axis 1."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Columns ``start`` to ``stop`` of the weight, times a factor, applied to a table."""
+
+    source: Source
+    start: int
+    stop: int
+    factor: float
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.linear.default and value(node.args[0]).dim() == 2:
+            with ctx.graph.inserting_before(node):
+                new = _rewrite(ctx, node)
+            if new is not None:
+                node.replace_all_uses_with(new)
+        elif node.target is aten.stack.default and len(node.args[0]) == 1:
+            with ctx.graph.inserting_before(node):
+                dim = node.args[1] if len(node.args) > 1 else 0
+                node.replace_all_uses_with(ctx.call(aten.unsqueeze.default, node.args[0][0], dim, like=node))
+    ctx.graph.eliminate_dead_code()
+
+
+def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
+    rows, weight = node.args[0], node.args[1]
+    bias = node.args[2] if len(node.args) > 2 else None
+    if not isinstance(weight, fx.Node) or not isinstance(rows, fx.Node) or node in ctx.written:
+        return None
+    parts = list(_parts(ctx, rows, node, (), 0, 1.0))
+    gathered = [part for part in parts if part.source[1] is not None]
+    if not gathered:
+        return None
+    total: fx.Node | None = None
+    # What is gathered comes first, so that the bias is added once per node.
+    for source in dict.fromkeys(part.source for part in (*gathered, *parts)):
+        columns = _weight(ctx, weight, [part for part in parts if part.source == source], like=node)
+        product = ctx.call(aten.linear.default, _picked(ctx, source), columns, *([bias] if bias else []), like=node)
+        bias = None
+        if source[1] is not None:
+            product = ctx.call(aten.index_select.default, product, 0, source[1], like=node)
+        total = product if total is None else ctx.call(aten.add.Tensor, total, product, like=node)
+    assert total is not None
+    # Under autocast the pieces may come out in another type than the whole.
+    return total if value(total).dtype == value(node).dtype else None
+
+
+def _parts(
+    ctx: Context, node: fx.Node, layer: fx.Node, picked: tuple[int, ...], start: int, factor: float
+) -> Iterator[_Part]:
+    """What a tensor with a row per edge is a linear combination of."""
+    args: Any = node.args
+    if not _transparent(ctx, node, layer):
+        yield _part(node, None, picked, start, factor)
+    elif node.target is aten.index_select.default and args[1] == 0:
+        yield _part(args[0], args[2], picked, start, factor)
+    elif node.target is aten.cat.default and len(args) > 1 and args[1] % value(node).dim() == value(node).dim() - 1:
+        for piece in args[0]:
+            yield from _parts(ctx, piece, layer, picked, start, factor)
+            start += _width(piece)
+    elif node.target is aten.select.int and args[1] == 1 and value(args[0]).dim() == 3:
+        yield from _parts(ctx, args[0], layer, (args[2], *picked), start, factor)
+    elif node.target is aten.slice.Tensor and _alike(node, args[0]):
+        yield from _parts(ctx, args[0], layer, picked, start, factor)
+    elif node.target is aten.neg.default:
+        yield from _parts(ctx, args[0], layer, picked, start, -factor)
+    elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and _alike(*args):
+        yield from _parts(ctx, args[0], layer, picked, start, factor)
+        sign = 1.0 if node.target is aten.add.Tensor else -1.0
+        yield from _parts(ctx, args[1], layer, picked, start, sign * factor)
+    else:
+        yield _part(node, None, picked, start, factor)
+
+
+def _part(table: fx.Node, index: fx.Node | None, picked: tuple[int, ...], start: int, factor: float) -> _Part:
+    return _Part((table, index, picked), start, start + _width(table), factor)
+
+
+def _transparent(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
+    """Whether a node may be computed otherwise: nothing writes to it, under the same gradient and autocast modes."""
+    same_mode = not ctx.switches or ctx.switches.get(node) == ctx.switches.get(layer)
+    return node.op == "call_function" and node not in ctx.written and same_mode
+
+
+def _alike(*nodes: Any) -> bool:
+    """Whether an operation on these tensors broadcasts nothing."""
+    if len(nodes) != 2 or not all(map(is_tensor, nodes)):
+        return False
+    left, right = (value(n) for n in nodes)
+    return left.dtype == right.dtype and left.dim() == right.dim() and all(map(same_size, left.shape, right.shape))
+
+
+def _width(node: fx.Node) -> int:
+    return int(value(node).shape[-1])  # widths are static: a symbolic one is specialised here
+
+
+def _picked(ctx: Context, source: Source) -> fx.Node:
+    table, _, picked = source
+    for entry in picked:
+        table = ctx.call(aten.select.int, table, 1, entry)
+    return table
+
+
+def _weight(ctx: Context, weight: fx.Node, parts: list[_Part], like: fx.Node) -> fx.Node:
+    """The sum of the columns of the weight that meet one table."""
+    total: fx.Node | None = None
+    for part in parts:
+        columns = ctx.call(aten.slice.Tensor, weight, 1, part.start, part.stop, like=like)
+        if part.factor != 1.0:
+            columns = ctx.call(aten.mul.Tensor, columns, part.factor, like=like)
+        total = columns if total is None else ctx.call(aten.add.Tensor, total, columns, like=like)
+    assert total is not None
+    return total

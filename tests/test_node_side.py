@@ -1,0 +1,204 @@
+"""Linear layers of gathered rows run once per node: the same numbers, and no product with a row per edge."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch_geometric.nn import CGConv, EdgeConv, MessagePassing, PNAConv, PointNetConv
+
+import gnncompile
+from gnncompile import passes
+from gnncompile.passes.context import aten
+from tests.harness import light
+
+WIDTH = 4
+GRAPHS = {
+    "unsorted, duplicates, hub": torch.tensor([[3, 0, 2, 0, 1, 4, 4, 0, 2], [0, 1, 0, 1, 0, 0, 2, 0, 3]]),
+    "no edge": torch.empty(2, 0, dtype=torch.long),
+    "one edge": torch.tensor([[2], [2]]),
+}
+HUB = GRAPHS["unsorted, duplicates, hub"]
+
+
+def per_edge_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collects, per captured graph, how many linear layers still have as many rows as there are edges."""
+    found: list[int] = []
+    optimise = passes.optimise
+
+    def spy(gm: torch.fx.GraphModule, options: dict[str, Any]) -> passes.Result:
+        result = optimise(gm, options)
+        nodes = list(result.rest.graph.nodes)
+        sizes = [n.meta["val"].shape[0] for n in nodes if n.target is aten.linear.default]
+        values = [n.meta["val"] for n in nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
+        edges = {str(v.shape[0]) for v in values if v.dtype == torch.int64 and v.dim() == 1}
+        assert edges
+        found.append(sum(str(size) in edges for size in sizes))
+        return result
+
+    monkeypatch.setattr(passes, "optimise", spy)
+    return found
+
+
+def results(model: nn.Module, *args: Any) -> list[Tensor]:
+    args = tuple(a.clone().requires_grad_() if a.is_floating_point() else a for a in args)
+    out = model(*args)
+    leaves = [a for a in args if a.is_floating_point()] + list(model.parameters())
+    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    return [out, *torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)]
+
+
+def compare(model: nn.Module, compiled: nn.Module, *args: Any) -> None:
+    double = copy.deepcopy(model).double()
+    expected = results(double, *(a.double() if a.is_floating_point() else a for a in args))
+    for a, b in zip(results(compiled, *args), expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a.double(), b, rtol=5e-5, atol=5e-5)
+
+
+def data(edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, WIDTH, generator=generator), torch.randn(edge_index.size(1), 3, generator=generator)
+
+
+def _pna(**options: Any) -> PNAConv:
+    return PNAConv(
+        WIDTH, WIDTH, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 2, 3]), **options
+    )
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], bool, int]] = {
+    "CGConv": (lambda: CGConv(WIDTH), False, 0),
+    "CGConv with edge features": (lambda: CGConv(WIDTH, dim=3), True, 2),
+    "EdgeConv": (lambda: EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 6), nn.ReLU(), nn.Linear(6, 3))), False, 1),
+    "PNA": (_pna, False, 0),
+    "PNA with edge features": (lambda: _pna(edge_dim=3), True, 2),
+    "PNA with towers": (lambda: _pna(towers=2, divide_input=True), False, 0),
+}
+"""How to make a layer, whether it takes edge features, and how many products per edge must stay."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    make, takes_features, stay = LAYERS[name]
+    model, products = make(), per_edge_products(monkeypatch)
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        for edge_index in GRAPHS.values():
+            x, features = data(edge_index)
+            compare(model, compiled, x, edge_index, *([features] if takes_features else []))
+    assert products == [stay]
+
+
+class Message(MessagePassing):
+    """A sum of `message(layer, x_i, x_j)`."""
+
+    def __init__(self, message: Callable[[nn.Linear, Tensor, Tensor], Tensor], width: int, bias: bool = True) -> None:
+        super().__init__(aggr="add")
+        self.layer, self.of = nn.Linear(width, 3, bias=bias), message
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.of(self.layer, x_i, x_j).relu()
+
+
+def _without_gradient(layer: nn.Linear, x_i: Tensor, x_j: Tensor) -> Tensor:
+    with torch.no_grad():
+        other = -x_j
+    return layer(x_i + other)
+
+
+def _written(layer: nn.Linear, x_i: Tensor, x_j: Tensor) -> Tensor:
+    both = torch.cat([x_i, x_j], 1)
+    both[:, 0] = 1.0
+    return layer(both)
+
+
+MOVED: dict[str, tuple[Callable[[nn.Linear, Tensor, Tensor], Tensor], int]] = {
+    "one end": (lambda layer, x_i, x_j: layer(x_j), WIDTH),
+    "a difference": (lambda layer, x_i, x_j: layer(x_j - x_i), WIDTH),
+    "the same end twice": (lambda layer, x_i, x_j: layer(torch.cat([x_i, x_j - x_i, -x_i], -1)), 3 * WIDTH),
+    "nested": (lambda layer, x_i, x_j: layer(torch.cat([torch.cat([x_j, x_i], 1) + 0, x_j], 1)), 3 * WIDTH),
+}
+STAY: dict[str, tuple[Callable[[nn.Linear, Tensor, Tensor], Tensor], int]] = {
+    "a product": (lambda layer, x_i, x_j: layer(x_i * x_j), WIDTH),
+    "another axis": (lambda layer, x_i, x_j: layer(torch.cat([x_i, x_j], 0))[: x_i.size(0)], WIDTH),
+    "broadcast": (lambda layer, x_i, x_j: layer((x_i + x_j[:, :1]) * 1), WIDTH),
+    "written to": (_written, 2 * WIDTH),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", MOVED)
+def test_moved(name: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, products = Message(*MOVED[name], bias=bias), per_edge_products(monkeypatch)
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        for edge_index in GRAPHS.values():
+            compare(model, compiled, data(edge_index)[0], edge_index)
+    assert products == [0 if name != "nested" else 1]  # adding a number is no addition of rows
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Message(*STAY[name])
+    with light():
+        compare(model, gnncompile.compile(model), data(HUB)[0], HUB)
+
+
+def test_what_has_no_gradient_gets_none() -> None:
+    torch.manual_seed(0)
+    model = Message(_without_gradient, WIDTH)
+    with light():
+        compare(model, gnncompile.compile(model), data(HUB)[0], HUB)
+
+
+def test_positions_beside_features() -> None:
+    torch.manual_seed(0)
+    model = PointNetConv(nn.Linear(WIDTH + 3, 6))
+    x, pos = data(HUB)[0], torch.randn(5, 3)
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), x, pos, HUB)
+
+
+def test_autocast_keeps_its_types() -> None:
+    torch.manual_seed(0)
+    model = CGConv(WIDTH)
+    x = data(HUB)[0]
+    with light(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = gnncompile.compile(model)(x, HUB), model(x, HUB)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("which", ["cpp", "triton", "reference"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_softplus(which: str, dtype: torch.dtype) -> None:
+    """Exact where it is tiny and where it is linear; its gradient has no NaN where exp would overflow."""
+    values = torch.tensor([-80.0, -20.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 9.0, 11.0, 30.0, 500.0], dtype=dtype)
+
+    class Softplus(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return F.softplus(x_j) + F.softplus(x_j, beta=2.0) + 3 * torch.log1p(x_j.abs())
+
+    model, each = Softplus(), torch.arange(len(values)).expand(2, -1).contiguous()
+    with light(which):
+        compiled = gnncompile.compile(model)
+        x = values.view(-1, 1).expand(-1, 3).contiguous()
+        for a, b in zip(results(compiled, x, each), results(model, x.double(), each), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=3e-6 if dtype == torch.float32 else 1e-12, atol=0)
