@@ -234,7 +234,7 @@ def test_string_form_keeps_numbers(number: float):
 def test_string_form_of_another_version():
     spec = json.loads(weighted_sum().spec)
     spec[0] += 1
-    with pytest.raises(ValueError, match=r"found format 2, expected 1; clear the compile caches"):
+    with pytest.raises(ValueError, match=r"found format 3, expected 2; clear the compile caches"):
         parse(json.dumps(spec))
 
 

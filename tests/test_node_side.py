@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch_geometric.nn import CGConv, EdgeConv, MessagePassing, PNAConv, PointNetConv
 
 import gnncompile

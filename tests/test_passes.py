@@ -253,6 +253,17 @@ def test_masked_edges_are_not_counted(reduce: str):
     assert found.count("lower", "gnncompile.region") == (reduce != "mul")
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_regions_know_whether_edges_are_masked(masked: bool):
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        edge_index = without_loops(row, col) if masked else torch.stack([row, col])
+        return attention(x, edge_index[0], edge_index[1])
+
+    found = Traced(fn, *data())
+    specs = [r.spec for r in found.ctx.record.regions]
+    assert specs and all(parse(spec).whole is not masked for spec in specs)
+
+
 def test_masked_softmax_that_is_not_fused():
     def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
         edge_index = without_loops(row, col)

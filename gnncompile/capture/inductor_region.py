@@ -75,14 +75,16 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
 
 
 def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
-    """Buffers for the outputs; no kernel walks masked edges, so a value per edge starts as zero."""
+    """Buffers for the outputs; no kernel walks masked edges, so where there may be some, their values are zero."""
     region = parse(spec)
     rows, edges = layout[0].get_size()[0] - 1, layout[2].get_size()[0]
     empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
     made = []
     for out in region.outputs:
         like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
-        if region.per_edge(out):
+        if region.per_edge(out) and region.whole:
+            made.append(empty([edges, *out.trailing], None, **like))
+        elif region.per_edge(out):
             zeros = full([edges, *out.trailing], 0, **like)
             zeros.realize()
             made.append(zeros)

@@ -35,15 +35,15 @@ def join(by: Space, spaces: Sequence[Space]) -> Space:
 class Builder:
     """Grows one region. Values are positions of nodes; every method returns one."""
 
-    def __init__(self, by: Space) -> None:
-        self.by = by
+    def __init__(self, by: Space, whole: bool = False) -> None:
+        self.by, self.whole = by, whole
         self.nodes: list[Node] = []
         self._known: dict[Node, int] = {}
 
     @classmethod
     def of(cls, region: Region) -> Builder:
         """A builder that goes on from a finished region."""
-        b = cls(region.by)
+        b = cls(region.by, region.whole)
         for node in region.nodes:
             b.emit(node)
         return b
@@ -148,4 +148,5 @@ class Builder:
         for old in needed:
             n = self.nodes[old]
             nodes.append(Node(n.op, tuple(place[a] for a in n.args), n.space, n.shape, n.dtype, n.value))
-        return Region(self.by, tuple(nodes), tuple(Output(place[o.node], o.dtype, o.trailing) for o in outputs))
+        kept = tuple(Output(place[o.node], o.dtype, o.trailing) for o in outputs)
+        return Region(self.by, tuple(nodes), kept, self.whole)

@@ -87,11 +87,19 @@ class Output:
 
 @dataclass(frozen=True)
 class Region:
-    """A region program; `by` is the space whose rows own the edges that are walked together."""
+    """A region program.
+
+    Attributes:
+        by: The space whose rows own the edges that are walked together.
+        nodes: Its values, in an order in which they can be computed.
+        outputs: What leaves it.
+        whole: Whether every edge is walked: none is masked out, so that no value per edge needs a default.
+    """
 
     by: Space
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
+    whole: bool = False
 
     @cached_property
     def grid(self) -> Shape:
@@ -153,10 +161,10 @@ class Region:
         """The region as a compact string; :func:`parse` is its inverse."""
         nodes = [[n.op, list(n.args), n.space.value, list(n.shape), n.dtype, n.value] for n in self.nodes]
         outputs = [[o.node, o.dtype, list(o.trailing)] for o in self.outputs]
-        return json.dumps([FORMAT, self.by.value, nodes, outputs], separators=(",", ":"))
+        return json.dumps([FORMAT, self.by.value, nodes, outputs, self.whole], separators=(",", ":"))
 
 
-FORMAT = 1
+FORMAT = 2
 """Version of the string form; a cache written by another version is never read."""
 
 
@@ -167,12 +175,15 @@ def parse(spec: str) -> Region:
     Raises:
         ValueError: The string was written by another version of the format.
     """
-    version, by, nodes, outputs = json.loads(spec)
+    version, *rest = json.loads(spec)
     if version != FORMAT:
         raise ValueError(f"region spec: found format {version}, expected {FORMAT}; clear the compile caches")
+
+    by, nodes, outputs, whole = rest
 
     def node(row: list[Any]) -> Node:
         op, args, space, shape, dtype, value = row
         return Node(op, tuple(args), Space(space), (shape[0], shape[1]), dtype, value)
 
-    return Region(Space(by), tuple(node(n) for n in nodes), tuple(Output(o[0], o[1], tuple(o[2])) for o in outputs))
+    kept = tuple(Output(o[0], o[1], tuple(o[2])) for o in outputs)
+    return Region(Space(by), tuple(node(n) for n in nodes), kept, whole)

@@ -105,7 +105,7 @@ class _Residuals:
             self.outputs.append(Output(node, self.compute, _trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
-        return Region(self.by, tuple(b.nodes), tuple(self.outputs))
+        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole)
 
 
 def _trailing(shape: Shape) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class _Stages:
         """Adds one stage and returns its temporaries; a root is (expression, whether to sum it over edges, dtype)."""
         if not roots:
             return []
-        b = Builder(by)
+        b = Builder(by, self.scratch.whole)
         copy = _Transplant(self.scratch, b, self.operands)
         outputs = []
         stores_edges = any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
@@ -207,7 +207,7 @@ class _Transplant:
 class _Differentiation:
     def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
         self.region = region
-        self.b = Builder(region.by)
+        self.b = Builder(region.by, region.whole)
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = _Stages(self.b, self.operands, self.compute)

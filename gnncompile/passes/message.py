@@ -7,6 +7,7 @@ cannot be expressed becomes an input of the region, computed outside and stored 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ class Message:
                 tensors.append(tensor)
             else:
                 nodes.append(node)
-        return Region(region.by, tuple(nodes), region.outputs), tensors
+        return replace(region, nodes=tuple(nodes)), tensors
 
     def _inverse_degree(self, rowptr: fx.Node, dtype: str) -> fx.Node:
         key = f"inverse degree of {rowptr.name} in {dtype}"

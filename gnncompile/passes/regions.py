@@ -8,6 +8,7 @@ Why it pays: nothing of size [num_edges, features] is written, and no atomic is 
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class _Forming:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.layouts: dict[tuple[Any, ...], list[fx.Node]] = {}
+        self.masked: dict[fx.Node, bool] = {}
 
     def reduction(self, node: fx.Node) -> None:
         """Replaces one segment_reduce by a region, or records why not."""
@@ -85,7 +87,7 @@ class _Forming:
         region = message.builder.finish([Output(result, dtype, trailing)])
         with graph.inserting_before(node):
             layout = self._layout(message)
-            region, tensors = message.bind(region, layout)
+            region, tensors = message.bind(replace(region, whole=self._whole(layout)), layout)
             region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
             verify(region)
             out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
@@ -103,6 +105,11 @@ class _Forming:
             layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
         return layout
 
+    def _whole(self, layout: list[fx.Node]) -> bool:
+        """Whether the layout leaves no edge out."""
+        made: Any = layout[0].args[0]
+        return not self.masked[made]
+
     def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
         key = (index, other, num_rows, num_columns)
         if key not in self.layouts:
@@ -112,6 +119,7 @@ class _Forming:
             with self.ctx.graph.inserting_before(marker):
                 alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
                 made = self.ctx.call(own.csr.default, index, other, num_rows, num_columns, alive, like=index)
+                self.masked[made] = alive is not None
                 self.layouts[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
             self.ctx.graph.erase_node(marker)
         return list(self.layouts[key])

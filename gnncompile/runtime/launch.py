@@ -41,6 +41,7 @@ class Runner:
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
         self.kernel = kernel
+        self._whole = region.whole
         self._outputs = [(region.per_edge(o), o.trailing, getattr(torch, o.dtype)) for o in region.outputs]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
@@ -49,7 +50,9 @@ class Runner:
         device = rowptr.device
         outputs = []
         for on_edges, trailing, dtype in self._outputs:
-            if on_edges:
+            if on_edges and self._whole:
+                outputs.append(torch.empty((edge.size(0), *trailing), dtype=dtype, device=device))
+            elif on_edges:
                 # Masked edges are never walked, so their slots must read zero.
                 outputs.append(torch.zeros((edge.size(0), *trailing), dtype=dtype, device=device))
             else:
