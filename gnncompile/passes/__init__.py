@@ -12,11 +12,11 @@ import gnncompile.runtime.region_op
 import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
-from gnncompile.passes import dense, edges, epilogue, functional, hoist, idioms, lower, regions, shared, sizes
+from gnncompile.passes import dense, edges, epilogue, functional, hoist, idioms, lower, regions, shared, siblings, sizes
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, regions, lower)
+PASSES = (functional, sizes, edges, idioms, shared, regions, siblings, lower)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
 
@@ -47,8 +47,8 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     for one in PASSES:
         if one is regions:
             ctx.needs_grad = _needs_grad(traced)
-            if not options["regions"]:
-                continue
+        if (one is regions and not options["regions"]) or (one is siblings and not options["siblings"]):
+            continue
         one.run(ctx)
         traced.graph.lint()
     moved = hoist.run(ctx) if options["hoist"] else None
