@@ -8,6 +8,7 @@ from gnncompile import _compat
 
 DEFAULTS: dict[str, Any] = {
     "regions": True,
+    "siblings": True,
     "epilogues": True,
     "hoist": True,
     "mask_self_loops": True,
@@ -16,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """
 - ``regions``: fuse message passing into generated kernels.
+- ``siblings``: let several reductions over the same edges share one walk.
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import Node, Region, Space
 
@@ -29,9 +31,9 @@ def to_text(region: Region) -> str:
 
 
 def summary(region: Region) -> str:
-    """What the region does, in a few words: ``softmax, sum of 1x64 over source, edge``."""
-    kinds = [region.nodes[i].op.removeprefix("reduce_") for i in region.reductions]
-    kinds = ["softmax"] * bool(region.softmaxes) + list(dict.fromkeys(kinds))
+    """What the region does, in a few words: ``softmax, 2 sums, max of 1x64 from source, edge``."""
+    counts = Counter(region.nodes[i].op.removeprefix("reduce_") for i in region.reductions)
+    kinds = ["softmax"] * bool(region.softmaxes) + [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
     reads = dict.fromkeys(n.space.value for n in region.inputs)
     return f"{', '.join(kinds) or 'row-wise'} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
 

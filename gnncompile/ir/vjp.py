@@ -20,41 +20,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BOOL, FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space, behind
 from gnncompile.ir.rules import GRADIENTS
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
-    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages); ``"missing"`` is a value of the
-    forward that should be an output.
-    """
-
-    kind: str
-    index: int
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One region of the backward and the tensors it reads."""
-
-    region: Region
-    operands: tuple[Operand, ...]
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The temporaries that add up to an input's gradient; a parameter's still have a row per row, to be summed."""
-
-    temporaries: tuple[int, ...]
-    sum_rows: bool
-
-
-@dataclass(frozen=True)
-class Backward:
-    """Stages in order, and for each forward tensor its gradient or None."""
-
-    stages: tuple[Stage, ...]
-    gradients: tuple[Gradient | None, ...]
+from gnncompile.ir.stages import Backward, Gradient, Operand, Stage, share_walks
 
 
 def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
@@ -440,7 +406,7 @@ class _Differentiation:
         else:
             loads = {}
         self._row_stage(rows, [] if opposite else edges, loads, gradients)
-        return Backward(tuple(self.stages.stages), tuple(gradients))
+        return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 
     def _row_stage(
         self,

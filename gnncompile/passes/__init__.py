@@ -23,12 +23,13 @@ from gnncompile.passes import (
     node_side,
     regions,
     shared,
+    siblings,
     sizes,
 )
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, lower)
+PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, siblings, lower)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
 
@@ -59,8 +60,8 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     for one in PASSES:
         if one is regions:
             ctx.needs_grad = _needs_grad(traced)
-            if not options["regions"]:
-                continue
+        if (one is regions and not options["regions"]) or (one is siblings and not options["siblings"]):
+            continue
         one.run(ctx)
         traced.graph.lint()
     moved = hoist.run(ctx) if options["hoist"] else None

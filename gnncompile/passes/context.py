@@ -78,20 +78,8 @@ class Context:
 
     @cached_property
     def written(self) -> set[fx.Node]:
-        """Nodes whose memory something in the graph writes to, directly or through a view."""
-        found: set[fx.Node] = set()
-        for node in self.gm.graph.nodes:
-            if node.op == "call_function" and mutates(node):
-                todo = list(node.all_input_nodes)
-                while todo:
-                    at = todo.pop()
-                    if at not in found:
-                        found.add(at)
-                        todo.extend([] if makes_new_tensor(at) else at.all_input_nodes)
-        for node in self.gm.graph.nodes:
-            if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
-                found.add(node)
-        return found
+        """:func:`written_nodes` at the time when they are first asked for."""
+        return written_nodes(self.graph)
 
     @cached_property
     def structural(self) -> dict[fx.Node, bool]:
@@ -202,6 +190,23 @@ def mutates(node: fx.Node) -> bool:
     """Whether a node writes to one of its arguments."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def written_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose memory something in the graph writes to, directly or through a view."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and mutates(node):
+            todo = list(node.all_input_nodes)
+            while todo:
+                at = todo.pop()
+                if at not in found:
+                    found.add(at)
+                    todo.extend([] if makes_new_tensor(at) else at.all_input_nodes)
+    for node in graph.nodes:
+        if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:

@@ -50,10 +50,9 @@ class _Forming:
             if kind == "mul":
                 raise NotFusable("the reduction 'mul' has no kernel yet")
             message = self._message(node, src, index, size)  # type: ignore[arg-type]
-            edge = message.root(src)  # type: ignore[arg-type]
+            reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), message.root(src))  # type: ignore[arg-type]
             if kind == "mean":
-                edge = message.builder.op("mul", edge, message.inverse_degree())
-            reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), edge)
+                reduced = message.builder.op("mul", reduced, message.inverse_degree())
             new = self._emit(node, message, reduced)
         except NotFusable as reason:
             self.ctx.skip(f"{kind} aggregation", str(reason), node)

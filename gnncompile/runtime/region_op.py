@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gnncompile.ir import reference
 from gnncompile.ir.region import Region, parse
-from gnncompile.ir.vjp import Operand, vjp, with_residuals
+from gnncompile.ir.stages import Operand
+from gnncompile.ir.vjp import vjp, with_residuals
 from gnncompile.runtime import launch
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")

@@ -1,0 +1,68 @@
+"""Puts regions that walk the same edges into one: what they read in common is read once, equal values are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Region, Shape, Space, behind
+
+_Read = tuple[Hashable, Space, Shape]
+"""A tensor as a region reads it: by its position it has one space and one feature shape."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One region to be merged.
+
+    Attributes:
+        region: The region.
+        tensors: What stands at each of its tensor positions; equal things are read once.
+        kept: Positions of its outputs that are still wanted.
+    """
+
+    region: Region
+    tensors: Sequence[Hashable]
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged region.
+
+    Attributes:
+        region: The region.
+        tensors: What stands at each of its tensor positions.
+        outputs: For each part, the position of each kept output among the outputs of the region.
+    """
+
+    region: Region
+    tensors: tuple[Hashable, ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def merge(parts: Sequence[Part]) -> Merged:
+    """Merges regions that walk the same edges by the same rows; none may read what another one gives."""
+    b = Builder(parts[0].region.by, parts[0].region.whole)
+    tensors: dict[_Read, int] = {}
+    outputs: dict[Output, int] = {}
+    places = []
+    for part in parts:
+        copied = _copy(b, part, tensors)
+        kept = [replace(out, node=copied[out.node]) for out in (part.region.outputs[k] for k in part.kept)]
+        places.append(tuple(outputs.setdefault(out, len(outputs)) for out in kept))
+    return Merged(b.finish(list(outputs)), tuple(tensor for tensor, _, _ in tensors), tuple(places))
+
+
+def _copy(b: Builder, part: Part, tensors: dict[_Read, int]) -> dict[int, int]:
+    """Adds what the kept outputs are made of; says where each node went."""
+    nodes = part.region.nodes
+    copied: dict[int, int] = {}
+    for at in sorted(behind(nodes, (part.region.outputs[k].node for k in part.kept))):
+        node = replace(nodes[at], args=tuple(copied[a] for a in nodes[at].args))
+        if node.op == "input":
+            key = part.tensors[int(node.value or 0)], node.space, node.shape
+            node = replace(node, value=tensors.setdefault(key, len(tensors)))
+        copied[at] = b.emit(node)
+    return copied

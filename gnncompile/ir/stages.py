@@ -1,0 +1,103 @@
+"""The backward of a region as a short sequence of regions, its stages; those that can share a walk are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gnncompile.ir.merge import Part, merge
+from gnncompile.ir.region import Region
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
+    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages); ``"missing"`` is a value of the
+    forward that should be an output.
+    """
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One region of the backward and the tensors it reads."""
+
+    region: Region
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The temporaries that add up to an input's gradient; a parameter's still have a row per row, to be summed."""
+
+    temporaries: tuple[int, ...]
+    sum_rows: bool
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Stages in order, and for each forward tensor its gradient or None."""
+
+    stages: tuple[Stage, ...]
+    gradients: tuple[Gradient | None, ...]
+
+
+def share_walks(backward: Backward) -> Backward:
+    """The same backward with fewer stages, where several walk the same rows and none waits for another."""
+    made_by = [k for k, stage in enumerate(backward.stages) for _ in stage.region.outputs]
+    groups: list[list[Stage]] = []
+    at: list[int] = []  # the group of each stage
+    for stage in backward.stages:
+        waits = [at[made_by[o.index]] + 1 for o in stage.operands if o.kind == "temporary"]
+        fitting = [g for g in range(max(waits, default=0), len(groups)) if _fits(stage, groups[g])]
+        if not fitting:
+            groups.append([])
+        at.append(fitting[0] if fitting else len(groups) - 1)
+        groups[at[-1]].append(stage)
+    if len(groups) == len(backward.stages):
+        return backward
+    return _renumbered(backward, len(groups), at)
+
+
+def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
+    """Whether a stage may share the walk of others: no tile becomes larger than one of them needs."""
+    regions = [stage.region, *(s.region for s in group)]
+    if len({r.by for r in regions}) > 1 or len({(r.walks_edges, r.compute) for r in regions}) > 1:
+        return False
+    if any(r.per_edge(out) for r in regions for out in r.outputs):
+        return False
+    grids = [r.grid for r in regions]
+    return (max(heads for heads, _ in grids), max(channels for _, channels in grids)) in grids
+
+
+def _renumbered(backward: Backward, groups: int, at: Sequence[int]) -> Backward:
+    """The stages, one per group; temporaries are numbered anew, in the order in which they are made."""
+    new: dict[int, int] = {}
+    first = _first(backward.stages)
+    stages: list[Stage] = []
+    count = 0
+    for g in range(groups):
+        members = [k for k, group in enumerate(at) if group == g]
+        parts = []
+        for k in members:
+            stage = backward.stages[k]
+            operands = [replace(o, index=new[o.index]) if o.kind == "temporary" else o for o in stage.operands]
+            parts.append(Part(stage.region, operands, tuple(range(len(stage.region.outputs)))))
+        merged = merge(parts)
+        for k, outputs in zip(members, merged.outputs, strict=True):
+            new.update({first[k] + position: count + out for position, out in enumerate(outputs)})
+        stages.append(Stage(merged.region, merged.tensors))  # type: ignore[arg-type]
+        count += len(merged.region.outputs)
+    gradients = [g and replace(g, temporaries=tuple(new[t] for t in g.temporaries)) for g in backward.gradients]
+    return Backward(tuple(stages), tuple(gradients))
+
+
+def _first(stages: Sequence[Stage]) -> list[int]:
+    """The first temporary of each stage."""
+    found, count = [], 0
+    for stage in stages:
+        found.append(count)
+        count += len(stage.region.outputs)
+    return found
