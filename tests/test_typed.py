@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FastRGCNConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, FiLMConv, RGCNConv
 
 import gnncompile
 from gnncompile import _compat
@@ -176,6 +176,31 @@ def test_an_end_outside_the_graph_is_an_error():
             bad[end, 5] = wrong
             with pytest.raises(IndexError, match="edge_index"):
                 compiled(x, bad, edge_type)
+
+
+# -- FiLM ---------------------------------------------------------------------------------------------------------
+
+FILM: dict[str, Callable[[], nn.Module]] = {
+    "mean": lambda: FiLMConv(CHANNELS, 5, RELATIONS),
+    "sum": lambda: FiLMConv(CHANNELS, 5, RELATIONS, aggr="sum"),
+    "max without activation": lambda: FiLMConv(CHANNELS, 5, RELATIONS, act=None, aggr="max"),
+    "own network": lambda: FiLMConv(
+        CHANNELS, 5, RELATIONS, nn=nn.Sequential(nn.Linear(CHANNELS, 7), nn.Tanh(), nn.Linear(7, 10)), act=nn.SiLU()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILM)
+def test_film(name: str):
+    torch.manual_seed(0)
+    one = one_graph(FILM[name]())
+    assert len(one.record.regions) == 1
+
+
+def test_film_in_groups(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relations, "TABLE_WIDTH", 15)
+    torch.manual_seed(0)
+    assert len(one_graph(FiLMConv(CHANNELS, 5, RELATIONS), sizes=SIZES[:3]).record.regions) == 2
 
 
 # -- what is not PyG's own layer ------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import FastRGCNConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, FiLMConv, Linear, RGCNConv
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 _mark_dead: Callable[[Tensor, Tensor], Tensor] = torch.ops.gnncompile.mark_dead
@@ -37,6 +38,7 @@ def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 _rgcn_forward = copy_of(RGCNConv.forward)
 _fast_rgcn_forward = copy_of(FastRGCNConv.forward)
+_film_forward = copy_of(FiLMConv.forward)
 
 
 @torch.compiler.assume_constant_result
@@ -75,16 +77,15 @@ class _Group:
         known: Whether an edge's type is one of the layer's, bool ``[num_edges]``; None where other types are nobody's.
     """
 
-    def __init__(self, conv: Any, edge_index: Tensor, edge_type: Tensor, first: int, count: int) -> None:
+    def __init__(self, conv: Any, edge_index: Tensor, edge_type: Tensor, first: int, count: int, counted: bool) -> None:
         forward = conv.flow == "source_to_target"
         self.count = count
         self.alive = (edge_type >= first) & (edge_type < first + count)
         self.relation = torch.where(self.alive, _to(edge_type, torch.int64) - first, 0)
         self.source = _to(edge_index[0 if forward else 1], torch.int64)
         self.destination = _to(edge_index[1 if forward else 0], torch.int64)
-        # PyG counts the edges of each type, except where it only asks for masks.
-        asks = conv.num_blocks is None
-        self.known = (edge_type >= 0) & (edge_type < conv.num_relations) if asks else None
+        # PyG counts the edges of each type in some layers, and raises for a type too many.
+        self.known = (edge_type >= 0) & (edge_type < conv.num_relations) if counted else None
 
     def rows(self, nodes: Tensor) -> Tensor:
         """Rows of a table ``[num_nodes * count, ...]``."""
@@ -149,7 +150,7 @@ def _relational(
     linear = reduce in ("sum", "mean")
     first_products = linear and outer <= 2 * inner
     for first, count in _groups(conv.num_relations, outer if first_products else inner):
-        group = _Group(conv, edge_index, edge_type, first, count)
+        group = _Group(conv, edge_index, edge_type, first, count, conv.num_blocks is None)
         part = weight[first : first + count]
         if first_products:
             messages = _products(x, part).index_select(0, group.rows(group.source))
@@ -171,7 +172,7 @@ def _relational_embedding(
 ) -> Tensor:
     """``sum_r reduce_{j in N_r(i)} weight[r, nodes_j]``: the table is the weight itself."""
     relations, inner, outer = weight.shape
-    group = _Group(conv, edge_index, edge_type, 0, relations)
+    group = _Group(conv, edge_index, edge_type, 0, relations, counted=True)
     rows = _mark_dead(group.relation * inner + nodes.index_select(0, group.source), group.alive)
     messages = weight.reshape(relations * inner, outer).index_select(0, rows)
     if reduce in ("sum", "mean"):
@@ -239,8 +240,49 @@ def fast_rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None)
     return _rgcn(self, x, edge_index, edge_type)
 
 
+def _tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
+    """What layers (one per relation) make of `x`, as tables ``[num_nodes * relations, channels]``: one, or several from
+    layers with several times as many outputs. Linear layers are one product per table.
+    """
+    wide = [len(layers) * x.size(0), channels]
+    if all(type(one) is Linear and not one._forward_hooks and not one._forward_pre_hooks for one in layers):
+        made = []
+        for at in range(0, layers[0].out_channels, channels):
+            weight = torch.cat([one.weight[at : at + channels] for one in layers])
+            bias = None if layers[0].bias is None else torch.cat([one.bias[at : at + channels] for one in layers])
+            made.append(F.linear(x, weight, bias).view(wide))
+        return made
+    parts = [one(x).split(channels, dim=-1) for one in layers]
+    return [torch.stack(table, 1).view(wide) for table in zip(*parts, strict=True)]
+
+
+def film_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+    """See :meth:`torch_geometric.nn.FiLMConv.forward`."""
+    ends = x if isinstance(x, tuple) else (x, x)
+    plain = self.num_relations > 1 and _is_plain(self, FiLMConv, edge_index, edge_type) and self.node_dim == -2
+    if not plain or len(ends) != 2 or ends[0].dim() != 2 or ends[1].dim() != 2:
+        return _film_forward(self, x, edge_index, edge_type)
+    num_rows, channels = ends[1].size(0), self.out_channels
+    beta, gamma = self.film_skip(ends[1]).split(channels, dim=-1)
+    out = gamma * self.lin_skip(ends[1]) + beta
+    if self.act is not None:
+        out = self.act(out)
+    for first, count in _groups(self.num_relations, channels):
+        group = _Group(self, edge_index, edge_type, first, count, counted=False)
+        (table,) = _tables(self.lins[first : first + count], ends[0], channels)
+        beta, gamma = _tables(self.films[first : first + count], ends[1], channels)
+        source, rows = group.rows(group.source), group.rows(group.destination)
+        messages = gamma.index_select(0, rows) * table.index_select(0, source) + beta.index_select(0, rows)
+        if self.act is not None:
+            messages = self.act(messages)
+        reduced = _segment_reduce(messages, rows, num_rows * count, _REDUCTIONS[type(self.aggr_module)])
+        out = out + reduced.view(num_rows, count, channels).sum(1)
+    return out
+
+
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     RGCNConv.forward: rgcn_forward,
     FastRGCNConv.forward: fast_rgcn_forward,
+    FiLMConv.forward: film_forward,
 }
 """What is traced in place of PyG's methods."""
