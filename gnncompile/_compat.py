@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -14,6 +15,7 @@ import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,6 +33,7 @@ __all__ = [
     "placeholders_as_fakes",
     "source_name",
     "static_cuda_launch",
+    "substitute_methods",
     "symbolic_counts",
     "trace_aten",
     "tracked_input_name",
@@ -102,6 +105,22 @@ def current_backend() -> Any:
         if inner is None or inner is found:
             return found
         found = inner
+
+
+def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``methods[f](self, ...)`` in place of ``self.f(...)`` where `active` says so.
+
+    ``torch.compiler.substitute_in_graph`` is for functions: Dynamo looks up methods without asking it.
+    """
+    call = UserFunctionVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        ours = methods.get(self.fn)
+        if ours is None or not active():
+            return call(self, tx, args, kwargs)
+        return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
+
+    UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
 
 def calling_file(skip: str) -> str:

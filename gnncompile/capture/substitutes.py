@@ -7,8 +7,6 @@ the function.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +15,8 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.capture import relations
+from gnncompile.capture.relations import copy_of
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -29,21 +29,20 @@ def capturing() -> str:
 
     Edges are masked for PyG's own layers only: other code may count them.
     """
-    found = str(getattr(_compat.current_backend(), "self_loops", OFF))
+    found = _backend_setting()
     if found == MASKED and "torch_geometric" not in _compat.calling_file(skip=__file__):
         return EXACT
     return found
 
 
-def _copy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
-    return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+def _backend_setting() -> str:
+    return str(getattr(_compat.current_backend(), "self_loops", OFF))
 
 
-_scatter = _copy(pyg.scatter)
-_softmax = _copy(pyg.softmax)
-_remove_self_loops = _copy(pyg.remove_self_loops)
-_add_remaining_self_loops = _copy(pyg.add_remaining_self_loops)
+_scatter = copy_of(pyg.scatter)
+_softmax = copy_of(pyg.softmax)
+_remove_self_loops = copy_of(pyg.remove_self_loops)
+_add_remaining_self_loops = copy_of(pyg.add_remaining_self_loops)
 
 
 def _is_plain(edge_index: Any) -> bool:
@@ -120,3 +119,4 @@ def install() -> None:
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
+    _compat.substitute_methods(relations.METHODS, lambda: _backend_setting() != OFF)

@@ -148,7 +148,9 @@ def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     frames = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
-    frames = [i for i in frames if "gnncompile/capture" not in trace[i]]
+    # Of our own code only what stands for a whole layer has a line worth naming, and only where nothing else has.
+    others = [i for i in frames if "gnncompile/capture" not in trace[i]]
+    frames = others or [i for i in frames if "gnncompile/capture/relations" in trace[i]]
     if not frames:
         return "?"
     # PyG writes the code of propagate() to a temporary file, so that is not the user's either.

@@ -130,8 +130,13 @@ class Message:
             return rows
         if same_size(rows, number_of(self.num_rows)):
             return self.num_rows
-        size = Symbols(self.ctx).node(rows)
-        return size if size is not None else self.ctx.call(aten.sym_size.int, table, 0)
+        key = f"size {rows}"
+        known = self.ctx.shared_nodes.get(key)
+        if known is None or self.at < known:  # one node for one size: layouts are shared by what they are made of
+            size = Symbols(self.ctx).node(rows)
+            known = size if size is not None else self.ctx.call(aten.sym_size.int, table, 0)
+            self.ctx.shared_nodes[key] = known
+        return known
 
     def inverse_degree(self) -> int:
         """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""

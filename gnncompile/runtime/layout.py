@@ -149,7 +149,8 @@ def _raise(found: tuple[int, int] | None, limits: tuple[int, int], at: int | Non
     what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
     raise IndexError(
         f"edge_index: {what} outside the graph; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}. "
-        "Check edge_index against x.size(0), or pass the right size/num_nodes."
+        "Check edge_index against x.size(0), or pass the right size/num_nodes; where edges have types, check edge_type "
+        "against num_relations."
     )
 
 
