@@ -32,6 +32,8 @@ class Space(str, Enum):
 
 
 BOOL = "bool"
+SEED = "int64"
+"""Type of a seed: a tensor of one element, read by dropout alone."""
 COMPUTE = "compute"
 """Type of every float intermediate: float32, or float64 where an input is float64."""
 
@@ -47,13 +49,15 @@ class Node:
     Attributes:
         op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
             ``"sum_channels"`` (sums over one feature axis, which stays with length 1), ``"softmax"`` (over the edges
-            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials), or
+            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials),
+            ``"dropout"`` (per edge, what dropout by a seed multiplies with: :func:`gnncompile.ir.philox.factors`), or
             one of :data:`REDUCTIONS` (edge -> row; a row without edges gives 0).
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).
         dtype: The storage type of an input (``"float32"``, ...), else ``"compute"`` or ``"bool"``.
-        value: Position among the region's tensors for an input; the number for a constant.
+        value: Position among the region's tensors for an input; the number for a constant; the probability of a zero
+            for a dropout.
     """
 
     op: str
@@ -62,6 +66,11 @@ class Node:
     shape: Shape
     dtype: str = COMPUTE
     value: float | int | None = None
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a value of this type can have a gradient."""
+        return self.dtype not in (BOOL, SEED)
 
 
 def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
@@ -120,6 +129,11 @@ class Region:
         return tuple(i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS)
 
     @cached_property
+    def drops(self) -> bool:
+        """Whether values per edge are dropped at random."""
+        return any(n.op == "dropout" for n in self.nodes)
+
+    @cached_property
     def walks_edges(self) -> bool:
         """Whether any value lives on edges; a region that does not is plain row-wise arithmetic."""
         return bool(self.reductions) or any(n.space is Space.EDGE for n in self.nodes)
@@ -156,7 +170,7 @@ class Region:
         return json.dumps([FORMAT, self.by.value, nodes, outputs], separators=(",", ":"))
 
 
-FORMAT = 1
+FORMAT = 2
 """Version of the string form; a cache written by another version is never read."""
 
 
