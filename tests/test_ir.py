@@ -16,7 +16,7 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder, broadcast, join
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.reference import run_rows
-from gnncompile.ir.region import BOOL, Node, Output, Region, Space, parse
+from gnncompile.ir.region import BOOL, SEED, Node, Output, Region, Space, parse
 from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import with_residuals
 
@@ -129,10 +129,11 @@ def test_finish_drops_what_no_output_needs():
 X = Node("input", (), S, (1, 4), "float32", 0)
 ROW = Node("reduce_sum", (0,), D, (1, 4))
 OUT = Output(1, "float32", (4,))
+SEED_INPUT = Node("input", (), P, (1, 1), SEED, 0)
 BROKEN = {
     "walked by source or destination": Region(E, (X, ROW), (OUT,)),
     "arguments must be earlier nodes": Region(D, (X, Node("reduce_sum", (1,), D, (1, 4))), (OUT,)),
-    "needs a storage type": Region(D, (replace(X, dtype="int64"), ROW), (OUT,)),
+    "needs a storage type": Region(D, (replace(X, dtype="int32"), ROW), (OUT,)),
     "and a position": Region(D, (replace(X, value=None), ROW), (OUT,)),
     "takes 2 arguments, found 1": Region(D, (X, Node("add", (0,), E, (1, 4))), (OUT,)),
     "its arguments broadcast to": Region(D, (X, Node("neg", (0,), E, (1, 3))), (OUT,)),
@@ -142,6 +143,11 @@ BROKEN = {
     "takes one argument, found 0": Region(D, (X, Node("reduce_sum", (), D, (1, 4))), (OUT,)),
     "keeps every axis but the summed one": Region(D, (X, Node("sum_channels", (0,), X.space, (1, 4))), (OUT,)),
     "lives on edges": Region(D, (X, Node("softmax", (0,), D, (1, 4))), (OUT,)),
+    "a seed is one parameter, found (1, 4) on source": Region(D, (replace(X, dtype=SEED), ROW), (OUT,)),
+    "reads a seed, which only dropout does": Region(D, (SEED_INPUT, Node("neg", (0,), P, (1, 1))), ()),
+    "takes one seed, found ['float32']": Region(D, (X, Node("dropout", (0,), E, (1, 4), value=0.5)), ()),
+    "needs a probability": Region(D, (SEED_INPUT, Node("dropout", (0,), E, (1, 4), value=1.0)), ()),
+    "lives on edges in compute type": Region(D, (SEED_INPUT, Node("dropout", (0,), D, (1, 4), value=0.5)), ()),
     "is a row value of a softmax": Region(D, (X, Node("softmax_max", (0,), D, (1, 4))), (OUT,)),
     "has a row per row of the region": Region(D, (X, Node("reduce_sum", (0,), E, (1, 4))), (OUT,)),
     "unknown operation": Region(D, (X, Node("fft", (0,), D, (1, 4))), (OUT,)),

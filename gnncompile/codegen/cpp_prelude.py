@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 
+from gnncompile.ir import philox
+
 STORAGE = {
     "float32": "float",
     "float64": "double",
     "bfloat16": "uint16_t",
     "float16": "uint16_t",
     "bool": "uint8_t",
+    "int64": "int64_t",
 }
 """The C++ type that a tensor of each dtype is read as."""
 
@@ -173,7 +176,26 @@ static int64_t share(const int32_t* rowptr, int64_t rows, int64_t target) {
 }
 """
 
+_DROPOUT = f"""\
+// What dropout multiplies with: `scale`, or 0 where the word of Philox-4x32-{philox.ROUNDS} is below `least`.
+static inline T dropout(uint64_t seed, uint32_t edge, uint32_t feature, uint32_t least, T scale) {{
+  uint32_t c0 = edge, c1 = feature, c2 = 0, c3 = 0, k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+#pragma GCC unroll {philox.ROUNDS}
+  for (int round = 0; round < {philox.ROUNDS}; ++round) {{
+    const uint64_t a = uint64_t({philox.MULTIPLIERS[0]:#x}u) * c0, b = uint64_t({philox.MULTIPLIERS[1]:#x}u) * c2;
+    c0 = uint32_t(b >> 32) ^ c1 ^ k0;
+    c2 = uint32_t(a >> 32) ^ c3 ^ k1;
+    c1 = uint32_t(b);
+    c3 = uint32_t(a);
+    k0 += {philox.KEY_STEPS[0]:#x}u;
+    k1 += {philox.KEY_STEPS[1]:#x}u;
+  }}
+  return c0 >= least ? scale : T(0);
+}}
+"""
+
 _SHARED = {
+    "dropout": _DROPOUT,
     "op_max": _MAX,
     "op_min": _MIN,
     "total": _TOTAL,

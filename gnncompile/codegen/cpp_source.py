@@ -14,8 +14,9 @@ import math
 from gnncompile.codegen.cpp_plan import Kind, Nest, Plan, Step, is_buffered, is_direct, iteration, on_edges, plan, reads
 from gnncompile.codegen.cpp_prelude import STORAGE, prelude
 from gnncompile.errors import Unsupported
+from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, SEED, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
 """Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
@@ -182,7 +183,7 @@ class _Writer:
         self._prefetch([node for _, node in gathered])
         if any(node.space is not Space.EDGE for _, node in gathered):
             self._put("const int64_t j = col[p];")
-        if any(node.space is Space.EDGE for _, node in gathered) or any(self._on_edges(s) for s in steps):
+        if any(node.space is Space.EDGE for _, node in gathered) or any(self._numbers_edges(s) for s in steps):
             self._put("const int64_t e = edge[p];")
         for i, node in gathered:
             self._pointer(i, node, "e" if node.space is Space.EDGE else "j")
@@ -195,6 +196,10 @@ class _Writer:
 
     def _on_edges(self, step: Step) -> bool:
         return step.kind is Kind.STORE and on_edges(self.region, self.nodes[step.node])
+
+    def _numbers_edges(self, step: Step) -> bool:
+        """Whether a step needs the edge's number in the original list."""
+        return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
 
     def _prefetch(self, gathered: list[Node]) -> None:
         """Asks for the rows of edges further on, as far as they are wide."""
@@ -295,7 +300,7 @@ class _Writer:
             return f"{raw} != 0"
         if node.dtype in ("bfloat16", "float16"):
             return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
-        same = node.dtype == self.region.compute
+        same = node.dtype in (self.region.compute, SEED)
         return raw if same else f"T({raw})"
 
     # Loop nests over features.
@@ -410,7 +415,7 @@ class _Writer:
     # Values.
 
     def _type(self, node: Node) -> str:
-        return "bool" if node.dtype == BOOL else "T"
+        return {BOOL: "bool", SEED: "uint64_t"}.get(node.dtype, "T")
 
     def _index(self, shape: Shape) -> str:
         """The position of a value of this shape in its array, inside the current nest."""
@@ -457,11 +462,17 @@ class _Writer:
                 return self._buffer(i)
             top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
             return f"op_exp({self._ref(node.args[0])} - {top}) / {total}"
+        if node.op == "dropout":
+            return self._dropout(node)
         if node.op not in POINTWISE:
             raise Unsupported(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
         # Plain `&` and `|` of bools vectorise; std:: functions come from the prelude.
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
+
+    def _dropout(self, node: Node) -> str:
+        p, seed, feature = float(node.value or 0.0), self._ref(node.args[0]), self._index(node.shape)
+        return f"dropout({seed}, e, {feature}, {philox.threshold(p)}u, {_literal(philox.scale(p))})"
 
 
 def _literal(value: float) -> str:

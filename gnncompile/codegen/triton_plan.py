@@ -106,7 +106,7 @@ def schedule(region: Region) -> Schedule:
 
 
 def _check(region: Region, node: Node) -> None:
-    known = ("input", "const", "softmax", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_SUMS)
+    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_SUMS)
     if node.op not in known and node.op not in POINTWISE:
         raise Unsupported(f"no Triton code for the operation {node.op!r}")
     if node.op in ("softmax", *REDUCTIONS, *FEATURE_SUMS) and region.nodes[node.args[0]].dtype == BOOL:

@@ -22,11 +22,13 @@ from gnncompile.codegen.triton_plan import (
     power_of_two,
 )
 from gnncompile.errors import Unsupported
+from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
     BOOL,
     FEATURE_SUMS,
     REDUCTIONS,
+    SEED,
     SOFTMAX_ROWS,
     Node,
     Output,
@@ -50,19 +52,25 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
 
     A tensor or an index that the outputs do not need is left out.
     """
-    inputs = [n for n in (region.nodes[i] for i in plan.need) if n.op == "input"]
+    nodes = [region.nodes[i] for i in plan.need]
+    inputs = [n for n in nodes if n.op == "input"]
     names = [f"t{position}" for position in sorted({int(n.value or 0) for n in inputs})]
     if plan.passes:
         names.append("rowptr")
     if any(n.space is region.by.opposite for n in inputs):
         names.append("col")
-    outputs = [region.nodes[o.node].space for o in region.outputs]
-    if Space.EDGE in outputs or any(n.space is Space.EDGE for n in inputs):
+    outputs = [region.nodes[o.node] for o in region.outputs]
+    if any(map(numbers_edges, nodes)) or any(n.space is Space.EDGE for n in outputs):
         names.append("edge")
     if part.walks in ("pieces", "hubs"):
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
     return names + (["num_rows"] if tile.rows > 1 else [])
+
+
+def numbers_edges(node: Node) -> bool:
+    """Whether computing a value takes the edge's number in the original list."""
+    return node.op == "dropout" or (node.op == "input" and node.space is Space.EDGE)
 
 
 class Writer:
@@ -258,10 +266,11 @@ class Writer:
             self.line("inside = position < end")
         over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
         self.line(f"alive = {self.expand('inside', *over)}")
-        inputs = {self.region.nodes[i].space for i in needed if self.region.nodes[i].op == "input"}
+        nodes = [self.region.nodes[i] for i in needed]
+        gathered = any(n.op == "input" and n.space is self.region.by.opposite for n in nodes)
         for name, pointer, used in (
-            ("other", "col", self.region.by.opposite in inputs),
-            ("edge_at", "edge", Space.EDGE in inputs or stores),
+            ("other", "col", gathered),
+            ("edge_at", "edge", stores or any(map(numbers_edges, nodes))),
         ):
             if used:
                 self.line(f"{name} = tl.load({pointer} + position, mask=inside, other=0).to(tl.int64)")
@@ -384,6 +393,8 @@ class Writer:
             self._bind(i, f"{letter}{i}", self._load(node))
         elif node.op in FEATURE_SUMS:
             self._bind(i, f"{letter}{i}", self._feature_sum(node))
+        elif node.op == "dropout":
+            self._dropout(i, f"{letter}{i}")
         elif node.op in POINTWISE:
             self._bind(i, f"{letter}{i}", self._pointwise(node))
         else:
@@ -392,7 +403,19 @@ class Writer:
     def _load(self, node: Node) -> str:
         offset, masks = self.place(node)
         text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
+        if node.dtype == SEED:
+            return text
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
+
+    def _dropout(self, i: int, name: str) -> None:
+        """What dropout multiplies with; lanes behind the last edge or feature hold anything."""
+        node = self.region.nodes[i]
+        place = self.feature(node.shape)[0].removeprefix(" + ") or "0"
+        p = float(node.value or 0.0)
+        seed, least, scale = self.names[node.args[0]], philox.threshold(p), philox.scale(p)
+        self.line(f"word, _, _, _ = tl.philox({seed}, edge_at.to(tl.uint32), {place}, 0, 0, {philox.ROUNDS})")
+        kept, dropped = (f"tl.full((), {literal}, {self.compute})" for literal in (scale, 0.0))
+        self._bind(i, name, f"tl.where(word >= tl.full((), {least}, tl.uint32), {kept}, {dropped})")
 
     def _feature_sum(self, node: Node) -> str:
         arg = self.region.nodes[node.args[0]]

@@ -133,6 +133,10 @@ class Builder:
         """``"softmax_max"`` or ``"softmax_sum"`` of a softmax node."""
         return self.emit(Node(which, (softmax,), self.by, self.nodes[softmax].shape))
 
+    def dropout(self, seed: int, p: float, shape: Shape) -> int:
+        """What dropout multiplies a value per edge of this shape with, by an input that is a seed; ``0 < p < 1``."""
+        return self.emit(Node("dropout", (seed,), Space.EDGE, shape, COMPUTE, float(p)))
+
     def reduce(self, kind: str, value: int) -> int:
         """``"sum"``, ``"max"`` or ``"min"`` over the edges of each row."""
         return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))

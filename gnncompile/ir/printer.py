@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import Node, Region, Space
+from gnncompile.ir.region import SEED, Node, Region, Space
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _SUFFIX = {Space.SOURCE: "source", Space.DESTINATION: "destination", Space.EDGE: "edge", Space.PARAMETER: "-"}
@@ -33,8 +33,9 @@ def to_text(region: Region) -> str:
 def summary(region: Region) -> str:
     """What the region does, in a few words: ``softmax, 2 sums, max of 1x64 from source, edge``."""
     counts = Counter(region.nodes[i].op.removeprefix("reduce_") for i in region.reductions)
-    kinds = ["softmax"] * bool(region.softmaxes) + [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
-    reads = dict.fromkeys(n.space.value for n in region.inputs)
+    kinds = ["softmax"] * bool(region.softmaxes) + ["dropout"] * region.drops
+    kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
+    reads = dict.fromkeys(n.space.value for n in region.inputs if n.dtype != SEED)
     return f"{', '.join(kinds) or 'row-wise'} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
 
 
@@ -50,6 +51,8 @@ def _expression(node: Node, names: dict[int, str]) -> str:
         return f"tensor {node.value}"
     if node.op in _INFIX:
         return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op == "dropout":
+        return f"dropout({args[0]}, {node.value:g})"
     if node.op in POINTWISE:
         return f"{node.op}({', '.join(args)})"
     if node.op.startswith("reduce_"):

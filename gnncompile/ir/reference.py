@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, Node, Region, Space
+from gnncompile.ir.region import BOOL, SEED, Node, Region, Space
 
 
 class Layout(NamedTuple):
@@ -129,6 +130,8 @@ class _Run:
         if node.op == "softmax":
             shifted = self._exponentials(node.args[0])
             return shifted / self._reduce("sum", shifted).index_select(0, self.row)
+        if node.op == "dropout":
+            return self._dropout(node)
         if node.op == "softmax_max":
             return self._reduce("amax", self._on_edges(self.region.nodes[node.args[0]].args[0]))
         if node.op == "softmax_sum":
@@ -136,8 +139,15 @@ class _Run:
         kind = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}[node.op]
         return self._reduce(kind, self._on_edges(node.args[0]))
 
+    def _dropout(self, node: Node) -> Tensor:
+        feature = torch.arange(node.shape[0] * node.shape[1], device=self.device).reshape(1, *self._shape(node))
+        edge = self.edge.view(-1, *(1 for _ in self._shape(node)))
+        return philox.factors(self.values[node.args[0]], edge, feature, float(node.value or 0.0), self.dtype)
+
     def _load(self, node: Node) -> Tensor:
         tensor = self.tensors[int(node.value or 0)]
+        if node.dtype == SEED:
+            return tensor
         dtype = torch.bool if node.dtype == BOOL else self.dtype
         if node.space is Space.PARAMETER:
             return tensor.to(dtype).reshape(1, *self._shape(node))

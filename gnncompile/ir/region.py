@@ -32,6 +32,8 @@ class Space(str, Enum):
 
 
 BOOL = "bool"
+SEED = "int64"
+"""Type of a seed: a tensor of one element, read by dropout alone."""
 COMPUTE = "compute"
 """Type of every float intermediate: float32, or float64 where an input is float64."""
 
@@ -47,13 +49,15 @@ class Node:
     Attributes:
         op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
             ``"sum_channels"`` (sums over one feature axis, which stays with length 1), ``"softmax"`` (over the edges
-            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials), or
+            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials),
+            ``"dropout"`` (per edge, what dropout by a seed multiplies with: :func:`gnncompile.ir.philox.factors`), or
             one of :data:`REDUCTIONS` (edge -> row; a row without edges gives 0).
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).
         dtype: The storage type of an input (``"float32"``, ...), else ``"compute"`` or ``"bool"``.
-        value: Position among the region's tensors for an input; the number for a constant.
+        value: Position among the region's tensors for an input; the number for a constant; the probability of a zero
+            for a dropout.
     """
 
     op: str
@@ -62,6 +66,11 @@ class Node:
     shape: Shape
     dtype: str = COMPUTE
     value: float | int | None = None
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a value of this type can have a gradient."""
+        return self.dtype not in (BOOL, SEED)
 
 
 def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
@@ -126,6 +135,11 @@ class Region:
     def reductions(self) -> tuple[int, ...]:
         """Positions of the nodes that reduce the edges of a row."""
         return tuple(i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS)
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether values per edge are dropped at random."""
+        return any(n.op == "dropout" for n in self.nodes)
 
     @cached_property
     def walks_edges(self) -> bool:

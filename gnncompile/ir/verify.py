@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnncompile.ir.builder import broadcast, join
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, COMPUTE, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space
+from gnncompile.ir.region import BOOL, COMPUTE, FEATURE_SUMS, REDUCTIONS, SEED, SOFTMAX_ROWS, Node, Region, Space
 
 STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
 
@@ -46,9 +46,11 @@ def verify(region: Region) -> None:
 def _problem(region: Region, node: Node) -> str | None:
     args = [region.nodes[a] for a in node.args]
     if node.op in ("input", "const"):
-        if node.op == "input" and (node.dtype not in STORAGE or not isinstance(node.value, int) or node.value < 0):
-            return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
-        return None
+        return _input_problem(node) if node.op == "input" else None
+    if node.op == "dropout":
+        return _dropout_problem(node, args)
+    if any(a.dtype == SEED for a in args):
+        return "reads a seed, which only dropout does"
     if node.op in POINTWISE:
         return _pointwise_problem(region, node, args)
     if len(args) != 1:
@@ -66,6 +68,22 @@ def _problem(region: Region, node: Node) -> str | None:
     if node.op in REDUCTIONS:
         return None if node.space is region.by and node.shape == args[0].shape else "has a row per row of the region"
     return "unknown operation"
+
+
+def _input_problem(node: Node) -> str | None:
+    if not isinstance(node.value, int) or node.value < 0 or node.dtype not in (*STORAGE, SEED):
+        return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
+    if node.dtype == SEED and (node.space is not Space.PARAMETER or node.shape != (1, 1)):
+        return f"a seed is one parameter, found {node.shape} on {node.space.value}"
+    return None
+
+
+def _dropout_problem(node: Node, args: list[Node]) -> str | None:
+    if [a.dtype for a in args] != [SEED]:
+        return f"takes one seed, found {[a.dtype for a in args]}"
+    if node.value is None or not 0 < node.value < 1:
+        return f"needs a probability between 0 and 1, found {node.value!r}"
+    return None if (node.space, node.dtype) == (Space.EDGE, COMPUTE) else f"lives on edges in {COMPUTE} type"
 
 
 def _pointwise_problem(region: Region, node: Node, args: list[Node]) -> str | None:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space, behind
+from gnncompile.ir.region import FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space, behind
 from gnncompile.ir.rules import GRADIENTS
 from gnncompile.ir.stages import Backward, Gradient, Operand, Stage, share_walks
 
@@ -163,6 +163,8 @@ class _Transplant:
         if node.op == "const":
             return self.target.const(float(node.value or 0.0))
         args = [self(a) for a in node.args]
+        if node.op == "dropout":
+            return self.target.dropout(args[0], float(node.value or 0.0), node.shape)
         if node.op in FEATURE_SUMS:
             return self.target.sum_axis(args[0], FEATURE_SUMS.index(node.op))
         if node.op.startswith("reduce_"):
@@ -200,6 +202,8 @@ class _Differentiation:
             return self.b.op(node.op, *(self.value(a) for a in node.args))
         if node.op in FEATURE_SUMS:
             return self.b.sum_axis(self.value(node.args[0]), FEATURE_SUMS.index(node.op))
+        if node.op == "dropout":
+            return self.b.dropout(self.value(node.args[0]), float(node.value or 0.0), node.shape)
         if node.op == "softmax":
             return self.b.op("div", self._exponential(at), self._statistic("softmax_sum", at))
         return self._saved(at)
@@ -241,7 +245,7 @@ class _Differentiation:
     def _accumulate(self, at: int, cotangent: int | None, on_edges: bool, shape: Shape) -> None:
         """Adds to a value's cotangent; `shape` is what `cotangent` stands for, its own axes may still be narrow."""
         node = self.region.nodes[at]
-        if cotangent is None or node.dtype == BOOL or node.op == "const":
+        if cotangent is None or not node.differentiable or node.op in ("const", "dropout"):
             return
         cotangent = self.b.sum_to(cotangent, node.shape, shape)
         total = self.cotangents[at]
@@ -306,23 +310,25 @@ class _Differentiation:
         return self.stages.load(temporary, self.region.by, value)
 
     def _weighted_sum(self, at: int) -> tuple[int, int] | None:
-        """(cotangent, reduction) of ``reduce_sum(mul(softmax, message))`` if that is the softmax's only use."""
-        nodes = self.region.nodes
-        users = [
-            i
-            for i, n in enumerate(nodes)
-            if at in n.args and n.op not in ("softmax_max", "softmax_sum") and self.cotangents[i].edge is not None
-        ]
-        if len(users) != 1 or nodes[users[0]].op != "mul" or nodes[users[0]].args == (at, at):
+        """(cotangent, reduction) of the sum of products with a softmax, if an edge's product is the only use of it."""
+        nodes, product = self.region.nodes, at
+        while True:
+            users = self._contributing(product)
+            if len(users) != 1 or any(o.node == product for o in self.region.outputs):
+                return None
+            if nodes[users[0]].op == "reduce_sum":
+                break
+            if nodes[users[0]].op != "mul" or nodes[users[0]].args == (product, product):
+                return None
+            (product,) = users
+        if not any(o.node == users[0] for o in self.region.outputs):
             return None
-        if any(o.node in (at, users[0]) for o in self.region.outputs):
-            return None
-        sums = [i for i, n in enumerate(nodes) if users[0] in n.args]
-        if len(sums) != 1 or nodes[sums[0]].op != "reduce_sum" or self.cotangents[sums[0]].row is None:
-            return None
-        if not any(o.node == sums[0] for o in self.region.outputs):
-            return None
-        return self.cotangents[sums[0]].row or 0, sums[0]
+        return self.cotangents[users[0]].row or 0, users[0]
+
+    def _contributing(self, at: int) -> list[int]:
+        """What reads a value and has a cotangent; the statistics of a softmax left out."""
+        readers = [i for i, n in enumerate(self.region.nodes) if at in n.args and n.op not in SOFTMAX_ROWS]
+        return [i for i in readers if self.cotangents[i].edge is not None or self.cotangents[i].row is not None]
 
     # Sums that the forward has.
 
@@ -333,7 +339,7 @@ class _Differentiation:
             b: A builder that goes on from the region; the values are made in it.
             wanted: As in :func:`with_residuals`.
         """
-        inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.dtype != BOOL]
+        inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
         inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
         if any(n.space is Space.EDGE for _, n in inputs):
             return []  # their gradient makes the same values per edge, and hands them over
@@ -387,7 +393,7 @@ class _Differentiation:
         gradients: list[Gradient | None] = [None] * len(wanted)
         found = []
         for at, node in enumerate(self.region.nodes):
-            if node.op == "input" and node.dtype != BOOL and wanted[int(node.value or 0)]:
+            if node.op == "input" and node.differentiable and wanted[int(node.value or 0)]:
                 total = self.cotangents[at]
                 if total.edge is not None or total.row is not None:
                     found.append((int(node.value or 0), node, total))

@@ -67,6 +67,7 @@ class Context:
         fake_mode: The mode of those fake values.
         needs_grad: Nodes that a gradient flows through.
         options: What the user turned off.
+        seeds: What the masks of dropouts in messages are made from.
     """
 
     gm: fx.GraphModule
@@ -75,6 +76,7 @@ class Context:
     options: dict[str, Any]
     record: Record = field(default_factory=Record)
     shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
+    seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     @cached_property
     def written(self) -> set[fx.Node]:

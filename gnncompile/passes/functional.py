@@ -39,11 +39,16 @@ def _rewrite(node: fx.Node) -> None:
 
 
 def _functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload with the same arguments that returns a new tensor (their names need not agree)."""
+    """The overload with the same arguments that returns a new tensor (overloads and first arguments may be named
+    otherwise).
+    """
     packet = getattr(aten, target._schema.name.split("::")[1][:-1], None)
-    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
-        if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted and not found._schema.is_mutable:
+        if _arguments(found) == _arguments(target) and not found._schema.is_mutable:
             return found  # type: ignore[no-any-return]
     return None
+
+
+def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(a.name if at else "self", str(a.type)) for at, a in enumerate(target._schema.arguments)]

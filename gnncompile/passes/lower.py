@@ -33,6 +33,7 @@ _ROWWISE = {
     aten.select.int,
     aten.sym_size.int,
     aten.layer_norm.default,
+    own.edge_dropout.default,
     own.mark_dead.default,
     own.region.default,
     own.csr.default,
@@ -56,7 +57,7 @@ def run(ctx: Context) -> None:
     for node in list(ctx.graph.nodes):
         if node.target is own.mark_dead.default:
             node.replace_all_uses_with(node.args[0])
-        elif node.target in _MARKERS:
+        elif node.target in WRITTEN_OUT:
             _write_out(ctx, node)
     ctx.graph.eliminate_dead_code()
 

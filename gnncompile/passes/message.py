@@ -16,8 +16,9 @@ from torch import fx
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
-from gnncompile.ir.region import BOOL, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, SEED, Node, Region, Shape, Space
 from gnncompile.passes.context import Context, aten, own, same_size, value
+from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
 
 Slots = tuple[int, ...]
@@ -88,14 +89,17 @@ class Message:
             dtype = str(fake.dtype).removeprefix("torch.")
         else:
             raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
-        if (node, space) not in self.tensors:
-            self.tensors.append((node, space))
-        position = self.tensors.index((node, space))
+        position = self._position(node, space)
         sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
         shape = _region_shape(sizes, slots)
         if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
             raise NotFusable("a tensor is read with two different feature shapes")
         return self.builder.input(position, space, shape, dtype)
+
+    def _position(self, node: fx.Node, space: Space) -> int:
+        if (node, space) not in self.tensors:
+            self.tensors.append((node, space))
+        return self.tensors.index((node, space))
 
     def _gather(self, node: fx.Node, slots: Slots) -> int:
         table, index = node.args[0], node.args[2]
@@ -192,6 +196,8 @@ class Message:
             return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
         if node.target in _RESHAPES:
             return self._reshape(node, slots, strict)
+        if node.target in (aten.dropout.default, own.edge_dropout.default):
+            return self._dropout(node, slots, strict)
         if node.target is aten.sum.dim_IntList:
             return self._feature_sum(node, slots, strict)
         if node.target in POINTWISE:
@@ -231,6 +237,21 @@ class Message:
             raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
         remaining = iter(k for _, k in wide)
         return self.lower(inner, tuple(-1 if is_one(s) else next(remaining) for s in before[1:]), strict)
+
+    def _dropout(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Dropout while training: the functional pass has removed all other."""
+        inner, b = node.args[0], self.builder
+        p = node.args[1] if node.target is aten.dropout.default else node.args[2]
+        if not isinstance(inner, fx.Node) or not isinstance(p, (int, float)):
+            raise NotFusable("the probability of a zero is not a number")
+        kept = self.lower(inner, slots, strict)
+        if p == 1:
+            return b.op("mul", kept, b.const(0))
+        shape = _region_shape(value(node).shape[1:], slots)
+        seed = seed_of(self.ctx, node) if node.target is aten.dropout.default else node.args[1]
+        position = self._position(seed, Space.PARAMETER)  # type: ignore[arg-type]
+        factor = b.dropout(b.input(position, Space.PARAMETER, (1, 1), SEED), float(p), shape)
+        return b.op("mul", kept, factor)
 
     def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         inner: Any = node.args[0]
@@ -295,7 +316,8 @@ def _is_message_op(node: fx.Node) -> bool:
     not).
     """
     return node.op == "call_function" and (
-        node.target in POINTWISE or node.target in (aten.index_select.default, own.segment_softmax.default)
+        node.target in POINTWISE
+        or node.target in (aten.index_select.default, own.segment_softmax.default, aten.dropout.default)
     )
 
 

@@ -17,6 +17,7 @@ from torch import fx
 from gnncompile.ir.region import Output
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import with_residuals
+from gnncompile.passes import dropout
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import Message, NotFusable
@@ -30,11 +31,11 @@ def run(ctx: Context) -> None:
     for node in list(ctx.graph.nodes):
         if node.target is own.segment_reduce.default:
             forming.reduction(node)
-    ctx.graph.eliminate_dead_code()
+    dropout.settle(ctx)
     for node in list(ctx.graph.nodes):
         if node.target is own.segment_softmax.default:
             forming.softmax(node)
-    ctx.graph.eliminate_dead_code()
+    dropout.settle(ctx)
 
 
 class _Forming:

@@ -4,6 +4,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 
 - ``segment_reduce(src, index, num_segments, reduce)``: PyG's ``scatter`` along the first dimension.
 - ``segment_softmax(src, index, num_segments)``: PyG's ``softmax`` along the first dimension.
+- ``edge_dropout(src, seed, p)``: dropout of rows per edge by the mask that regions make of the same seed.
 - ``mark_dead(index, alive)``: ``index`` itself, with the knowledge that columns where ``alive`` is False are to be
   ignored: how self loops are removed without a data-dependent size.
 - ``num_segments(index)`` and ``sized(index, carrier)``: the number of segments, taken from the carrier's first
@@ -12,6 +13,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +21,12 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.ir import philox
 from gnncompile.runtime.region_op import LIBRARY
 
 LIBRARY.define("segment_reduce(Tensor src, Tensor index, SymInt num_segments, str reduce) -> Tensor")
 LIBRARY.define("segment_softmax(Tensor src, Tensor index, SymInt num_segments) -> Tensor")
+LIBRARY.define("edge_dropout(Tensor src, Tensor seed, float p) -> Tensor")
 LIBRARY.define("mark_dead(Tensor index, Tensor alive) -> Tensor")
 LIBRARY.define("num_segments(Tensor index) -> SymInt")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
@@ -51,6 +55,13 @@ def segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
     highest = segment_reduce(src.detach(), index, num_segments, "max")
     out = (src - highest.index_select(0, index)).exp()
     return out / (segment_reduce(out, index, num_segments, "sum") + 1e-16).index_select(0, index)
+
+
+def edge_dropout(src: Tensor, seed: Tensor, p: float) -> Tensor:
+    """Dropout of `src` ``[num_edges, ...]``, ``0 < p < 1``, with a seed ``[1]``, int64, instead of a generator."""
+    edge = torch.arange(src.size(0), device=src.device).view([-1] + [1] * (src.dim() - 1))
+    feature = torch.arange(math.prod(src.shape[1:]), device=src.device).view(src.shape[1:])
+    return src * philox.factors(seed, edge, feature, p, src.dtype)
 
 
 def _num_segments(index: Tensor) -> int:
@@ -101,6 +112,7 @@ WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
     torch.ops.gnncompile.segment_reduce.default: segment_reduce,
     torch.ops.gnncompile.segment_softmax: segment_softmax,
     torch.ops.gnncompile.segment_softmax.default: segment_softmax,
+    torch.ops.gnncompile.edge_dropout.default: edge_dropout,
 }
 """What each differentiable marker means in torch ops."""
 
@@ -121,16 +133,18 @@ def _never(ctx: Any, *cotangents: Any) -> Any:
 
 LIBRARY.impl("segment_reduce", segment_reduce, "CompositeExplicitAutograd")
 LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
+LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
 for _name, _fake in (
     ("segment_reduce", _fake_segment_reduce),
     ("segment_softmax", _fake_segment_softmax),
+    ("edge_dropout", lambda src, seed, p: torch.empty_like(src)),
     ("mark_dead", lambda index, alive: torch.empty_like(index)),
     ("sized", _fake_sized),
     ("num_segments", _fake_num_segments),
 ):
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
-for _name in ("segment_reduce", "segment_softmax"):
+for _name in ("segment_reduce", "segment_softmax", "edge_dropout"):
     torch.library.register_autograd(f"gnncompile::{_name}", _never, lib=LIBRARY)
