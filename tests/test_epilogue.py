@@ -13,7 +13,6 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGECo
 
 import gnncompile
 from gnncompile.ir.region import Region, parse
-from gnncompile.passes import dense
 from tests.harness import kernels, launched
 
 CHANNELS = 6
@@ -205,44 +204,3 @@ def test_other_types(dtype: torch.dtype):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     region: Region = parse(specs[0])
     assert [out.dtype for out in region.outputs] == [str(dtype).removeprefix("torch.")]
-
-
-# -- dense layers ---------------------------------------------------------------------------------------------------
-
-
-def _product(device: str, used_twice: bool = False) -> torch.fx.Graph:
-    aten = torch.ops.aten
-    graph = torch.fx.Graph()
-    shapes = {"bias": (4,), "x": (5, 3), "weight": (3, 4)}
-    nodes = []
-    for name, shape in shapes.items():
-        nodes.append(graph.placeholder(name))
-        nodes[-1].meta["val"] = torch.empty(shape, device="meta" if device == "cuda" else device)
-    product = graph.call_function(aten.addmm.default, tuple(nodes))
-    relu = graph.call_function(aten.relu.default, (product,))
-    graph.output((relu, product) if used_twice else relu)
-    return graph
-
-
-def test_a_product_on_a_cpu_is_left_alone():
-    graph = _product("cpu")
-    before = str(graph)
-    dense.run(graph)
-    assert str(graph) == before
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [0, 1, 2, 300])
-@pytest.mark.parametrize("bias", [True, False])
-def test_dense_layers_with_an_activation(rows: int, bias: bool):
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(7, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3)).cuda()
-    compiled = gnncompile.compile(model)
-    x = torch.randn(rows, 7, device="cuda")
-    results = []
-    for run in (compiled, copy.deepcopy(model).double()):
-        inputs = x.to(next(run.parameters()).dtype).requires_grad_()
-        out = run(inputs)
-        results.append([out, *torch.autograd.grad(out.square().sum(), [inputs, *run.parameters()])])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

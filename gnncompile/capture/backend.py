@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat, passes
-from gnncompile.capture import inductor_region, substitutes
+from gnncompile.capture import inductor_dense, inductor_region, substitutes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Record, Skip
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
@@ -145,4 +145,5 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
 
 backend.self_loops = "masked"  # type: ignore[attr-defined]
 substitutes.install()
+inductor_dense.install()
 inductor_region.install()

@@ -16,6 +16,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
+from gnncompile.capture.inductor_call import Call
 from gnncompile.ir.region import parse
 from gnncompile.runtime import region_op  # noqa: F401  (defines the op)
 
@@ -23,8 +24,8 @@ _OP = torch.ops.gnncompile.region_kernel.default
 _IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
 
 
-class RegionCall(ir.ExternKernel):
-    """Writes the outputs of a region, as one operation of Inductor's graph.
+class RegionCall(Call):
+    """Writes the outputs of a region.
 
     Args:
         tensors: The region's tensors, realized and contiguous.
@@ -34,34 +35,18 @@ class RegionCall(ir.ExternKernel):
     """
 
     def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Any], spec: str) -> None:
-        self.device: torch.device = outputs[0].get_device()
         self.spec, self.lengths = spec, (len(tensors), len(layout), len(outputs))
-        inputs = self.unwrap_storage([*tensors, *layout, *outputs])
-        super().__init__(None, ir.NoneLayout(device=self.device), inputs, (spec,))
-        self.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=self.device), o, self) for o in outputs]
-        V.graph.register_operation(self)
+        super().__init__([*tensors, *layout, *outputs], outputs, (spec,))
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call; the kernel is looked up once, where the wrapper is imported."""
-        name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{self.device.type}"
+        device = self.device.type
+        name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
-        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {self.device.type!r})")
-        inputs: Sequence[Any] = self.inputs
-        given = iter([i.codegen_reference() for i in inputs])
+        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r})")
+        given = iter(self.references())
         lists = ("".join(f"{next(given)}, " for _ in range(length)) for length in self.lengths)
         wrapper.writeline(f"{name}({', '.join(f'({text})' for text in lists)})")
-
-    def get_outputs(self) -> list[Any]:
-        """The buffers as they are after the call."""
-        return list(self.mutation_outputs)
-
-    def get_device(self) -> torch.device | None:
-        """The device of the outputs."""
-        return self.device
-
-    def get_unbacked_symbol_defs(self) -> Any:
-        """The call makes no new sizes."""
-        return type(super().get_unbacked_symbol_defs())()
 
 
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:

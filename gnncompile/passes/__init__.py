@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import gnncompile.runtime.dense_ops
 import gnncompile.runtime.region_op
 import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)

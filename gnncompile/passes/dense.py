@@ -1,19 +1,21 @@
-"""A ReLU behind a dense layer is left to the matrix product. Runs after differentiation, on each graph.
+"""What follows a matrix product is left to the product. Runs after differentiation, on each graph.
 
-Before: ``relu(addmm(bias, x, w))``
-After:  ``_addmm_activation(bias, x, w)``
+Before: ``relu(addmm(bias, x, w))``; ``mm(x, w) + mm(y, v)``
+After:  ``_addmm_activation(bias, x, w)``; ``add_product(mm(x, w), y, v)``, in place
 Why it pays: on a GPU the library adds the bias and clamps before it writes a row; Inductor would take the bias out of
-the product to add it in a kernel of its own, one launch and one pass over the rows more.
+the product to add it in a kernel of its own, one launch and one pass over the rows more. It does leave sums to the
+library, but through an operation that copies one of the two matrices first.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
-from gnncompile.passes.context import aten, value
+from gnncompile.passes.context import aten, own, same_size, value
 
 
 def run(graph: fx.Graph) -> None:
@@ -23,6 +25,43 @@ def run(graph: fx.Graph) -> None:
         if _fits(product):
             node.target, node.args = aten._addmm_activation.default, product.args
             graph.erase_node(product)
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        _add_in_place(graph, node)
+
+
+def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
+    """Turns a sum of two matrices into a product that is added to the other one, if nobody else wants either."""
+    pair: Any = node.args
+    if len(pair) != 2 or node.kwargs or not all(isinstance(n, fx.Node) for n in pair) or pair[0] is pair[1]:
+        return
+    if not all(_alike(value(n), value(node)) for n in pair):
+        return
+    earlier, later = sorted(pair)
+    for total, product in ((earlier, later), (later, earlier)):
+        if product.target is aten.mm.default and len(product.users) == 1 and _owned(total):
+            with graph.inserting_after(later):
+                made = graph.call_function(own.add_product.default, (total, *product.args))
+            made.meta = node.meta
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            graph.erase_node(product)
+            return
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are matrices of the same type and size."""
+    sizes = zip(one.shape, other.shape, strict=False)
+    return one.dim() == other.dim() == 2 and one.dtype == other.dtype and all(same_size(*pair) for pair in sizes)
+
+
+_FRESH = {aten.mm.default, aten.addmm.default, own.add_product.default, own.region.default}
+"""Operations whose results have memory of their own."""
+
+
+def _owned(matrix: fx.Node) -> bool:
+    """Whether a matrix has memory of its own, which nobody reads but the sum."""
+    made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
+    return made_by.target in _FRESH and len(matrix.users) == 1
 
 
 def _fits(product: Any) -> bool:
