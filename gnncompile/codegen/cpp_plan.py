@@ -63,7 +63,7 @@ class Plan:
 
 def on_edges(region: Region, node: Node) -> bool:
     """Whether a value differs from edge to edge of one row."""
-    return node.space in (Space.EDGE, region.by.opposite)
+    return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
 
 
 def is_direct(region: Region, node: Node) -> bool:

@@ -181,12 +181,13 @@ class _Writer:
             self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
         gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
         self._prefetch([node for _, node in gathered])
-        if any(node.space is not Space.EDGE for _, node in gathered):
+        read = {node.space for _, node in gathered}
+        if self.region.by.opposite in read:
             self._put("const int64_t j = col[p];")
-        if any(node.space is Space.EDGE for _, node in gathered) or any(self._numbers_edges(s) for s in steps):
+        if Space.EDGE in read or any(self._numbers_edges(s) for s in steps):
             self._put("const int64_t e = edge[p];")
         for i, node in gathered:
-            self._pointer(i, node, "e" if node.space is Space.EDGE else "j")
+            self._pointer(i, node, {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j"))
         for nest in self.plan.loops[k]:
             self._nest(nest)
         self._close()
@@ -206,6 +207,8 @@ class _Writer:
         ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
         known: set[str] = set()
         for node in gathered:
+            if node.space is Space.ORDERED:
+                continue  # read in sequence, which the hardware sees
             size, kind = _size(node.shape), STORAGE[node.dtype]
             width = size * {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1}[kind]
             index, name = ("edge", "next_e") if node.space is Space.EDGE else ("col", "next_j")

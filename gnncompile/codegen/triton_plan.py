@@ -30,7 +30,7 @@ WIDE = 64
 
 def edgewise(region: Region, node: Node) -> bool:
     """Whether the node has a value per edge: it lives on edges, or is gathered from the other end."""
-    return node.space is Space.EDGE or node.space is region.by.opposite
+    return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
 
 
 def every_step(node: Node) -> bool:

@@ -166,9 +166,10 @@ class Writer:
         """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
         offset, masks = self.feature(node.shape)
         width = node.shape[0] * node.shape[1]
-        index = {Space.EDGE: "edge_at", self.region.by.opposite: "other", self.region.by: "row"}.get(node.space)
         if node.space is Space.PARAMETER:
             return offset, masks
+        rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
+        index = rows[node.space]
         if edgewise(self.region, node):
             masks = ["alive", *masks]
         elif self.tile.rows > 1:
@@ -267,13 +268,14 @@ class Writer:
         over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
         self.line(f"alive = {self.expand('inside', *over)}")
         nodes = [self.region.nodes[i] for i in needed]
-        gathered = any(n.op == "input" and n.space is self.region.by.opposite for n in nodes)
-        for name, pointer, used in (
-            ("other", "col", gathered),
-            ("edge_at", "edge", stores or any(map(numbers_edges, nodes))),
+        read = {n.space for n in nodes if n.op == "input"}
+        for name, text, used in (
+            ("other", "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
+            ("edge_at", "tl.load(edge + position, mask=inside, other=0)", stores or any(map(numbers_edges, nodes))),
+            ("here", "position", Space.ORDERED in read),
         ):
             if used:
-                self.line(f"{name} = tl.load({pointer} + position, mask=inside, other=0).to(tl.int64)")
+                self.line(f"{name} = {text}.to(tl.int64)")
                 if (shown := self.expand(name, *over)) != name:
                     self.line(f"{name} = {shown}")
 
@@ -384,7 +386,7 @@ class Writer:
     def _compute(self, i: int) -> None:
         """Computes one value that is neither a constant nor a reduction."""
         node = self.region.nodes[i]
-        letter = {Space.EDGE: "e", self.region.by: "i", self.region.by.opposite: "j"}.get(node.space, "p")
+        letter = {self.region.by: "i", self.region.by.opposite: "j", Space.PARAMETER: "p"}.get(node.space, "e")
         if node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":

@@ -110,7 +110,7 @@ class Builder:
         if node.shape[axis] == 1:
             return value
         shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-        return self.emit(Node(("sum_heads", "sum_channels")[axis], (value,), node.space, shape))
+        return self.emit(Node(("sum_heads", "sum_channels")[axis], (value,), node.space.computed, shape))
 
     def sum_to(self, value: int, shape: Shape, full: Shape) -> int:
         """Sums the feature axes in which `shape` has length 1 but `full` has not: the gradient of broadcasting.

@@ -62,7 +62,9 @@ def _copy(b: Builder, part: Part, tensors: dict[_Read, int]) -> dict[int, int]:
     for at in sorted(behind(nodes, (part.region.outputs[k].node for k in part.kept))):
         node = replace(nodes[at], args=tuple(copied[a] for a in nodes[at].args))
         if node.op == "input":
-            key = part.tensors[int(node.value or 0)], node.space, node.shape
-            node = replace(node, value=tensors.setdefault(key, len(tensors)))
+            reads = [(part.tensors[k], node.space, node.shape) for k in node.positions]
+            if reads[0] not in tensors:
+                tensors.update({read: len(tensors) + k for k, read in enumerate(reads)})
+            node = replace(node, value=tensors[reads[0]])
         copied[at] = b.emit(node)
     return copied

@@ -8,7 +8,7 @@ from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import SEED, Node, Region, Space
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_SUFFIX = {Space.SOURCE: "source", Space.DESTINATION: "destination", Space.EDGE: "edge", Space.PARAMETER: "-"}
+_SUFFIX = {space: space.value for space in Space} | {Space.PARAMETER: "-"}
 
 
 def to_text(region: Region) -> str:

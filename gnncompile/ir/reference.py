@@ -154,6 +154,8 @@ class _Run:
         value = to_grid(tensor.to(dtype), self._shape(node))
         if node.space is self.region.by.opposite:
             return value.index_select(0, self.col)
+        if node.space is Space.ORDERED:
+            return value[: self.edge.numel()]
         return value.index_select(0, self.edge) if node.space is Space.EDGE else value
 
     def _exponentials(self, logits: int) -> Tensor:

@@ -18,17 +18,28 @@ Shape = tuple[int, int]
 
 
 class Space(str, Enum):
-    """Where the rows of a value live."""
+    """Where the rows of a value live.
+
+    ``ORDERED`` is for inputs that have a row per edge in the order in which the region walks the edges, while the rows
+    of an ``EDGE`` are in the order of the edge list. Such an input comes in both orders: the tensor at the position
+    behind it is in the order of a walk by the other end, which gradients read.
+    """
 
     SOURCE = "source"
     DESTINATION = "destination"
     EDGE = "edge"
+    ORDERED = "ordered edge"
     PARAMETER = "parameter"
 
     @property
     def opposite(self) -> Space:
         """The other end of an edge."""
         return {Space.SOURCE: Space.DESTINATION, Space.DESTINATION: Space.SOURCE}[self]
+
+    @property
+    def computed(self) -> Space:
+        """Where what is computed from a value's rows, one by one, lives."""
+        return Space.EDGE if self is Space.ORDERED else self
 
 
 BOOL = "bool"
@@ -69,8 +80,14 @@ class Node:
 
     @property
     def differentiable(self) -> bool:
-        """Whether a value of this type can have a gradient."""
-        return self.dtype not in (BOOL, SEED)
+        """Whether a value of this type can have a gradient; what is ordered by a walk is graph structure."""
+        return self.dtype not in (BOOL, SEED) and self.space is not Space.ORDERED
+
+    @property
+    def positions(self) -> range:
+        """Positions among the region's tensors that belong to an input."""
+        first = int(self.value or 0)
+        return range(first, first + (2 if self.space is Space.ORDERED else 1))
 
 
 def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
@@ -124,7 +141,7 @@ class Region:
     @cached_property
     def count(self) -> int:
         """How many tensors a region takes, by the highest position that it reads."""
-        return max((int(n.value or 0) + 1 for n in self.inputs), default=0)
+        return max((n.positions.stop for n in self.inputs), default=0)
 
     @cached_property
     def softmaxes(self) -> tuple[int, ...]:

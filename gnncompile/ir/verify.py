@@ -58,7 +58,7 @@ def _problem(region: Region, node: Node) -> str | None:
     if node.op in FEATURE_SUMS:
         axis = FEATURE_SUMS.index(node.op)
         kept = args[0].shape[1 - axis]
-        if node.space is not args[0].space:
+        if node.space is not args[0].space.computed:
             return f"lives on {node.space.value}, its argument on {args[0].space.value}"
         return None if node.shape[axis] == 1 and node.shape[1 - axis] == kept else "keeps every axis but the summed one"
     if node.op == "softmax":

@@ -12,7 +12,7 @@ gathers the same rows, keeps it (:func:`with_residuals`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gnncompile.ir import linear
@@ -156,10 +156,7 @@ class _Transplant:
 
     def _copy(self, node: Node) -> int:
         if node.op == "input":
-            operand = self.operands[int(node.value or 0)]
-            if operand not in self.used:
-                self.used.append(operand)
-            return self.target.input(self.used.index(operand), node.space, node.shape, node.dtype)
+            return self.target.input(self._position(node), node.space, node.shape, node.dtype)
         if node.op == "const":
             return self.target.const(float(node.value or 0.0))
         args = [self(a) for a in node.args]
@@ -170,6 +167,16 @@ class _Transplant:
         if node.op.startswith("reduce_"):
             return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
         return self.target.op(node.op, *args)
+
+    def _position(self, node: Node) -> int:
+        """Where the target finds an input: in the order of its own walk, if it goes by one."""
+        operand = self.operands[int(node.value or 0)]
+        wanted = [replace(operand, index=operand.index + k) for k in range(len(node.positions))]
+        if self.target.by is not self.scratch.by:
+            wanted.reverse()
+        if wanted[0] not in self.used:
+            self.used += wanted
+        return self.used.index(wanted[0])
 
 
 class _Differentiation:

@@ -22,6 +22,7 @@ from gnncompile.passes import (
     idioms,
     lower,
     node_side,
+    ordered,
     regions,
     shared,
     siblings,
@@ -30,7 +31,7 @@ from gnncompile.passes import (
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, siblings, lower)
+PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, siblings, lower, ordered)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
 

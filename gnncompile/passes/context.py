@@ -42,6 +42,10 @@ class Record:
     hoisted: int = 0
     syncs: list[Skip] = field(default_factory=list)
 
+    def position(self, spec: str, line: str) -> int:
+        """Where among the regions the first one with this program and line is."""
+        return next(i for i, r in enumerate(self.regions) if (r.spec, r.line) == (spec, line))
+
 
 class Masked(BaseException):
     """A masked edge tensor reached something that would count dead edges; capture again without masks.

@@ -195,8 +195,7 @@ def _record(ctx: Context, group: list[_Call], region: Region, items: list[fx.Nod
     """The record of the first region becomes that of them all."""
     records, places = ctx.record.regions, []
     for call in group:
-        known = call.region.spec, user_line(call.node)
-        places.append(next(i for i, r in enumerate(records) if (r.spec, r.line) == known))
+        places.append(ctx.record.position(call.region.spec, user_line(call.node)))
         del records[places[-1]]
     shapes = Counter(str(tuple(value(item).shape)) for item in items)
     shape = ", ".join(f"{count} x {text}" if count > 1 else text for text, count in shapes.items())
