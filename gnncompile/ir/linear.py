@@ -1,4 +1,7 @@
-"""Sums over edges that take one dot product per row instead of one per edge.
+"""Sums over edges with what is the same for all edges of a row taken out of them: factors, and dot products.
+
+``sum_e r s_e`` is ``r sum_e s_e``: a product less per edge, and often a sum that the forward could have kept, because
+the cotangent of a row is such a factor. (The two differ where `r` is infinite or NaN.)
 
 The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``, where `r` is a row of the side that is walked
 and `x_e` is gathered. A dot product per edge costs a GPU as many shuffles as a warp has levels, and keeps the row in
@@ -7,8 +10,10 @@ one program. Since everything is linear, ``<r, sum_e s_e x_e>`` is the same numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from functools import reduce
+from operator import and_
 
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Space, behind
@@ -18,7 +23,8 @@ Term = tuple[int, ...]
 
 
 def sum_over_edges(b: Builder, value: int) -> int:
-    """The sum of a value over the edges of each row, its dot products with rows taken after the sum where possible.
+    """The sum of a value over the edges of each row, its factors and dot products with rows taken after the sum where
+    possible.
 
     Args:
         b: A builder whose rows are walked.
@@ -29,7 +35,7 @@ def sum_over_edges(b: Builder, value: int) -> int:
     """
     terms = _terms(b, value) if _hides_dot(b, value) else None
     if terms is None:
-        return b.reduce("sum", value)
+        return _apart(b, _factors(b, value))
     sums = [_sum(b, term) for term in terms]
     if any(s is None for s in sums):
         return b.reduce("sum", value)
@@ -61,7 +67,7 @@ def _sum(b: Builder, term: Term) -> int | None:
     rows = [f for f in term if _is_row(b, f)]
     weights = [f for f in term if f not in dots and f not in rows]
     if not dots:
-        return b.reduce("sum", _product(b, term)) if not rows or not weights else _times(b, rows, weights)
+        return _apart(b, term)
     if len(dots) > 1:
         return None
     inner = _factors(b, b.nodes[dots[0]].args[0])
@@ -74,19 +80,51 @@ def _sum(b: Builder, term: Term) -> int | None:
     return _product(b, [*rows, total])
 
 
+def _apart(b: Builder, factors: Sequence[int]) -> int:
+    """The sum of a product over edges, the factors that a row has in common outside."""
+    rows = [f for f in factors if _is_row(b, f)]
+    weights = [f for f in factors if not _is_row(b, f)]
+    return _times(b, rows, weights) if weights else b.reduce("sum", _product(b, rows))
+
+
 def _times(b: Builder, rows: list[int], weights: list[int]) -> int:
     return _product(b, [*rows, b.reduce("sum", _product(b, weights))])
 
 
-def _product(b: Builder, factors: Iterable[int]) -> int:
-    return reduce(lambda x, y: b.op("mul", x, y), factors)
+def _product(b: Builder, factors: Sequence[int]) -> int:
+    return reduce(lambda x, y: b.op("mul", x, y), factors) if factors else b.const(1)
 
 
 def _factors(b: Builder, value: int) -> list[int]:
+    """Factors of a value; those of a row are found in sums and choices as well, if all their parts have them."""
     node = b.nodes[value]
-    if node.op != "mul":
+    if node.op == "mul":
+        return [f for a in node.args for f in _factors(b, a)]
+    if node.op == "neg":
+        return [b.const(-1), *_factors(b, node.args[0])]
+    at = _LINEAR.get(node.op, ())
+    parts = {k: _factors(b, node.args[k]) for k in at if b.constant(node.args[k]) != 0}
+    common = _in_all(b, list(parts.values()))
+    if not common:
         return [value]
-    return [f for a in node.args for f in _factors(b, a)]
+    rest = {k: _product(b, _without(factors, common)) for k, factors in parts.items()}
+    return [*common, b.op(node.op, *(rest.get(k, a) for k, a in enumerate(node.args)))]
+
+
+_LINEAR = {"add": (0, 1), "sub": (0, 1), "where": (1, 2), "div": (0,)}
+"""Which arguments of an operation may be multiplied by a factor instead of its result; 0 stays as it is."""
+
+
+def _in_all(b: Builder, parts: list[list[int]]) -> list[int]:
+    """The row factors that all products have, as often as they do; plain numbers are left where they are."""
+    if not parts:
+        return []
+    common: Counter[int] = reduce(and_, map(Counter, parts))
+    return [f for f in common.elements() if b.nodes[f].space is b.by]
+
+
+def _without(factors: list[int], common: list[int]) -> list[int]:
+    return list((Counter(factors) - Counter(common)).elements())
 
 
 def _is_row(b: Builder, value: int) -> bool:

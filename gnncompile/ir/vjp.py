@@ -11,7 +11,7 @@ gathers the same rows, keeps it (:func:`with_residuals`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -77,6 +77,11 @@ class _Residuals:
 def _trailing(shape: Shape) -> tuple[int, ...]:
     """The tensor shape of a value: heads only where there are any."""
     return shape if shape[0] != 1 else shape[1:]
+
+
+def _elements(nodes: Iterable[Node]) -> int:
+    """How many elements a row of all these values has."""
+    return sum(n.shape[0] * n.shape[1] for n in nodes)
 
 
 @lru_cache(maxsize=1024)
@@ -351,14 +356,18 @@ class _Differentiation:
         if any(n.space is Space.EDGE for _, n in inputs):
             return []  # their gradient makes the same values per edge, and hands them over
         copy = _Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
-        found: list[int] = []
-        for at, node in inputs:
-            edge = self.cotangents[at].edge
-            if node.space is self.region.by and edge is not None and self._hand_over(edge):
-                arguments = self._sums(linear.sum_over_edges(self.b, edge))
-                if not any(self._reads_cotangents(a) for a in arguments):
-                    found += [copy(a) for a in arguments]
-        return found
+        edges = [self.cotangents[at].edge for at, n in inputs if n.space is not self.region.by.opposite]
+        sums = {edge: self._sums(linear.sum_over_edges(self.b, edge)) for edge in edges if edge is not None}
+        free = {e: arguments for e, arguments in sums.items() if all(map(self._known_to_the_walk, arguments))}
+        if len(free) < len(sums) or not self._pays(free):
+            free = {e: arguments for e, arguments in free.items() if self._hand_over(e)}
+        return [copy(a) for arguments in free.values() for a in arguments]
+
+    def _pays(self, sums: dict[int, list[int]]) -> bool:
+        """Whether keeping sums costs less than a walk that gathers what they are made of, at a few edges a row."""
+        gathered = {n for edge in sums for n in self._behind(edge) if n.space is self.region.by.opposite}
+        kept = {self.b.nodes[a] for arguments in sums.values() for a in arguments}
+        return _elements(kept) <= _elements(n for n in gathered if n.op == "input")
 
     def _known(self) -> list[int]:
         """Forward values that can be had without another walk."""
@@ -374,9 +383,11 @@ class _Differentiation:
         """What a row value of the scratch builder sums over edges."""
         return [n.args[0] for n in self._behind(value) if n.op == "reduce_sum"]
 
-    def _reads_cotangents(self, value: int) -> bool:
+    def _known_to_the_walk(self, value: int) -> bool:
+        """Whether the forward can compute a value per edge while it walks: no cotangent and no reduction enters."""
         read = [self.operands[int(n.value or 0)] for n in self._behind(value) if n.op == "input"]
-        return any(operand.kind in ("cotangent", "temporary") for operand in read)
+        late = [k for k, o in enumerate(self.region.outputs) if self.region.nodes[o.node].op not in SOFTMAX_ROWS]
+        return all(o.kind == "input" or (o.kind == "output" and o.index not in late) for o in read)
 
     def _without_walk(self, total: _Cotangents) -> _Cotangents:
         """The same cotangent, per row alone if the forward has kept all that would be summed over edges."""
@@ -453,8 +464,7 @@ class _Differentiation:
     def _hand_over(self, value: int) -> bool:
         """Whether storing a per-edge value costs less than gathering again what it is made of."""
         inputs = [n for n in self._behind(value) if n.op == "input" and n.space is self.region.by.opposite]
-        stored = self.b.nodes[value].shape
-        return sum(n.shape[0] * n.shape[1] for n in inputs) > 2 * stored[0] * stored[1]
+        return _elements(inputs) > 2 * _elements([self.b.nodes[value]])
 
     def _behind(self, value: int) -> list[Node]:
         return [self.b.nodes[at] for at in sorted(behind(self.b.nodes, [value]))]
