@@ -69,6 +69,10 @@ class _Sums(nn.Module):
         return (first + second + third).sin()
 
 
+def _adds_to_what_is_given(x: Tensor, weight: Tensor) -> Tensor:
+    return x + x @ weight + x @ weight.sin() + x @ weight.cos()
+
+
 def _keeps_a_term(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     product = x @ weight
     return product, product + x @ weight.sin()
@@ -100,6 +104,16 @@ def test_products_are_added_in_place(device: str, dtype: torch.dtype):
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
     _, codes = run_and_get_code(lambda: compiled(x.requires_grad_()).sum().backward())
     assert [len(IN_PLACE.findall(code)) for code in codes] == [2, 2]
+
+
+def test_what_is_given_is_copied_once():
+    torch._dynamo.reset()
+    x, weight = torch.randn(5, CHANNELS), torch.randn(CHANNELS, CHANNELS)
+    before = x.clone()
+    found, codes = run_and_get_code(gnncompile.compile(_adds_to_what_is_given), x, weight)
+    torch.testing.assert_close(found, _adds_to_what_is_given(x, weight))
+    assert torch.equal(x, before)
+    assert codes[0].count("extern_kernels.addmm(") == 3 and len(IN_PLACE.findall(codes[0])) == 2
 
 
 @pytest.mark.parametrize("fn", [_keeps_a_term, _adds_to_a_view, _adds_a_row])

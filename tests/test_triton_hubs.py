@@ -163,11 +163,31 @@ def test_launches_of_a_region() -> None:
     assert f"if end - begin > {runtime_layout.HUB}:" in TritonKernel(neighbour_sum(D, "float32", 1, 128)).text
 
 
+def _heavy() -> Region:
+    """So much arithmetic that reading a row takes less time."""
+    b = Builder(D)
+    x = b.input(0, S, (1, 128), "float32")
+    for op in ("sigmoid", "log1p", "sigmoid"):
+        x = b.op(op, x)
+    return b.finish([Output(b.reduce("sum", x), "float32", (128,))])
+
+
+def test_tiles_for_ordinary_rows() -> None:
+    def of(region: Region) -> Tile:
+        return choose_tile(region, schedule(region))
+
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)
+    assert of(attention(D, "float32", 4, 32)) == Tile(1, 8, 32, 1)
+    assert of(dot_attention(D, "float32", 4, 32)) == Tile(1, 4, 32, 1, stages=2)
+    assert of(_heavy()) == Tile(1, 1, 128, 1)
+
+
 def test_tiles_for_hubs() -> None:
     def of(region: Region) -> Tile | None:
         plan = schedule(region)
         return hub_tile(region, plan, choose_tile(region, plan))
 
     assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 16, 128, 1)
-    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)  # two wide values per edge
+    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 8, 128, 1, stages=2)  # two wide values per edge
+    assert of(_heavy()) == Tile(1, 1, 128, 1)
     assert of(row_wise(D, "float32", 1, 16)) is None

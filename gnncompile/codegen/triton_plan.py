@@ -24,6 +24,9 @@ MOST_EDGES = 128
 SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
 
+HEAVY = 48
+"""Instructions per element and edge from which on arithmetic takes longer than reading rows."""
+
 WIDE = 64
 """From this width on, reductions combine the edges of each step at once."""
 
@@ -122,12 +125,14 @@ class Tile:
         edges: Edges per step and row.
         channels: Channels per program; a second grid axis walks the rest of a wider row.
         num_warps: Warps per program.
+        stages: In how many steps before it is needed Triton asks for the rows of a step, plus one.
     """
 
     rows: int
     edges: int
     channels: int
     num_warps: int
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,7 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
-    Measured on an H200 with 128 channels, 2.3M edges: one warp per row always; 8 edges per step for a sum (16 take 1.1
-    to 1.2 times as long), 4 for attention and its gradient by source (16 take 1.1 and 2.2 times as long).
+    Measured on an H200 with 128 channels, 2.3M edges: one warp per row always (see :func:`_elements` for the rest).
 
     Raises:
         Unsupported: One edge of one row is too wide for a tile.
@@ -186,14 +190,53 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         rows = max(1024 // width, 1)
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)
     num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
-    elements = num_warps * ELEMENTS
-    if width >= WIDE:
-        # More edges a step would hide more latency, but the registers they take keep other rows off the chip.
-        elements //= 4 if region.softmaxes or any(n.op == "sum_channels" for n in region.nodes) else 2
-    elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
-        elements //= 2
+    elements, stages = _elements(region, plan, width)
     most = MOST_EDGES if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
-    return Tile(1, max(min(elements // width, most), 1), channels, num_warps)
+    return Tile(1, max(min(num_warps * elements // width, most), 1), channels, num_warps, stages)
+
+
+def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
+    """Elements of a tile per warp, and stages of the loop over edges.
+
+    More edges a step hide more latency, but the registers they take keep other rows off the chip, which hides more. In
+    microseconds on an H200, by the edges of a step (in brackets with two stages):
+
+    ====================================  ===========  ===========  ===========  ===========
+    128 channels, 2.3M edges              1            2            4            8
+    ====================================  ===========  ===========  ===========  ===========
+    mean of rows                          205 (308)    190 (239)    203 (210)    188 (225)
+    GAT, gradient by source               472 (680)    440 (612)    718 (627)    428 (519)
+    GEN (softmax per channel)             585 (731)    570 (596)    654 (676)    1082 (1129)
+    ResGated, two rows gathered           544 (571)    482 (481)    461 (463)    759 (591)
+    Transformer, gradient by source       619 (650)    813 (590)    765 (588)    1503 (564)
+    GATv2, gradient by destination        428 (472)    626 (395)    949 (344)    736 (406)
+    CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
+    ====================================  ===========  ===========  ===========  ===========
+    """
+    wide_lanes = any(_wide_lanes(region, plan, step) for step in range(plan.passes))
+    if width < WIDE:
+        return ELEMENTS // 2 if wide_lanes else ELEMENTS, 1
+    if _arithmetic(region, plan) > HEAVY:
+        return ELEMENTS // 16, 1
+    if _wide_streams(region, plan) > 1 or _dots_per_edge(region, plan):
+        return ELEMENTS // 4, 2
+    return (ELEMENTS // 8 if region.softmaxes and wide_lanes else ELEMENTS // 2), 1
+
+
+_INSTRUCTIONS = {"exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30}
+_INSTRUCTIONS |= {"sigmoid": 12, "tanh": 12, "softmax": 12}
+
+
+def _arithmetic(region: Region, plan: Schedule) -> float:
+    """About how many instructions an element of the tile takes per edge."""
+    nodes = [n for n in (region.nodes[i] for i in plan.need) if edgewise(region, n) and n.op != "input"]
+    size = region.grid[0] * region.grid[1]
+    return sum(_INSTRUCTIONS.get(n.op, 1) * n.shape[0] * n.shape[1] for n in nodes) / size
+
+
+def _dots_per_edge(region: Region, plan: Schedule) -> bool:
+    """Whether channels are summed for every edge, which takes shuffles."""
+    return any(region.nodes[i].op == "sum_channels" and edgewise(region, region.nodes[i]) for i in plan.need)
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
@@ -202,10 +245,12 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     None where no edges are walked, or several rows at once.
 
     A piece fills its steps, which most rows are too short for, so it takes more edges at once. Where several wide
-    values per edge are read or written, fewer, so that ptxas spills nothing.
+    values per edge are read or written, fewer, so that ptxas spills nothing; where arithmetic takes longest, no more.
     """
     if plan.passes == 0 or tile.rows > 1:
         return None
+    if _arithmetic(region, plan) > HEAVY:
+        return tile
     width = power_of_two(region.grid[0]) * tile.channels
     elements = tile.num_warps * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
     if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):

@@ -261,7 +261,8 @@ class Writer:
             self.line("position = (begin + start)[:, None] + lane[None, :]")
             self.line("inside = position < end[:, None]")
         else:
-            self.line(f"for start in range(begin, end, {edges}):")
+            staged = f", num_stages={self.tile.stages}" if self.tile.stages > 1 else ""
+            self.line(f"for start in {'tl.' if staged else ''}range(begin, end, {edges}{staged}):")
             self.indent += 1
             self.line("position = start + lane")
             self.line("inside = position < end")

@@ -38,14 +38,30 @@ def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
         return
     earlier, later = sorted(pair)
     for total, product in ((earlier, later), (later, earlier)):
-        if product.target is aten.mm.default and len(product.users) == 1 and _owned(total):
+        if _is_term(product) and (_owned(total) or _goes_on(node)):
+            # The first of several sums with a matrix that is not to be written makes the copy for all of them.
+            target = own.add_product.default if _owned(total) else aten.addmm.default
             with graph.inserting_after(later):
-                made = graph.call_function(own.add_product.default, (total, *product.args))
+                made = graph.call_function(target, (total, *product.args))
             made.meta = node.meta
             node.replace_all_uses_with(made)
             graph.erase_node(node)
             graph.erase_node(product)
             return
+
+
+def _is_term(node: fx.Node) -> bool:
+    """Whether a matrix is a product that only a sum reads."""
+    return node.target is aten.mm.default and len(node.users) == 1
+
+
+def _goes_on(node: fx.Node) -> bool:
+    """Whether the one reader of a sum adds a product to it."""
+    users = list(node.users)
+    if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs:
+        return False
+    others = [n for n in users[0].args if n is not node]
+    return len(others) == 1 and isinstance(others[0], fx.Node) and _is_term(others[0])
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
