@@ -203,10 +203,14 @@ def test_second_gradient(name: str):
 @pytest.mark.parametrize("on", ["bipartite, duplicates, empty rows", "hub"])
 def test_ties_share_the_gradient_as_in_eager(kind: str, on: str):
     g = GRAPHS[on]
-    b = Builder(D)
-    x, w = b.input(0, S, (1, 2), F64), b.input(1, E, (1, 2), F64)
-    region = b.finish([Output(b.reduce(kind, b.op("mul", x, w)), F64, (2,))])
-    PLAIN[region] = region  # it is its own residual
+
+    def extremum(b: Builder) -> list[Output]:
+        x, w = b.input(0, S, (1, 2), F64), b.input(1, E, (1, 2), F64)
+        return [Output(b.reduce(kind, b.op("mul", x, w)), F64, (2,))]
+
+    region = region_of(extremum)
+    with pytest.raises(ValueError, match="does not count the ties of %3 reduce_m"):
+        vjp(PLAIN[region], (True, True), (True,))
     ours = [torch.ones(g.cols, 2).double(), torch.ones(len(g.dst), 2).double()]
     ours[1][::3] = 2.0
     theirs = [t.clone().requires_grad_() for t in ours]
@@ -319,7 +323,7 @@ def test_softmax_without_the_shortcut_walks_for_its_dot_product(name: str):
 
 def test_unwanted_gradients_cost_nothing():
     region = REGIONS["mixed"]
-    given = (True, False)
+    given = (True, *(False for _ in region.outputs[1:]))
     only_destination = vjp(region, (False, True, False, False), given)
     assert {s.region.by for s in only_destination.stages} == {D}
     assert [g is not None for g in only_destination.gradients] == [False, True, False, False]

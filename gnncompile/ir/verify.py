@@ -23,7 +23,7 @@ def verify(region: Region) -> None:
             raise InvalidRegionError(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
         if node.op in (*REDUCTIONS, *SOFTMAX_ROWS) or (node.space is region.by and late.intersection(node.args)):
             late.add(at)
-        elif late.intersection(node.args):
+        elif late.intersection(node.args) and node.dtype != BOOL:  # comparisons have no gradient
             raise InvalidRegionError(f"%{at} {node.op}: reads a reduction on edges again; form two regions")
         problem = _problem(region, node)
         if problem:

@@ -1,7 +1,7 @@
 """Differentiates a region: the gradient of a region is a short sequence of regions.
 
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
-1. row-wise and by-row stages for what later stages need of whole rows (tie counts, the dot product of softmax);
+1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax);
 2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
 3. one walk over the region's own rows, for the inputs that live there and for parameters.
 
@@ -24,8 +24,8 @@ from gnncompile.ir.stages import Backward, Gradient, Operand, Stage, share_walks
 
 
 def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
-    """The region with the row values that its gradient needs as additional outputs: softmax statistics, reductions
-    hidden behind an epilogue, and sums that save the gradient a walk.
+    """The region with the row values that its gradient needs as additional outputs: softmax statistics, extrema and how
+    many edges reach them, reductions hidden behind an epilogue, and sums that save the gradient a walk.
 
     Args:
         region: A region without residuals.
@@ -41,6 +41,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
             kept.add(b, b.softmax_row("softmax_sum", at))
         elif node.op in ("reduce_max", "reduce_min"):
             kept.add(b, at)
+            kept.add(b, _ties(b, at))
     seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
     region = kept.finish(b)
     given = tuple(o.node in seen and region.nodes[o.node].op not in SOFTMAX_ROWS for o in region.outputs)
@@ -52,6 +53,12 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     for argument in _Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
     return kept.finish(b)
+
+
+def _ties(b: Builder, extremum: int) -> int:
+    """How many edges of a row reach its extremum: a second pass over edges whose rows are still in the caches."""
+    reached = b.op("eq", b.nodes[extremum].args[0], extremum)
+    return b.reduce("sum", b.op("float", reached))
 
 
 def _missing(plan: Backward) -> list[int]:
@@ -301,8 +308,10 @@ class _Differentiation:
         """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
         b = self.b
         reached, one = b.op("eq", self.value(node.args[0]), self.value(at)), b.const(1)
-        (temporary,) = self.stages.add(self.region.by, [(b.op("float", reached), True, self.compute)])
-        count = self.stages.load(temporary, self.region.by, reached)
+        counted = _ties(Builder.of(self.region), at)
+        if counted >= len(self.region.nodes):
+            raise ValueError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
+        count = self._saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
         # Divided once per row, not once per edge.
         (temporary,) = self.stages.add(self.region.by, [(share, False, self.compute)])
