@@ -20,6 +20,7 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 
 _mark_dead: Callable[[Tensor, Tensor], Tensor] = torch.ops.gnncompile.mark_dead
 segment_reduce: Callable[[Tensor, Tensor, int, str], Tensor] = torch.ops.gnncompile.segment_reduce
+segment_softmax: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.gnncompile.segment_softmax
 
 TABLE_WIDTH = 512
 """Channels per node in one table: 8 relations of 128 channels take two tables, each 340 MiB for 169,000 nodes in
