@@ -4,13 +4,13 @@ eager's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import HGTConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, HeteroConv, HGTConv, SAGEConv, to_hetero
 
 import gnncompile
 from gnncompile.ir.region import parse
@@ -168,3 +168,85 @@ def test_hgt_by_generated_kernels(which: str):
         assert launch.fallbacks == {}
         report = gnncompile.explain(model, *graph(*SIZES[0]))
     assert (report.captured_graphs, report.graph_breaks, report.host_syncs, len(report.regions)) == (1, 0, 0, 1)
+
+
+# -- a layer per type of edges --------------------------------------------------------------------------------------
+
+MIXED = {
+    EDGES[0]: lambda: GCNConv(6, 5),
+    EDGES[1]: lambda: SAGEConv((4, 6), 5, aggr="max"),
+    EDGES[2]: lambda: GATConv((6, 4), 5, heads=2, concat=False, add_self_loops=False),
+    EDGES[3]: lambda: GATv2Conv((6, 6), 5, add_self_loops=False),
+}
+PER_TYPE: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "SAGE": (lambda: HeteroConv({kind: SAGEConv((-1, -1), 5) for kind in EDGES}), 4),
+    "SAGE, mean of types": (lambda: HeteroConv({kind: SAGEConv((-1, -1), 5) for kind in EDGES}, aggr="mean"), 4),
+    "GAT": (lambda: HeteroConv({kind: GATConv((-1, -1), 5, add_self_loops=False) for kind in EDGES}), 4),
+    "GAT, max of types": (
+        lambda: HeteroConv({kind: GATConv((-1, -1), 5, heads=2, add_self_loops=False) for kind in EDGES}, aggr="max"),
+        4,
+    ),
+    "one of each": (lambda: HeteroConv({kind: make() for kind, make in MIXED.items()}), 5),
+}
+"""GCN takes a second region, for degrees; it is structure."""
+
+
+def lazy(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model that has seen its widths."""
+    model = make()
+    with torch.no_grad():
+        model(*graph(*SIZES[0]))
+    return model
+
+
+@pytest.mark.parametrize("name", PER_TYPE)
+def test_a_layer_per_type(name: str):
+    torch.manual_seed(0)
+    make, regions = PER_TYPE[name]
+    model = Joined(lazy(make))
+    with launched() as specs:
+        one = one_graph(model, graph, SIZES)
+    assert len(one.record.regions) == regions and nothing_per_edge(specs, width=2)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, conv: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = conv(8), conv(3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+CONVERTED: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "SAGE": (lambda out: SAGEConv((-1, -1), out), 7),
+    "GAT": (lambda out: GATConv((-1, -1), out, add_self_loops=False), 6),
+}
+"""Layers, and what each relation needs of structure: the edges of each row, both ways, and degrees for means."""
+BOTH_WAYS = [*EDGES, ("paper", "printed_in", "venue")]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_converted_models(name: str):
+    def inputs(nodes: tuple[int, ...], edges: tuple[int, ...]) -> Any:
+        x_dict, edge_index_dict = graph(nodes, edges)
+        return x_dict, {**edge_index_dict, BOTH_WAYS[-1]: edge_index_dict[EDGES[3]].flip(0)}
+
+    torch.manual_seed(0)
+    layer, structure = CONVERTED[name]
+    model = to_hetero(TwoLayers(layer), (NODES, BOTH_WAYS))
+    with torch.no_grad():
+        model(*inputs(*SIZES[0]))
+    one = one_graph(Joined(model), inputs, SIZES)
+    assert len(one.record.regions) == 2 * len(BOTH_WAYS)
+    assert len(one.structure.hoisted.results) == structure * len(BOTH_WAYS)
+
+
+def test_a_layer_per_type_without_a_sync():
+    torch.manual_seed(0)
+    model = Joined(lazy(PER_TYPE["one of each"][0]))
+    with light("cpp"):
+        one_graph(model, graph, SIZES[:3])
+        assert launch.fallbacks == {}
+        report = gnncompile.explain(model, *graph(*SIZES[0]))
+    assert (report.captured_graphs, report.graph_breaks, report.host_syncs, len(report.regions)) == (1, 0, 0, 5)
