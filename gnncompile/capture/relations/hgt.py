@@ -77,33 +77,34 @@ class _Edges:
         self.source, self.destination = (torch.cat(rows) for rows in zip(*ends, strict=True))
 
 
-def _weights(conv: Any, layer: Any, kinds: list[Any], scaled: bool = False) -> list[Tensor]:
-    """The weights of some types of edges, ``[heads, channels, channels]`` each."""
+def _weights(conv: Any, layer: Any, kinds: list[Any]) -> Tensor:
+    """The weights of some types of edges, ``[types, heads, channels, channels]``."""
     weight = layer.weight.view(conv.heads, len(conv.edge_types), *layer.weight.shape[1:])
-    weights = [weight[:, conv.edge_types_map[kind]] for kind in kinds]
-    if not scaled:
-        return weights
-    priors = [conv.p_rel["__".join(kind)].view(-1, 1, 1) / math.sqrt(weight.size(-1)) for kind in kinds]
-    return [one * prior for one, prior in zip(weights, priors, strict=True)]
+    return torch.stack([weight[:, conv.edge_types_map[kind]] for kind in kinds])
 
 
-def _rows(conv: Any, x: Tensor, layer: Any, part: int, weights: list[Tensor] | None = None) -> Tensor:
-    """Rows of a table, ``[num_nodes * len(weights), heads, channels]``.
+def _scaled(conv: Any, weights: Tensor, kinds: list[Any]) -> Tensor:
+    """Weights that make keys, times the prior of each type and head and what logits are divided by."""
+    priors = torch.stack([conv.p_rel["__".join(kind)].view(-1, 1, 1) for kind in kinds])
+    return weights * (priors / math.sqrt(weights.size(-1)))
+
+
+def _rows(conv: Any, x: Tensor, layer: Any, part: int, weights: Tensor | None = None) -> Tensor:
+    """Rows of a table, ``[num_nodes * types, heads, channels]``.
 
     Args:
         conv: The layer of the model.
         x: The nodes of one type.
         layer: Their linear layer.
         part: Which third of its results.
-        weights: What these are multiplied with; nothing if left out.
+        weights: What these are multiplied with, ``[types, heads, channels, channels]``; nothing if left out.
     """
     heads, width = conv.heads, conv.out_channels
     weight, bias = (p[part * width : (part + 1) * width] for p in (layer.weight, layer.bias))
     if weights is not None:
-        blocks = [one.transpose(1, 2) for one in weights]
-        weight, bias = weight.view(heads, width // heads, -1), bias.view(heads, width // heads, 1)
-        weight = torch.cat([(block @ weight).flatten(0, 1) for block in blocks])
-        bias = torch.cat([(block @ bias).flatten() for block in blocks])
+        joined = torch.cat([weight, bias.unsqueeze(1)], 1).view(heads, width // heads, -1)
+        joined = (weights.transpose(2, 3) @ joined).flatten(0, 2)
+        weight, bias = joined[:, :-1].contiguous(), joined[:, -1]
     return F.linear(x, weight, bias).view(-1, heads, width // heads)
 
 
@@ -114,7 +115,8 @@ def _attend(conv: Any, x_dict: dict[str, Tensor], edges: _Edges) -> Tensor:
         layer, kinds = conv.kqv_lin.lins[key], edges.leaving[key]
         tables[_QUERIES].append(_rows(conv, x, layer, _QUERIES))
         if kinds:
-            tables[_KEYS].append(_rows(conv, x, layer, _KEYS, _weights(conv, conv.k_rel, kinds, scaled=True)))
+            of_keys = _scaled(conv, _weights(conv, conv.k_rel, kinds), kinds)
+            tables[_KEYS].append(_rows(conv, x, layer, _KEYS, of_keys))
             tables[_VALUES].append(_rows(conv, x, layer, _VALUES, _weights(conv, conv.v_rel, kinds)))
     k, q, v = (torch.cat(table) for table in tables)
     logits = (q.index_select(0, edges.destination) * k.index_select(0, edges.source)).sum(-1)
