@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.capture import relations
-from gnncompile.capture.relations import copy_of
+from gnncompile.capture.relations.tables import copy_of
 
 _OPS: Any = torch.ops.gnncompile
 

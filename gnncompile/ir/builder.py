@@ -90,7 +90,8 @@ class Builder:
         node = self.nodes[value]
         if node.space is Space.EDGE:
             return value
-        return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, node.dtype))
+        dtype = BOOL if node.dtype == BOOL else COMPUTE
+        return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, dtype))
 
     def _simplify(self, name: str, args: tuple[int, ...]) -> int | None:
         """Removes neutral elements; never drops an operand whose NaN or infinity must show."""

@@ -36,7 +36,8 @@ def summary(region: Region) -> str:
     kinds = ["softmax"] * bool(region.softmaxes) + ["dropout"] * region.drops
     kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
     reads = dict.fromkeys(n.space.value for n in region.inputs if n.dtype != SEED)
-    return f"{', '.join(kinds) or 'row-wise'} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
+    kinds = kinds or ["gather" if region.walks_edges else "row-wise"]
+    return f"{', '.join(kinds)} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
 
 
 def _name(at: int, node: Node) -> str:

@@ -57,6 +57,13 @@ class Message:
             # [num_edges, heads] in front of a dot product: its only axis is then the first one.
             return self.lower(src, ((), (0,), (0, 1))[rank])
 
+    def rows_per_edge(self, gather: fx.Node) -> int:
+        """Rows gathered by the index that this message is reduced by."""
+        rank = value(gather).dim() - 1
+        if rank > 2:
+            raise NotFusable(f"rows with {rank} feature axes have no kernel yet")
+        return self.builder.on_edges(self._gather(gather, ((), (1,), (0, 1))[rank]))
+
     def lower(self, node: fx.Node, slots: Slots, strict: bool = False) -> int:
         """The value of a tensor with a row per edge; an input of its own if it cannot be taken apart.
 
@@ -134,13 +141,7 @@ class Message:
             return rows
         if same_size(rows, number_of(self.num_rows)):
             return self.num_rows
-        key = f"size {rows}"
-        known = self.ctx.shared_nodes.get(key)
-        if known is None or self.at < known:  # one node for one size: layouts are shared by what they are made of
-            size = Symbols(self.ctx).node(rows)
-            known = size if size is not None else self.ctx.call(aten.sym_size.int, table, 0)
-            self.ctx.shared_nodes[key] = known
-        return known
+        return size_node(self.ctx, table, self.at)
 
     def inverse_degree(self) -> int:
         """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""
@@ -271,6 +272,22 @@ class Message:
             raise NotFusable("its sum over a feature axis finds no free axis")
         inside = (*outer[:at], free[0], *outer[at:])
         return self.builder.sum_axis(self.lower(inner, tuple(inside), strict), free[0])
+
+
+def size_node(ctx: Context, table: fx.Node, at: fx.Node) -> Any:
+    """The number of rows of a table, known before `at`: a number, or one node for one size, since layouts are shared by
+    what they are made of.
+    """
+    rows = value(table).shape[0]
+    if isinstance(rows, int):
+        return rows
+    key = f"size {rows}"
+    known = ctx.shared_nodes.get(key)
+    if known is None or at < known:
+        size = Symbols(ctx).node(rows)
+        known = size if size is not None else ctx.call(aten.sym_size.int, table, 0)
+        ctx.shared_nodes[key] = known
+    return known
 
 
 def is_one(size: Any) -> bool:

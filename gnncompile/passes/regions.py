@@ -20,7 +20,7 @@ from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes import dropout
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
-from gnncompile.passes.message import Message, NotFusable
+from gnncompile.passes.message import Message, NotFusable, size_node
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -36,6 +36,9 @@ def run(ctx: Context) -> None:
         if node.target is own.segment_softmax.default:
             forming.softmax(node)
     dropout.settle(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.index_select.default and forming.feeds_regions(node):
+            forming.gather(node)
 
 
 class _Forming:
@@ -69,6 +72,28 @@ class _Forming:
         except NotFusable as reason:
             self.ctx.skip("softmax over edges", str(reason), node)
             return
+        node.replace_all_uses_with(new)
+
+    def feeds_regions(self, node: fx.Node) -> bool:
+        """Whether a gather of rows that a gradient flows to, left outside of regions, is read by them alone."""
+        if node.args[1] != 0 or node.args[0] not in self.ctx.needs_grad or node in self.ctx.written:
+            return False
+        return all(user.target is own.region.default for user in node.users)
+
+    def gather(self, node: fx.Node) -> None:
+        """Rows gathered by an index that is neither end of a region's edges are stored per edge. Their gradient becomes
+        a walk instead of an addition with atomics.
+        """
+        table, index = node.args[0], node.args[2]
+        with self.ctx.graph.inserting_before(node):
+            if alive_of(self.ctx, index) is not None:  # type: ignore[arg-type]
+                return  # an edge that is dead here may be alive where the rows are read
+            size = size_node(self.ctx, table, node)  # type: ignore[arg-type]
+        try:
+            message = self._message(node, node, index, size)  # type: ignore[arg-type]
+            new = self._emit(node, message, message.rows_per_edge(node))
+        except NotFusable:
+            return  # recorded where a region reads it
         node.replace_all_uses_with(new)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:

@@ -1,0 +1,26 @@
+"""PyG's layers with typed edges, without their loop over boolean masks (whose sizes depend on data).
+
+What is not PyG's own layer on a plain edge list (a subclass with another message, an explainer, a sparse matrix) is
+traced as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_geometric.nn import FastRGCNConv, FiLMConv, HGTConv, RGATConv, RGCNConv
+
+from gnncompile.capture.relations.film import film_forward
+from gnncompile.capture.relations.hgt import hgt_forward
+from gnncompile.capture.relations.rgat import rgat_forward
+from gnncompile.capture.relations.rgcn import fast_rgcn_forward, rgcn_forward
+
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
+    RGCNConv.forward: rgcn_forward,
+    FastRGCNConv.forward: fast_rgcn_forward,
+    FiLMConv.forward: film_forward,
+    HGTConv.forward: hgt_forward,
+    RGATConv.forward: rgat_forward,
+}
+"""What is traced in place of PyG's methods."""
