@@ -141,7 +141,7 @@ BROKEN = {
     "is a bool": Region(D, (X, Node("eq", (0, 0), E, (1, 4))), (OUT,)),
     "has type float32": Region(D, (X, Node("neg", (0,), E, (1, 4), "float32")), (OUT,)),
     "takes one argument, found 0": Region(D, (X, Node("reduce_sum", (), D, (1, 4))), (OUT,)),
-    "keeps every axis but the summed one": Region(D, (X, Node("sum_channels", (0,), X.space, (1, 4))), (OUT,)),
+    "keeps every axis but the reduced one": Region(D, (X, Node("sum_channels", (0,), X.space, (1, 4))), (OUT,)),
     "lives on edges": Region(D, (X, Node("softmax", (0,), D, (1, 4))), (OUT,)),
     "a seed is one parameter, found (1, 4) on source": Region(D, (replace(X, dtype=SEED), ROW), (OUT,)),
     "reads a seed, which only dropout does": Region(D, (SEED_INPUT, Node("neg", (0,), P, (1, 1))), ()),

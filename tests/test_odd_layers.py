@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SuperGATConv
+from torch_geometric.nn import FeaStConv, GMMConv, SuperGATConv
 
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
+from gnncompile.ir.region import Space, parse
 from tests.harness import light
 from tests.test_end_to_end import compare
 
@@ -140,3 +142,35 @@ def test_writing_to_an_open_slice():
     for nodes in (5, 0, 1):
         x = torch.randn(nodes, 3)
         torch.testing.assert_close(compiled(x), fn(x))
+
+
+# -- messages with several feature axes ---------------------------------------------------------------------------
+
+KERNELS: dict[str, Callable[[], nn.Module]] = {
+    "GMM": lambda: GMMConv(CHANNELS, 5, dim=3, kernel_size=4),
+    "GMM of one kernel": lambda: GMMConv(CHANNELS, 5, dim=1, kernel_size=1),
+    "FeaSt": lambda: FeaStConv(CHANNELS, 5, heads=3),
+    "FeaSt without self loops": lambda: FeaStConv(CHANNELS, 5, heads=2, add_self_loops=False),
+    "FeaSt of one head": lambda: FeaStConv(CHANNELS, 5),
+}
+
+
+@pytest.mark.parametrize("which", ["reference", "cpp"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_over_edges(name: str, which: str):
+    """Nothing but what is given per edge is read per edge."""
+    torch.manual_seed(0)
+    model = KERNELS[name]()
+    with light(which):
+        compiled = gnncompile.compile(model, fullgraph=True)
+        for nodes, edges in SIZES:
+            x, edge_index = graph(nodes, edges)
+            if isinstance(model, GMMConv):
+                compare(compiled, model, (x, edge_index, torch.randn(edges, model.dim).requires_grad_()))
+            elif edges or model.add_self_loops:  # PyG's reshape fails without edges
+                compare(compiled, model, (x, edge_index))
+    (one,) = program_of(compiled).backend.captured
+    (region,) = one.record.regions
+    assert one.record.skipped == [] and program_of(compiled).backend.notes == []
+    stored = [n for n in parse(region.spec).inputs if n.space is Space.EDGE]
+    assert len(stored) == isinstance(model, GMMConv)

@@ -130,6 +130,14 @@ static inline T total(const T* v, int64_t n) {
 }
 """
 
+_LARGEST = """\
+static inline T largest(const T* v, int64_t n) {
+  T most = v[0];
+  for (int64_t i = 1; i < n; ++i) most = op_max(most, v[i]);
+  return most;
+}
+"""
+
 _SOFTMAX = """\
 // Turns the logits of one row into their softmax. `n` is the degree rounded up to a multiple of 16.
 static inline void softmax_row(T* __restrict__ v, int64_t degree, int64_t n, T& max, T& sum) {
@@ -199,6 +207,7 @@ _SHARED = {
     "op_max": _MAX,
     "op_min": _MIN,
     "total": _TOTAL,
+    "largest": _LARGEST,
     "softmax_row": _SOFTMAX,
     "reserve": _RESERVE,
     "share": _BOUND,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
+from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -106,10 +106,10 @@ def schedule(region: Region) -> Schedule:
 
 
 def _check(region: Region, node: Node) -> None:
-    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_SUMS)
+    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_REDUCTIONS)
     if node.op not in known and node.op not in POINTWISE:
         raise Unsupported(f"no Triton code for the operation {node.op!r}")
-    if node.op in ("softmax", *REDUCTIONS, *FEATURE_SUMS) and region.nodes[node.args[0]].dtype == BOOL:
+    if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].dtype == BOOL:
         raise Unsupported(f"{node.op} of a bool value")
 
 
@@ -167,6 +167,11 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
     return offsets, length
 
 
+def _needs_whole_rows(region: Region) -> bool:
+    """Whether channels are reduced."""
+    return any(n.op in FEATURE_REDUCTIONS and n.op.endswith("channels") for n in region.nodes)
+
+
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
@@ -177,7 +182,7 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         Unsupported: One edge of one row is too wide for a tile.
     """
     heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
-    if heads * channels > SPLIT_WIDTH and not any(n.op == "sum_channels" for n in region.nodes):
+    if heads * channels > SPLIT_WIDTH and not _needs_whole_rows(region):
         channels = min(channels, max(SPLIT_WIDTH // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
@@ -189,7 +194,7 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
     elements = num_warps * ELEMENTS
     if width >= WIDE:
         # More edges a step would hide more latency, but the registers they take keep other rows off the chip.
-        elements //= 4 if region.softmaxes or any(n.op == "sum_channels" for n in region.nodes) else 2
+        elements //= 4 if region.softmaxes or _needs_whole_rows(region) else 2
     elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
     most = MOST_EDGES if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16

@@ -144,6 +144,9 @@ def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
         return not any(n in tainted for n in node.all_input_nodes if n is not node.args[0])
     if node.target is aten.index_select.default:
         return node.args[0] not in tainted
+    if node.target in (aten.softmax.int, aten.log_softmax.int):
+        axis: Any = node.args[1]
+        return bool(axis % value(node).dim() != 0)
     return node.target in _ROWWISE or node.target in _FILLS
 
 

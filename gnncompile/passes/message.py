@@ -16,7 +16,7 @@ from torch import fx
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
-from gnncompile.ir.region import BOOL, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
 from gnncompile.passes.context import Context, aten, own, same_size, value
 from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
@@ -200,6 +200,8 @@ class Message:
             return self._dropout(node, slots, strict)
         if node.target is aten.sum.dim_IntList:
             return self._feature_sum(node, slots, strict)
+        if node.target in _FEATURE_SOFTMAXES:
+            return self._feature_softmax(node, slots, strict)
         if node.target in POINTWISE:
             return POINTWISE[node.target](self, node, slots, strict)
         raise NotFusable(f"{_name(node)} is not a pointwise operation")
@@ -264,13 +266,33 @@ class Message:
         at = axes[0] - 1
         outer = list(slots[:at]) + list(slots[at + 1 :] if keep else slots[at:])
         taken = [k for k in outer if k >= 0]
-        free = [
-            k for k in (1, 0) if k not in taken and all((k > t) == (at >= i) for i, t in enumerate(outer) if t >= 0)
-        ]
+        free = [k for k in (1, 0) if k not in taken and all((k > t) == (at > i) for i, t in enumerate(outer) if t >= 0)]
         if not free:
             raise NotFusable("its sum over a feature axis finds no free axis")
         inside = (*outer[:at], free[0], *outer[at:])
-        return self.builder.sum_axis(self.lower(inner, tuple(inside), strict), free[0])
+        summed = self.lower(inner, tuple(inside), strict)
+        return self._sum(summed, free[0], int(value(inner).shape[axes[0]]))
+
+    def _sum(self, summed: int, axis: int, length: int) -> int:
+        """The sum over a feature axis, along which a value that broadcasts has length 1."""
+        full = self.builder.nodes[summed].shape
+        full = (length, full[1]) if axis == 0 else (full[0], length)
+        return self.builder.sum_to(summed, (1, full[1]) if axis == 0 else (full[0], 1), full)
+
+    def _feature_softmax(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Softmax over a feature axis, or its logarithm."""
+        b, args = self.builder, node.args
+        axis = int(args[1]) % value(node).dim()  # type: ignore[arg-type]
+        if axis == 0 or len(args) > 2 or node.kwargs.get("dtype") is not None:
+            raise NotFusable("it is a softmax over edges, or in another type")
+        slot = slots[axis - 1]  # -1 for an axis of length 1
+        logits = self.operand(args[0], node, slots, strict)
+        shifted = b.op("sub", logits, b.over_features(FEATURE_MAXIMA[slot], logits) if slot >= 0 else logits)
+        powers = b.op("exp", shifted)
+        total = self._sum(powers, slot, int(value(node).shape[axis])) if slot >= 0 else powers
+        if node.target is aten.log_softmax.int:
+            return b.op("sub", shifted, b.op("log", total))
+        return b.op("div", powers, total)
 
 
 def is_one(size: Any) -> bool:
@@ -330,6 +352,8 @@ _RESHAPES = {
     aten.expand_as.default,
     aten._unsafe_view.default,
 }
+
+_FEATURE_SOFTMAXES = {aten.softmax.int, aten.log_softmax.int}
 
 Lowering = Callable[[Message, fx.Node, Slots, bool], int]
 

@@ -59,15 +59,21 @@ def _replace(node: fx.Node, number: int) -> None:
 
 
 def _end(ctx: Context, names: Symbols, node: fx.Node) -> None:
-    """An open end of a slice becomes the size: where the slice is written to, Inductor must tell which is smaller."""
-    args: Any = node.args
-    source, dim, start, end = (*args, *(0, None, None)[len(args) - 1 :])[:4]
+    """An open end of a slice becomes the size: where the slice is written to, Inductor must tell which is smaller.
+
+    A slice of everything is left out.
+    """
+    given: list[Any] = list(node.args)
+    source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
     if isinstance(end, fx.Node) or (end is not None and end < sys.maxsize):
+        return
+    if start in (None, 0) and step == 1 and source.op == "call_function" and all(u.op != "output" for u in node.users):
+        node.replace_all_uses_with(source)
         return
     with ctx.graph.inserting_before(node):
         size = names.node(value(source).shape[dim])
     if size is not None:
-        node.args = (source, dim, start, size, *node.args[4:])
+        node.args = (source, dim, start, size, step)
 
 
 def _fill(ctx: Context, names: Symbols, node: fx.Node) -> None:
