@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FeaStConv, GMMConv, SuperGATConv
+from torch_geometric.nn import ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv
 
 import gnncompile
 from gnncompile import _compat
+from gnncompile.capture import relations
 from gnncompile.capture.compiled import program_of
 from gnncompile.ir.region import Space, parse
 from tests.harness import light
@@ -174,3 +175,59 @@ def test_kernels_over_edges(name: str, which: str):
     assert one.record.skipped == [] and program_of(compiled).backend.notes == []
     stored = [n for n in parse(region.spec).inputs if n.space is Space.EDGE]
     assert len(stored) == isinstance(model, GMMConv)
+
+
+# -- MFConv, ChebConv ---------------------------------------------------------------------------------------------
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "MF": (lambda: MFConv(CHANNELS, 5), False),
+    "MF without bias": (lambda: MFConv(CHANNELS, 5, max_degree=3, bias=False), False),
+    "MF against the edges": (lambda: MFConv(CHANNELS, 5, flow="target_to_source"), False),
+    "Cheb": (lambda: ChebConv(CHANNELS, 5, 3), False),
+    "Cheb of weights": (lambda: ChebConv(CHANNELS, 5, 3), True),
+    "Cheb of a random walk": (lambda: ChebConv(CHANNELS, 5, 2, normalization="rw"), True),
+    "Cheb without normalization": (lambda: ChebConv(CHANNELS, 5, 2, normalization=None), True),
+    "Cheb of one hop": (lambda: ChebConv(CHANNELS, 5, 1), False),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_look_at_data(name: str):
+    make, weighted = LAYERS[name]
+    torch.manual_seed(0)
+    model = make()
+    with light():
+        compiled, before = gnncompile.compile(model), breaks()
+        for size in SIZES:
+            x, edge_index = graph(*size)
+            if "without normalization" in name and size[1] < 16:
+                continue  # 0 / 0
+            weight = (torch.rand(size[1]) + 0.1).requires_grad_()
+            compare(compiled, model, (x, edge_index, weight) if weighted else (x, edge_index))
+        assert breaks() == before and program_of(compiled).backend.notes == []
+        (one,) = program_of(compiled).backend.captured
+        assert one.record.skipped == []
+
+
+def test_cheb_of_a_known_spectrum():
+    """Negative weights at self loops, and a largest eigenvalue that is given, or one per graph."""
+    torch.manual_seed(0)
+    model = ChebConv(CHANNELS, 5, 2, normalization=None)
+    edge_index, weight = graph(12, 40)[1], torch.rand(40)
+    weight[edge_index[0] == edge_index[1]] = -50.0
+    batch = torch.arange(12) // 6
+    with light():
+        compiled, before = gnncompile.compile(model), breaks()
+        for rest in ((), (None, 3.5), (batch, torch.tensor([3.0, 4.0]))):
+            compare(compiled, model, (graph(12, 40)[0], edge_index, weight, *rest))
+        assert breaks() == before
+
+
+def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relations, "TABLE_WIDTH", 12)
+    torch.manual_seed(0)
+    model = MFConv(CHANNELS, 5, max_degree=6)
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        for size in SIZES:
+            compare(compiled, model, graph(*size))

@@ -280,6 +280,27 @@ def film_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> A
     return out
 
 
+def typed_linear(layers: Any, x: Tensor, kind: Tensor) -> Tensor:
+    """``layers[kind[i]](x[i])`` for every row i, by layers with equal numbers of outputs.
+
+    Args:
+        layers: One linear layer per kind.
+        x: ``[num_nodes, in_channels]``.
+        kind: ``[num_nodes]``, from 0 up to the number of layers.
+    """
+    out: Tensor | None = None
+    channels = layers[0].out_channels
+    place = torch.arange(x.size(0), device=x.device)
+    for first, count in _groups(len(layers), channels):
+        (table,) = _tables(layers[first : first + count], x, channels)
+        inside = (kind >= first) & (kind < first + count)
+        rows = place * count + torch.where(inside, kind - first, 0)
+        part = torch.where(inside.view(-1, 1), table.index_select(0, rows), 0)
+        out = part if out is None else out + part
+    assert out is not None, "there is at least one layer"
+    return out
+
+
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     RGCNConv.forward: rgcn_forward,
     FastRGCNConv.forward: fast_rgcn_forward,

@@ -436,7 +436,7 @@ class Writer:
         nodes = [self.region.nodes[a] for a in node.args]
         typed = nodes[1:] if node.op == "where" else nodes
         # A literal takes its type from the other operand; without one, Triton would compute in float32.
-        bare = any(n.op != "const" for n in typed)
+        bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
         args = [self._operand(a, bare) for a in node.args]
         if node.op in ("and", "or"):
             args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
