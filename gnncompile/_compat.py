@@ -18,6 +18,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTra
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
+from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -37,6 +38,7 @@ __all__ = [
     "symbolic_counts",
     "trace_aten",
     "tracked_input_name",
+    "unknown_size",
 ]
 
 shape_config: Any = shape_config_module
@@ -132,6 +134,14 @@ def calling_file(skip: str) -> str:
             return translator.f_code.co_filename
         frame = frame.f_back
     return ""
+
+
+def unknown_size() -> Any:
+    """A size that an op makes of data, in its fake implementation.
+
+    ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
+    """
+    return allocate_size(torch.library.get_ctx()._shape_env)
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

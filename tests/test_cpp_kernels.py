@@ -258,8 +258,20 @@ def counts(by: Space, dtype: str, heads: int, channels: int) -> Region:
     )
 
 
+def feature_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Softmax over either feature axis, and over the heads of a value without channels."""
+    b = Builder(by)
+    x, narrow = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (heads, 1), dtype)
+    values = []
+    for logits, axis in ((x, "heads"), (x, "channels"), (narrow, "heads")):
+        powers = b.op("exp", b.op("sub", logits, b.over_features(f"max_{axis}", logits)))
+        values.append(b.reduce("sum", b.op("mul", x, b.op("div", powers, b.over_features(f"sum_{axis}", powers)))))
+    return b.finish([out(b, v, "float32") for v in values])
+
+
 Make = Callable[[Space, str, int, int], Region]
 SUMS: list[Make] = [neighbour_sum, weighted_sum, mean_epilogue, max_and_min, edge_relu, gated, head_sums, counts]
+SUMS.append(feature_softmax)
 SOFTMAXES: list[Make] = [attention, dot_attention, wide_softmax, attention_gradient]
 
 

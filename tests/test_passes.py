@@ -14,7 +14,7 @@ from torch_geometric.utils import add_remaining_self_loops, remove_self_loops, s
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
-from gnncompile.ir.region import parse
+from gnncompile.ir.region import Space, parse
 from gnncompile.passes.context import Masked, Skip
 from tests.harness import light
 from tests.tracing import WIDTH, Traced, add, check, data, wide, zeros
@@ -210,10 +210,48 @@ def test_layout_by_source_only_for_a_gradient():
     assert [len(r) for r in made] == [3, 6]
 
 
+def heads(x: Tensor) -> Tensor:
+    return x.view(x.size(0), HEADS, WIDTH // HEADS)
+
+
+FEATURE_AXES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "sum over the first axis": lambda x, row, col: (heads(x)[row] * heads(x)[col].tanh()).sum(1),
+    "sum over an axis of equal entries": lambda x, row, col: x[row][:, :1].expand(-1, 5).sum(-1, keepdim=True) * x[row],
+    "reshaped rows": lambda x, row, col: (heads(x[row]) * heads(x[col])).sum(1),
+    "another width inside": lambda x, row, col: (
+        heads(x)[row] * (heads(x[row])[:, :, :1] - torch.arange(3.0)).pow(2).sum(-1).exp().view(-1, HEADS, 1)
+    ).sum(1),
+    "softmax": lambda x, row, col: (x[row] - x[col]).softmax(1) * x[row],
+    "logarithm of a softmax": lambda x, row, col: (x[row] - x[col]).log_softmax(-1) * x[row],
+    "softmax of large numbers": lambda x, row, col: (1e4 * (x[row] - x[col])).softmax(-1),
+    "softmax over heads": lambda x, row, col: (heads(x)[row].softmax(1) * heads(x)[row]).sum(1),
+    "softmax of weights": lambda x, row, col: (heads(x)[row] * x[row][:, :HEADS].softmax(1).unsqueeze(-1)).sum(1),
+}
+
+
+@pytest.mark.parametrize("case", FEATURE_AXES)
+def test_feature_axes(case: str):
+    """Message axes that are summed, reshaped or normalised are part of the region."""
+
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        message = FEATURE_AXES[case](x @ torch.eye(WIDTH), row, col)  # its width is a number
+        return torch.zeros(x.size(0), message.size(1)).index_add_(0, col, message)
+
+    found = check(fn, *data())
+    assert found is not None and found.ctx.record.skipped == []
+    (region,) = found.ctx.record.regions
+    assert all(n.op != "input" or n.space is not Space.EDGE for n in parse(region.spec).nodes)
+
+
+def test_softmax_over_masked_edges_is_not_one_over_features():
+    with pytest.raises(Masked):
+        Traced(lambda x, row, col: x + x[without_loops(row, col)[0]].softmax(0).sum(0), *data())
+
+
 UNFUSABLE: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int, str]] = {
     "cumsum": (lambda x, row, col: add(x, col, x[row].cumsum(1)), 1, ""),
     "linear on edges": (lambda x, row, col: add(x, col, F.linear(x[row], WEIGHT)), 1, ""),
-    "power with a logarithm": (lambda x, row, col: add(x, col, x[row].abs() ** 1.7), 1, "pow"),
+    "arc tangent": (lambda x, row, col: add(x, col, x[row].atan()), 1, ""),
     "two other ends": (lambda x, row, col: add(x, col, x[row] * x[(row + 1) % x.size(0)]), 2, "one other end"),
     "integer weights": (lambda x, row, col: add(x, col, x[row] * row.view(-1, 1)), 1, "int64"),
     "three feature axes": (

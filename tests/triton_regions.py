@@ -230,6 +230,18 @@ def mixed_widths(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish([Output(b.reduce("sum", b.op("mul", gate, x)), dtype, (heads, channels))])
 
 
+def feature_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Softmax over either feature axis, and over the heads of a value without channels."""
+    b = Builder(by)
+    x, narrow = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (heads, 1), dtype)
+    outputs = []
+    for logits, axis in ((x, "heads"), (x, "channels"), (narrow, "heads")):
+        powers = b.op("exp", b.op("sub", logits, b.over_features(f"max_{axis}", logits)))
+        alpha = b.op("div", powers, b.over_features(f"sum_{axis}", powers))
+        outputs.append(Output(b.reduce("sum", b.op("mul", x, alpha)), dtype, (heads, channels)))
+    return b.finish(outputs)
+
+
 Case = Callable[[Space, str, int, int], Region]
 CASES: list[Case] = [
     neighbour_sum,
@@ -247,6 +259,7 @@ CASES: list[Case] = [
     degree_and_constants,
     row_wise,
     mixed_widths,
+    feature_softmax,
 ]
 
 

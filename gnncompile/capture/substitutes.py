@@ -15,7 +15,7 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 
 from gnncompile import _compat
-from gnncompile.capture import relations
+from gnncompile.capture import layers, relations
 from gnncompile.capture.relations.tables import copy_of
 
 _OPS: Any = torch.ops.gnncompile
@@ -119,4 +119,4 @@ def install() -> None:
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
-    _compat.substitute_methods(relations.METHODS, lambda: _backend_setting() != OFF)
+    _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gnncompile.ir.region import FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Shape, Space
+from gnncompile.ir.region import FEATURE_REDUCTIONS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Shape, Space
 
 BUFFERED_HEADS = 64
 """Softmaxes over one logit per head, for up to this many heads, keep them in scratch memory between two loops."""
@@ -20,7 +20,7 @@ class Kind(Enum):
     """What a step does with its node."""
 
     VALUE = "compute or load it"
-    SUM = "sum a feature axis"
+    FEATURES = "reduce a feature axis"
     REDUCE = "accumulate the current edge into it"
     SOFTMAX = "take the current edge's logit into account"
     STORE = "write it to an output"
@@ -163,7 +163,7 @@ class _Planner:
         return [self._value(i) for i in sorted(needed)] + roots
 
     def _value(self, i: int) -> Step:
-        return Step(Kind.SUM if self.nodes[i].op in FEATURE_SUMS else Kind.VALUE, i)
+        return Step(Kind.FEATURES if self.nodes[i].op in FEATURE_REDUCTIONS else Kind.VALUE, i)
 
     def _values(self, space: Space) -> list[Step]:
         """The steps that compute the values of a space outside the loops over edges."""
@@ -188,14 +188,14 @@ class _Planner:
     def _nests(self, steps: Sequence[Step]) -> list[Nest]:
         """Groups steps into as few nests as a greedy choice finds, smallest shapes first."""
         left, nests = list(steps), []
-        pending = {s.node for s in steps if s.kind in (Kind.VALUE, Kind.SUM)}
+        pending = {s.node for s in steps if s.kind in (Kind.VALUE, Kind.FEATURES)}
         while left:
             for shape in sorted({iteration(self.region, s) for s in left}):
                 chosen = self._ready(left, shape, pending)
                 if chosen:
                     break
             nests.append(Nest(shape, tuple(chosen)))
-            pending -= {s.node for s in chosen if s.kind in (Kind.VALUE, Kind.SUM)}
+            pending -= {s.node for s in chosen if s.kind in (Kind.VALUE, Kind.FEATURES)}
             left = [s for s in left if s not in chosen]
         return nests
 
@@ -205,7 +205,7 @@ class _Planner:
         for step in left:
             if iteration(self.region, step) == shape and pending.isdisjoint(reads(self.region, step)):
                 chosen.append(step)
-                if step.kind is Kind.VALUE:  # a feature sum is known only after its nest
+                if step.kind is Kind.VALUE:  # a reduced feature axis is known only after its nest
                     pending.discard(step.node)
         return chosen
 

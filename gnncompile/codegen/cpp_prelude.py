@@ -79,6 +79,21 @@ static inline float op_exp(float x) {
 }
 """
 
+_EXPM1_FLOAT = """\
+// Near 0 the Taylor series; elsewhere exp(x) - 1 loses nothing.
+static inline float op_expm1(float x) {
+  float q = 1.0f / 40320.0f;
+  q = q * x + 1.0f / 5040.0f;
+  q = q * x + 1.0f / 720.0f;
+  q = q * x + 1.0f / 120.0f;
+  q = q * x + 1.0f / 24.0f;
+  q = q * x + 1.0f / 6.0f;
+  q = q * x + 0.5f;
+  const float near = q * (x * x) + x, far = op_exp(x) - 1.0f;
+  return __builtin_fabsf(x) < 0.5f ? near : far;
+}
+"""
+
 _TANH_FLOAT = """\
 // Near 0 the polynomial of Cephes tanhf; elsewhere by exp, which is exact at both infinities and keeps NaN.
 static inline float op_tanh(float x) {
@@ -127,6 +142,14 @@ static inline T total(const T* v, int64_t n) {
   T sum = Lanes<lanes>::fold(part);
   for (; i < n; ++i) sum += v[i];
   return sum;
+}
+"""
+
+_LARGEST = """\
+static inline T largest(const T* v, int64_t n) {
+  T most = v[0];
+  for (int64_t i = 1; i < n; ++i) most = op_max(most, v[i]);
+  return most;
 }
 """
 
@@ -199,6 +222,7 @@ _SHARED = {
     "op_max": _MAX,
     "op_min": _MIN,
     "total": _TOTAL,
+    "largest": _LARGEST,
     "softmax_row": _SOFTMAX,
     "reserve": _RESERVE,
     "share": _BOUND,
@@ -218,10 +242,13 @@ def _helpers(double: bool) -> dict[str, str]:
         "from_float16": _FROM_FLOAT16,
         "to_float16": _TO_FLOAT16,
     }
-    for name in ("sqrt", "log", "log1p", "sin", "cos", "erf"):
+    for name in ("sqrt", "exp2", "log", "log1p", "sin", "cos", "erf", "floor", "ceil"):
         helpers[f"op_{name}"] = _builtin(name, name, double)
     helpers["op_abs"] = _builtin("abs", "fabs", double)
     helpers["op_exp"] = _builtin("exp", "exp", True) if double else _EXP_FLOAT
+    helpers["op_expm1"] = _builtin("expm1", "expm1", True) if double else _EXPM1_FLOAT
+    power = "pow" if double else "powf"
+    helpers["op_pow"] = f"static inline T op_pow(T x, T y) {{ return __builtin_{power}(x, y); }}\n"
     helpers["op_tanh"] = _builtin("tanh", "tanh", True) if double else _TANH_FLOAT
     return helpers | _SHARED
 

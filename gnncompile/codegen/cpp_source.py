@@ -16,7 +16,7 @@ from gnncompile.codegen.cpp_prelude import STORAGE, prelude
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_SUMS, SEED, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
 """Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
@@ -318,11 +318,11 @@ class _Writer:
         after: list[str] = []
         for step in nest.steps:
             self._step(step, nest, after)
-        sums_heads = any(s.kind is Kind.SUM and self.nodes[s.node].op == "sum_heads" for s in nest.steps)
-        self._emit_loops(after, ordered=channels == 1 and sums_heads)
+        over_heads = any(s.kind is Kind.FEATURES and self.nodes[s.node].op.endswith("heads") for s in nest.steps)
+        self._emit_loops(after, ordered=channels == 1 and over_heads)
 
     def _emit_loops(self, after: list[str], ordered: bool) -> None:
-        """Puts the collected lines into the loops; `ordered` sums must not be vectorised."""
+        """Puts the collected lines into the loops; `ordered` ones must not be vectorised."""
         heads, channels = self.shape
         loops = (
             [("i", heads * channels)] if self.flat else [(v, n) for v, n in (("h", heads), ("c", channels)) if n > 1]
@@ -349,12 +349,10 @@ class _Writer:
             node = self.nodes[step.node]
             if step.kind is Kind.VALUE and step.node in nest.keeps:
                 self._put(f"{self._type(node)} kept{step.node}[{_size(node.shape)}];")
-            elif step.kind is Kind.SUM and node.op == "sum_heads":
-                if node.shape == (1, 1):
-                    self._put(f"T x{step.node} = T(0);")
-                else:
-                    self._declare(f"kept{step.node}", node.shape, "T(0)")
-            elif step.kind is Kind.SUM and node.shape != (1, 1):
+            elif step.kind is Kind.FEATURES and node.op.endswith("heads"):
+                start = "T(0)" if node.op in FEATURE_SUMS else "T(-__builtin_inf())"
+                self._declare(f"x{step.node}" if node.shape == (1, 1) else f"kept{step.node}", node.shape, start)
+            elif step.kind is Kind.FEATURES and node.shape != (1, 1):
                 self._put(f"T kept{step.node}[{_size(node.shape)}];")
 
     def _step(self, step: Step, nest: Nest, after: list[str]) -> None:
@@ -365,8 +363,8 @@ class _Writer:
             self.named[i] = f"x{i}"
             if i in nest.keeps:
                 self.inner.append(f"kept{i}[{here}] = x{i};")
-        elif step.kind is Kind.SUM:
-            self._feature_sum(i, node, after)
+        elif step.kind is Kind.FEATURES:
+            self._over_features(i, node, after)
         elif step.kind is Kind.REDUCE:
             acc, value = self._element(f"acc{i}", node.shape), self._ref(node.args[0])
             if node.op == "reduce_sum":
@@ -378,17 +376,17 @@ class _Writer:
         else:
             self._store(step)
 
-    def _feature_sum(self, i: int, node: Node, after: list[str]) -> None:
-        value = self._ref(node.args[0])
-        if node.op == "sum_heads":
+    def _over_features(self, i: int, node: Node, after: list[str]) -> None:
+        value, sums = self._ref(node.args[0]), node.op in FEATURE_SUMS
+        if node.op.endswith("heads"):
             target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[c]"
-            self.inner.append(f"{target} += {value};")
+            self.inner.append(f"{target} += {value};" if sums else f"{target} = op_max({target}, {value});")
             return
         channels = self.shape[1]
         self.outer.append(f"T part{i}[{channels}];")
         self.inner.append(f"part{i}[c] = {value};")
         target = f"const T x{i}" if node.shape == (1, 1) else f"kept{i}[h]"
-        after.append(f"{target} = total<{_lanes(channels)}>(part{i}, {channels});")
+        after.append(f"{target} = {f'total<{_lanes(channels)}>' if sums else 'largest'}(part{i}, {channels});")
 
     def _softmax(self, i: int, node: Node) -> None:
         """Takes one logit into account: stored for later, or in a running sum that follows the running maximum."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
+from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -109,10 +109,10 @@ def schedule(region: Region) -> Schedule:
 
 
 def _check(region: Region, node: Node) -> None:
-    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_SUMS)
+    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_REDUCTIONS)
     if node.op not in known and node.op not in POINTWISE:
         raise Unsupported(f"no Triton code for the operation {node.op!r}")
-    if node.op in ("softmax", *REDUCTIONS, *FEATURE_SUMS) and region.nodes[node.args[0]].dtype == BOOL:
+    if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].dtype == BOOL:
         raise Unsupported(f"{node.op} of a bool value")
 
 
@@ -172,6 +172,11 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
     return offsets, length
 
 
+def _needs_whole_rows(region: Region) -> bool:
+    """Whether channels are reduced."""
+    return any(n.op in FEATURE_REDUCTIONS and n.op.endswith("channels") for n in region.nodes)
+
+
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
@@ -181,7 +186,7 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         Unsupported: One edge of one row is too wide for a tile.
     """
     heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
-    if heads * channels > SPLIT_WIDTH and not any(n.op == "sum_channels" for n in region.nodes):
+    if heads * channels > SPLIT_WIDTH and not _needs_whole_rows(region):
         channels = min(channels, max(SPLIT_WIDTH // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
@@ -224,7 +229,7 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
 
 
 _INSTRUCTIONS = {"exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30}
-_INSTRUCTIONS |= {"sigmoid": 12, "tanh": 12, "softmax": 12}
+_INSTRUCTIONS |= {"sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40}
 
 
 def _arithmetic(region: Region, plan: Schedule) -> float:
@@ -235,8 +240,9 @@ def _arithmetic(region: Region, plan: Schedule) -> float:
 
 
 def _dots_per_edge(region: Region, plan: Schedule) -> bool:
-    """Whether channels are summed for every edge, which takes shuffles."""
-    return any(region.nodes[i].op == "sum_channels" and edgewise(region, region.nodes[i]) for i in plan.need)
+    """Whether channels are reduced for every edge, which takes shuffles."""
+    nodes = [region.nodes[i] for i in plan.need]
+    return any(n.op in FEATURE_REDUCTIONS and n.op.endswith("channels") and edgewise(region, n) for n in nodes)
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:

@@ -26,6 +26,7 @@ from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
     BOOL,
+    FEATURE_REDUCTIONS,
     FEATURE_SUMS,
     REDUCTIONS,
     SEED,
@@ -394,8 +395,8 @@ class Writer:
             self._bind(i, f"alpha{i}", f"tl.exp({self._operand(node.args[0])} - max{i}) / sum{i}")
         elif node.op == "input":
             self._bind(i, f"{letter}{i}", self._load(node))
-        elif node.op in FEATURE_SUMS:
-            self._bind(i, f"{letter}{i}", self._feature_sum(node))
+        elif node.op in FEATURE_REDUCTIONS:
+            self._bind(i, f"{letter}{i}", self._over_features(node))
         elif node.op == "dropout":
             self._dropout(i, f"{letter}{i}")
         elif node.op in POINTWISE:
@@ -420,24 +421,25 @@ class Writer:
         kept, dropped = (f"tl.full((), {literal}, {self.compute})" for literal in (scale, 0.0))
         self._bind(i, name, f"tl.where(word >= tl.full((), {least}, tl.uint32), {kept}, {dropped})")
 
-    def _feature_sum(self, node: Node) -> str:
+    def _over_features(self, node: Node) -> str:
         arg = self.region.nodes[node.args[0]]
-        axis, at = ("head", 0) if node.op == "sum_heads" else ("channel", 1)
+        axis, at = ("head", 0) if node.op.endswith("heads") else ("channel", 1)
+        function, neutral = ("sum", "0.0") if node.op in FEATURE_SUMS else ("max", 'float("-inf")')
         text, length = self._operand(node.args[0]), arg.shape[at]
         if length == 1:
             return text
         if self.padded(axis, length):
-            text = f"tl.where({axis}{length}_in, {text}, 0.0)"
+            text = f"tl.where({axis}{length}_in, {text}, {neutral})"
         alone = self.tile.rows == 1 or node.space is Space.PARAMETER
         if node.shape == (1, 1) and alone and not edgewise(self.region, node):
-            return f"tl.sum({text})"
-        return f"tl.sum({text}, {self.axes.index(axis)}, keep_dims=True)"
+            return f"tl.{function}({text})"
+        return f"tl.{function}({text}, {self.axes.index(axis)}, keep_dims=True)"
 
     def _pointwise(self, node: Node) -> str:
         nodes = [self.region.nodes[a] for a in node.args]
         typed = nodes[1:] if node.op == "where" else nodes
         # A literal takes its type from the other operand; without one, Triton would compute in float32.
-        bare = any(n.op != "const" for n in typed)
+        bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
         args = [self._operand(a, bare) for a in node.args]
         if node.op in ("and", "or"):
             args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]

@@ -6,7 +6,18 @@ import math
 from collections.abc import Sequence
 
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, COMPUTE, Node, Output, Region, Shape, Space, behind
+from gnncompile.ir.region import (
+    BOOL,
+    COMPUTE,
+    FEATURE_REDUCTIONS,
+    FEATURE_SUMS,
+    Node,
+    Output,
+    Region,
+    Shape,
+    Space,
+    behind,
+)
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -107,11 +118,15 @@ class Builder:
 
     def sum_axis(self, value: int, axis: int) -> int:
         """Sums over feature axis 0 (heads) or 1 (channels), which keeps length 1."""
-        node = self.nodes[value]
+        return self.over_features(FEATURE_SUMS[axis], value)
+
+    def over_features(self, name: str, value: int) -> int:
+        """One of :data:`FEATURE_REDUCTIONS`."""
+        node, axis = self.nodes[value], FEATURE_REDUCTIONS.index(name) % 2
         if node.shape[axis] == 1:
             return value
         shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-        return self.emit(Node(("sum_heads", "sum_channels")[axis], (value,), node.space.computed, shape))
+        return self.emit(Node(name, (value,), node.space.computed, shape))
 
     def sum_to(self, value: int, shape: Shape, full: Shape) -> int:
         """Sums the feature axes in which `shape` has length 1 but `full` has not: the gradient of broadcasting.

@@ -23,10 +23,20 @@ class Pointwise:
     triton: str
     cpp: str
     result: str = COMPUTE
+    bare: bool = True
+    """Whether Triton may see a number among the operands as a literal; not where a function is applied to it."""
 
 
 def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
     return Pointwise(2, fn, f"({{0}} {symbol} {{1}})", f"({{0}} {symbol} {{1}})", BOOL)
+
+
+def _expm1(x: str) -> str:
+    """exp(x) - 1 near 0 in Triton, by its Taylor series: the difference would lose what is left of x."""
+    series = "1"
+    for k in range(15, 1, -1):
+        series = f"(1 + {x} * (1 / {k}) * {series})"
+    return f"({x} * {series})"
 
 
 POINTWISE: dict[str, Pointwise] = {
@@ -37,12 +47,16 @@ POINTWISE: dict[str, Pointwise] = {
     "neg": Pointwise(1, torch.neg, "(-{0})", "(-{0})"),
     "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
     "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
+    "expm1": Pointwise(
+        1, torch.expm1, f"tl.where(tl.abs({{0}}) < 0.5, {_expm1('{0}')}, tl.exp({{0}}) - 1)", "std::expm1({0})"
+    ),
+    "exp2": Pointwise(1, torch.exp2, "tl.exp2({0})", "std::exp2({0})"),
     "log": Pointwise(1, torch.log, "tl.log({0})", "std::log({0})"),
     "log1p": Pointwise(
         1,
         torch.log1p,
         # Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, theorem 4.
-        "tl.where(1 + {0} == 1, {0}, tl.log(1 + {0}) * ({0} / ((1 + {0}) - 1)))",
+        'tl.where((1 + {0} == 1) | ({0} == float("inf")), {0}, tl.log(1 + {0}) * ({0} / ((1 + {0}) - 1)))',
         "std::log1p({0})",
     ),
     "sqrt": Pointwise(1, torch.sqrt, "tl.sqrt({0})", "std::sqrt({0})"),
@@ -53,9 +67,24 @@ POINTWISE: dict[str, Pointwise] = {
     "tanh": Pointwise(
         1,
         torch.tanh,
-        # 1 - 2 / (exp(2x) + 1) is exact at both infinities and keeps NaN.
-        "(1 - 2 / (tl.exp(2 * ({0})) + 1))",
+        # 1 - 2 / (exp(2x) + 1) is exact at both infinities and keeps NaN; near 0 it would lose what is left of x.
+        f"tl.where(tl.abs({{0}}) < 0.25, {_expm1('(2 * {0})')} / ({_expm1('(2 * {0})')} + 2), "
+        "1 - 2 / (tl.exp(2 * {0}) + 1))",
         "std::tanh({0})",
+    ),
+    "sign": Pointwise(1, torch.sign, "(({0} > 0).to(T) - ({0} < 0).to(T))", "(T({0} > 0) - T({0} < 0))"),
+    "floor": Pointwise(1, torch.floor, "tl.floor({0})", "std::floor({0})"),
+    "ceil": Pointwise(1, torch.ceil, "tl.ceil({0})", "std::ceil({0})"),
+    "pow": Pointwise(
+        2,
+        torch.pow,
+        # A negative number has powers of whole exponents only, negative ones where the exponent is odd.
+        "tl.where({1} == 0, 1.0, "
+        'tl.where(({0} < 0) & (tl.abs({0}) < float("inf")) & (tl.floor({1}) != {1}), float("nan"), '
+        "tl.where(({0} < 0) & (tl.floor({1}) == {1}) & (tl.floor({1} * 0.5) * 2 != {1}), -1.0, 1.0) "
+        "* tl.exp({1} * tl.log(tl.abs({0})))))",
+        "std::pow({0}, {1})",
+        bare=False,
     ),
     "eq": _comparison(torch.eq, "=="),
     "ne": _comparison(torch.ne, "!="),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, SEED, Node, Region, Space
+from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, SEED, Node, Region, Space
 
 
 class Layout(NamedTuple):
@@ -125,8 +125,9 @@ class _Run:
             if node.op == "float":
                 return args[0].to(self.dtype)
             return POINTWISE[node.op].torch(*args)
-        if node.op in ("sum_heads", "sum_channels"):
-            return self.values[node.args[0]].sum(-2 if node.op == "sum_heads" else -1, keepdim=True)
+        if node.op in FEATURE_REDUCTIONS:
+            axis, value = (-2 if node.op.endswith("heads") else -1), self.values[node.args[0]]
+            return value.sum(axis, keepdim=True) if node.op in FEATURE_SUMS else value.amax(axis, keepdim=True)
         if node.op == "softmax":
             shifted = self._exponentials(node.args[0])
             return shifted / self._reduce("sum", shifted).index_select(0, self.row)

@@ -51,6 +51,9 @@ COMPUTE = "compute"
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 SOFTMAX_ROWS = ("softmax_max", "softmax_sum")
 FEATURE_SUMS = ("sum_heads", "sum_channels")
+FEATURE_MAXIMA = ("max_heads", "max_channels")
+"""They have no gradient: they keep exponentials in range, and the result does not depend on them."""
+FEATURE_REDUCTIONS = (*FEATURE_SUMS, *FEATURE_MAXIMA)
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class Node:
 
     Attributes:
         op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
-            ``"sum_channels"`` (sums over one feature axis, which stays with length 1), ``"softmax"`` (over the edges
-            of each row), ``"softmax_max"`` and ``"softmax_sum"`` (its row maximum and its sum of exponentials),
-            ``"dropout"`` (per edge, what dropout by a seed multiplies with: :func:`gnncompile.ir.philox.factors`), or
-            one of :data:`REDUCTIONS` (edge -> row; a row without edges gives 0).
+            ``"sum_channels"`` (sums over one feature axis, which stays with length 1; likewise ``"max_heads"`` and
+            ``"max_channels"``), ``"softmax"`` (over the edges of each row), ``"softmax_max"`` and ``"softmax_sum"``
+            (its row maximum and its sum of exponentials), ``"dropout"`` (per edge, what dropout by a seed multiplies
+            with: :func:`gnncompile.ir.philox.factors`), or one of :data:`REDUCTIONS` (edge -> row; a row without edges
+            gives 0).
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).

@@ -1,7 +1,4 @@
-"""Gradients of the pointwise operations and the activations spelled in them.
-
-ELU is missing on purpose: near zero it needs expm1, which Triton does not have everywhere.
-"""
+"""Gradients of the pointwise operations and the activations spelled in them."""
 
 from __future__ import annotations
 
@@ -20,9 +17,16 @@ def _div(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ..
 
 
 def _abs(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
-    zero = b.const(0)
-    sign = b.op("sub", b.op("float", b.op("gt", x[0], zero)), b.op("float", b.op("lt", x[0], zero)))
-    return (b.op("mul", g, sign),)
+    return (b.op("mul", g, b.op("sign", x[0])),)
+
+
+def _pow(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
+    base, exponent = x
+    zero, one = b.const(0), b.const(1)
+    slope = b.op("mul", exponent, b.op("pow", base, b.op("sub", exponent, one)))
+    by_base = b.op("where", b.op("eq", exponent, zero), zero, b.op("mul", g, slope))
+    flat = b.op("and", b.op("eq", base, zero), b.op("ge", exponent, zero))
+    return by_base, b.op("where", flat, zero, b.op("mul", g, b.op("mul", out, b.op("log", base))))
 
 
 def _sigmoid(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
@@ -43,6 +47,10 @@ def _where(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, 
     return None, b.op("where", x[0], g, zero), b.op("where", x[0], zero, g)
 
 
+def _flat(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
+    return (b.const(0),)  # torch has a gradient of zeros
+
+
 GRADIENTS: dict[str, Rule] = {
     "add": lambda b, x, out, g: (g, g),
     "sub": lambda b, x, out, g: (g, b.op("neg", g)),
@@ -51,7 +59,13 @@ GRADIENTS: dict[str, Rule] = {
     "neg": lambda b, x, out, g: (b.op("neg", g),),
     "abs": _abs,
     "exp": lambda b, x, out, g: (b.op("mul", g, out),),
+    "expm1": lambda b, x, out, g: (b.op("mul", g, b.op("add", out, b.const(1))),),
+    "exp2": lambda b, x, out, g: (b.op("mul", g, b.op("mul", out, b.const(math.log(2)))),),
     "log": lambda b, x, out, g: (b.op("div", g, x[0]),),
+    "pow": _pow,
+    "sign": _flat,
+    "floor": _flat,
+    "ceil": _flat,
     "log1p": lambda b, x, out, g: (b.op("div", g, b.op("add", x[0], b.const(1))),),
     "sqrt": lambda b, x, out, g: (b.op("div", g, b.op("mul", b.const(2), out)),),
     "sin": lambda b, x, out, g: (b.op("mul", g, b.op("cos", x[0])),),
@@ -119,15 +133,78 @@ def hardtanh(b: Builder, x: int, low: float = -1.0, high: float = 1.0) -> int:
     return b.op("where", b.op("ge", x, b.const(high)), b.const(high), x)
 
 
-def power(b: Builder, x: int, exponent: float) -> int | None:
-    """X ** exponent for the exponents that need no logarithm, else None."""
+def power(b: Builder, x: int, exponent: float) -> int:
+    """X ** exponent, without a logarithm where the exponent needs none."""
     if exponent == 0.5:
         return b.op("sqrt", x)
     if exponent == -0.5:
         return b.op("div", b.const(1), b.op("sqrt", x))
     if exponent not in (1, 2, 3, 4, -1, -2):
-        return None
+        return b.op("pow", x, b.const(exponent))
     result = x
     for _ in range(int(abs(exponent)) - 1):
         result = b.op("mul", result, x)
     return result if exponent > 0 else b.op("div", b.const(1), result)
+
+
+def elu(b: Builder, x: int, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> int:
+    """Scale * x where x > 0, else scale * alpha * (exp(input_scale * x) - 1)."""
+    below = b.op("le", x, b.const(0))
+    # What is not chosen must not overflow either: its gradient would be NaN.
+    bent = b.op("expm1", b.op("mul", b.op("where", below, x, b.const(0)), b.const(input_scale)))
+    return b.op("where", below, b.op("mul", bent, b.const(alpha * scale)), b.op("mul", x, b.const(scale)))
+
+
+def selu(b: Builder, x: int) -> int:
+    """ELU with the constants of Klambauer et al. (https://arxiv.org/abs/1706.02515)."""
+    return elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def celu(b: Builder, x: int, alpha: float = 1.0) -> int:
+    """X where x > 0, else alpha * (exp(x / alpha) - 1)."""
+    return elu(b, x, alpha, 1.0, 1.0 / alpha)
+
+
+def hardsigmoid(b: Builder, x: int) -> int:
+    """(x + 3) / 6 between 0 and 1."""
+    return b.op("div", hardtanh(b, b.op("add", x, b.const(3)), 0.0, 6.0), b.const(6))
+
+
+def hardswish(b: Builder, x: int) -> int:
+    """X * hardsigmoid(x)."""
+    return b.op("div", b.op("mul", x, hardtanh(b, b.op("add", x, b.const(3)), 0.0, 6.0)), b.const(6))
+
+
+def mish(b: Builder, x: int) -> int:
+    """X * tanh(softplus(x))."""
+    return b.op("mul", x, b.op("tanh", softplus(b, x)))
+
+
+def log_sigmoid(b: Builder, x: int) -> int:
+    """log(sigmoid(x)), exact where the sigmoid would be 0."""
+    return b.op("neg", softplus(b, b.op("neg", x), threshold=40))
+
+
+def softshrink(b: Builder, x: int, bound: float = 0.5) -> int:
+    """X moved towards 0 by `bound`, and 0 in between."""
+    moved = b.op("where", b.op("gt", x, b.const(0)), b.op("sub", x, b.const(bound)), b.op("add", x, b.const(bound)))
+    return b.op("where", _within(b, x, bound), b.const(0), moved)
+
+
+def hardshrink(b: Builder, x: int, bound: float = 0.5) -> int:
+    """X, and 0 between -bound and bound."""
+    return b.op("where", _within(b, x, bound), b.const(0), x)
+
+
+def _within(b: Builder, x: int, bound: float) -> int:
+    return b.op("and", b.op("ge", x, b.const(-bound)), b.op("le", x, b.const(bound)))
+
+
+def threshold(b: Builder, x: int, limit: float, value: float) -> int:
+    """X above a limit, else another value."""
+    return b.op("where", b.op("le", x, b.const(limit)), b.const(value), x)
+
+
+def trunc(b: Builder, x: int) -> int:
+    """X rounded towards 0."""
+    return b.op("where", b.op("lt", x, b.const(0)), b.op("ceil", x), b.op("floor", x))

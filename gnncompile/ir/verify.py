@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from gnncompile.ir.builder import broadcast, join
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, COMPUTE, FEATURE_SUMS, REDUCTIONS, SEED, SOFTMAX_ROWS, Node, Region, Space
+from gnncompile.ir.region import (
+    BOOL,
+    COMPUTE,
+    FEATURE_REDUCTIONS,
+    REDUCTIONS,
+    SEED,
+    SOFTMAX_ROWS,
+    Node,
+    Region,
+    Space,
+)
 
 STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
 
@@ -55,12 +65,13 @@ def _problem(region: Region, node: Node) -> str | None:
         return _pointwise_problem(region, node, args)
     if len(args) != 1:
         return f"takes one argument, found {len(args)}"
-    if node.op in FEATURE_SUMS:
-        axis = FEATURE_SUMS.index(node.op)
+    if node.op in FEATURE_REDUCTIONS:
+        axis = FEATURE_REDUCTIONS.index(node.op) % 2
         kept = args[0].shape[1 - axis]
         if node.space is not args[0].space.computed:
             return f"lives on {node.space.value}, its argument on {args[0].space.value}"
-        return None if node.shape[axis] == 1 and node.shape[1 - axis] == kept else "keeps every axis but the summed one"
+        fits = node.shape[axis] == 1 and node.shape[1 - axis] == kept
+        return None if fits else "keeps every axis but the reduced one"
     if node.op == "softmax":
         return None if node.space is Space.EDGE else "lives on edges"
     if node.op in SOFTMAX_ROWS:

@@ -18,7 +18,18 @@ from functools import lru_cache
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import FEATURE_SUMS, SOFTMAX_ROWS, Node, Output, Region, Shape, Space, behind
+from gnncompile.ir.region import (
+    FEATURE_MAXIMA,
+    FEATURE_REDUCTIONS,
+    FEATURE_SUMS,
+    SOFTMAX_ROWS,
+    Node,
+    Output,
+    Region,
+    Shape,
+    Space,
+    behind,
+)
 from gnncompile.ir.rules import GRADIENTS
 from gnncompile.ir.stages import Backward, Gradient, Operand, Stage, share_walks
 
@@ -174,8 +185,8 @@ class _Transplant:
         args = [self(a) for a in node.args]
         if node.op == "dropout":
             return self.target.dropout(args[0], float(node.value or 0.0), node.shape)
-        if node.op in FEATURE_SUMS:
-            return self.target.sum_axis(args[0], FEATURE_SUMS.index(node.op))
+        if node.op in FEATURE_REDUCTIONS:
+            return self.target.over_features(node.op, args[0])
         if node.op.startswith("reduce_"):
             return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
         return self.target.op(node.op, *args)
@@ -219,8 +230,8 @@ class _Differentiation:
             return self.b.const(float(node.value or 0.0))
         if node.op in POINTWISE:
             return self.b.op(node.op, *(self.value(a) for a in node.args))
-        if node.op in FEATURE_SUMS:
-            return self.b.sum_axis(self.value(node.args[0]), FEATURE_SUMS.index(node.op))
+        if node.op in FEATURE_REDUCTIONS:
+            return self.b.over_features(node.op, self.value(node.args[0]))
         if node.op == "dropout":
             return self.b.dropout(self.value(node.args[0]), float(node.value or 0.0), node.shape)
         if node.op == "softmax":
@@ -278,7 +289,7 @@ class _Differentiation:
         if total.edge is not None and node.op.startswith(("reduce_", "softmax_")):
             raise ValueError(f"%{at} {node.op} is read on edges again: such a region has no gradient, form two")
         for cotangent, on_edges in ((total.edge, True), (total.row, False)):
-            if cotangent is None or node.op == "input":
+            if cotangent is None or node.op == "input" or node.op in FEATURE_MAXIMA:
                 continue
             if node.op in GRADIENTS:
                 parts = GRADIENTS[node.op](self.b, [self.value(a) for a in node.args], self.value(at), cotangent)

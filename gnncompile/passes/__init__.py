@@ -10,6 +10,7 @@ from torch import fx
 
 import gnncompile.runtime.dense_ops
 import gnncompile.runtime.region_op
+import gnncompile.runtime.sampling_ops
 import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat

@@ -68,13 +68,15 @@ def _row_or_select(ctx: Context, source: Any, position: int, at: fx.Node) -> fx.
 
 
 def alive_of(ctx: Context, index: fx.Node) -> fx.Node | None:
-    """The mask of edges that are not dead, from how `index` was built; None where all edges live."""
+    """The mask of edges that are not dead, from how an index (or an edge list ``[2, num_edges]``) was built; None where
+    all edges live.
+    """
     if index.op != "call_function":
         return None
     if index.target is own.mark_dead.default:
         inner, alive = alive_of(ctx, index.args[0]), index.args[1]  # type: ignore[arg-type]
         return alive if inner is None else ctx.call(aten.logical_and.default, inner, alive)  # type: ignore[return-value]
-    if index.target is aten.cat.default and value(index).dim() == 1:
+    if index.target is aten.cat.default and _joins_edges(index):
         parts: list[fx.Node] = list(index.args[0])  # type: ignore[arg-type]
         masks = [alive_of(ctx, p) for p in parts]
         if all(m is None for m in masks):
@@ -84,7 +86,12 @@ def alive_of(ctx: Context, index: fx.Node) -> fx.Node | None:
     return None
 
 
+def _joins_edges(node: fx.Node) -> bool:
+    axis = node.args[1] if len(node.args) > 1 else 0
+    return value(node).dim() == 1 or (value(node).dim() == 2 and axis in (1, -1))
+
+
 def _all_alive(ctx: Context, index: fx.Node) -> fx.Node:
     fake = value(index)
-    length = ctx.call(aten.sym_size.int, index, 0)
+    length = ctx.call(aten.sym_size.int, index, fake.dim() - 1)
     return ctx.call(aten.full.default, [length], True, dtype=torch.bool, device=fake.device)

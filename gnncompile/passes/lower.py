@@ -38,11 +38,20 @@ _ROWWISE = {
     own.region.default,
     own.csr.default,
     own.inverse_degree.default,
+    own.live_edges.default,
     *_MARKERS,
     operator.getitem,
     *POINTWISE,
 }
 """Operations that treat the rows of an edge tensor one by one, or know of masks."""
+
+_WITHOUT_DEAD = {
+    own.segment_reduce.default,
+    own.inverse_degree.default,
+    own.live_edges.default,
+    aten.sym_size.int,
+}
+"""Operations whose result has no row for a dead edge."""
 
 _FILLS = {aten.new_full.default, aten.full.default, aten.zeros_like.default, aten.ones_like.default}
 
@@ -53,6 +62,9 @@ def run(ctx: Context) -> None:
         if node.target in _MARKERS:
             with ctx.graph.inserting_before(node):
                 _route_dead_edges(ctx, node)
+        elif node.target is own.live_edges.default:
+            with ctx.graph.inserting_before(node):
+                _say_who_lives(ctx, node)
     _check_masks(ctx)
     for node in list(ctx.graph.nodes):
         if node.target is own.mark_dead.default:
@@ -100,6 +112,16 @@ def _route_dead_edges(ctx: Context, node: fx.Node) -> None:
     ctx.graph.erase_node(node)
 
 
+def _say_who_lives(ctx: Context, node: fx.Node) -> None:
+    """Without dead edges, all are alive."""
+    alive = alive_of(ctx, node.args[0])  # type: ignore[arg-type]
+    if alive is None:
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        ctx.graph.erase_node(node)
+    else:
+        node.args = (node.args[0], alive)
+
+
 def _check_masks(ctx: Context) -> None:
     """Follows masked edge tensors; anything but row-wise operations would see edges that are not there."""
     tainted: set[fx.Node] = set()
@@ -122,6 +144,9 @@ def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
         return not any(n in tainted for n in node.all_input_nodes if n is not node.args[0])
     if node.target is aten.index_select.default:
         return node.args[0] not in tainted
+    if node.target in (aten.softmax.int, aten.log_softmax.int):
+        axis: Any = node.args[1]
+        return bool(axis % value(node).dim() != 0)
     return node.target in _ROWWISE or node.target in _FILLS
 
 
@@ -130,4 +155,4 @@ def _ends_mask(node: fx.Node) -> bool:
     if node.target is operator.getitem and node.args[0].target is own.region.default:  # type: ignore[union-attr]
         region = parse(node.args[0].args[2])  # type: ignore[union-attr,arg-type]
         return not region.per_edge(region.outputs[node.args[1]])  # type: ignore[index]
-    return node.target in (own.segment_reduce.default, own.inverse_degree.default, aten.sym_size.int)
+    return node.target in _WITHOUT_DEAD

@@ -6,6 +6,7 @@ cannot be expressed becomes an input of the region, computed outside and stored 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch import fx
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
-from gnncompile.ir.region import BOOL, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
 from gnncompile.passes.context import Context, aten, own, same_size, value
 from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
@@ -201,6 +202,8 @@ class Message:
             return self._dropout(node, slots, strict)
         if node.target is aten.sum.dim_IntList:
             return self._feature_sum(node, slots, strict)
+        if node.target in _FEATURE_SOFTMAXES:
+            return self._feature_softmax(node, slots, strict)
         if node.target in POINTWISE:
             return POINTWISE[node.target](self, node, slots, strict)
         raise NotFusable(f"{_name(node)} is not a pointwise operation")
@@ -265,13 +268,33 @@ class Message:
         at = axes[0] - 1
         outer = list(slots[:at]) + list(slots[at + 1 :] if keep else slots[at:])
         taken = [k for k in outer if k >= 0]
-        free = [
-            k for k in (1, 0) if k not in taken and all((k > t) == (at >= i) for i, t in enumerate(outer) if t >= 0)
-        ]
+        free = [k for k in (1, 0) if k not in taken and all((k > t) == (at > i) for i, t in enumerate(outer) if t >= 0)]
         if not free:
             raise NotFusable("its sum over a feature axis finds no free axis")
         inside = (*outer[:at], free[0], *outer[at:])
-        return self.builder.sum_axis(self.lower(inner, tuple(inside), strict), free[0])
+        summed = self.lower(inner, tuple(inside), strict)
+        return self._sum(summed, free[0], int(value(inner).shape[axes[0]]))
+
+    def _sum(self, summed: int, axis: int, length: int) -> int:
+        """The sum over a feature axis, along which a value that broadcasts has length 1."""
+        full = self.builder.nodes[summed].shape
+        full = (length, full[1]) if axis == 0 else (full[0], length)
+        return self.builder.sum_to(summed, (1, full[1]) if axis == 0 else (full[0], 1), full)
+
+    def _feature_softmax(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Softmax over a feature axis, or its logarithm."""
+        b, args = self.builder, node.args
+        axis = int(args[1]) % value(node).dim()  # type: ignore[arg-type]
+        if axis == 0 or len(args) > 2 or node.kwargs.get("dtype") is not None:
+            raise NotFusable("it is a softmax over edges, or in another type")
+        slot = slots[axis - 1]  # -1 for an axis of length 1
+        logits = self.operand(args[0], node, slots, strict)
+        shifted = b.op("sub", logits, b.over_features(FEATURE_MAXIMA[slot], logits) if slot >= 0 else logits)
+        powers = b.op("exp", shifted)
+        total = self._sum(powers, slot, int(value(node).shape[axis])) if slot >= 0 else powers
+        if node.target is aten.log_softmax.int:
+            return b.op("sub", shifted, b.op("log", total))
+        return b.op("div", powers, total)
 
 
 def size_node(ctx: Context, table: fx.Node, at: fx.Node) -> Any:
@@ -348,6 +371,8 @@ _RESHAPES = {
     aten._unsafe_view.default,
 }
 
+_FEATURE_SOFTMAXES = {aten.softmax.int, aten.log_softmax.int}
+
 Lowering = Callable[[Message, fx.Node, Slots, bool], int]
 
 
@@ -367,19 +392,40 @@ def _plain(name: str) -> Lowering:
     return lower
 
 
-def _composite(rule: Callable[..., int | None]) -> Lowering:
+def _composite(rule: Callable[..., int]) -> Lowering:
     """A rule over (builder, tensor operand, numbers...)."""
 
     def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
         numbers = list(node.args[1:])
         if any(isinstance(n, fx.Node) for n in numbers):
             raise NotFusable("a parameter of the function is not a number")
-        made = rule(message.builder, message.operand(node.args[0], node, slots, strict), *numbers, **node.kwargs)
-        if made is None:
-            raise NotFusable(f"{_name(node)} with these numbers is not fused")
-        return made
+        return rule(message.builder, message.operand(node.args[0], node, slots, strict), *numbers, **node.kwargs)
 
     return lower
+
+
+def _logic(name: str) -> Lowering:
+    """An operation on bits, which is one of logic for bools alone."""
+
+    def lower(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+        if value(node).dtype != torch.bool:
+            raise NotFusable("operations on bits of integers are not fused")
+        return _plain(name)(message, node, slots, strict)
+
+    return lower
+
+
+def _masked_fill(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+    inner, mask, fill = (message.operand(a, node, slots, strict) for a in node.args)
+    return message.builder.op("where", mask, fill, inner)
+
+
+def _prelu(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
+    if value(node).dim() != 2 and value(node.args[1]).numel() != 1:  # type: ignore[arg-type]
+        raise NotFusable("its slopes differ by the first of several feature axes")
+    b = message.builder
+    inner, slope = (message.operand(a, node, slots, strict) for a in node.args)
+    return b.op("where", b.op("gt", inner, b.const(0)), inner, b.op("mul", slope, inner))
 
 
 def _reversed_sub(message: Message, node: fx.Node, slots: Slots, strict: bool) -> int:
@@ -418,7 +464,15 @@ POINTWISE: dict[Any, Lowering] = {
     aten.exp.default: _plain("exp"),
     aten.log.default: _plain("log"),
     aten.log1p.default: _plain("log1p"),
+    aten.expm1.default: _plain("expm1"),
+    aten.exp2.default: _plain("exp2"),
     aten.sqrt.default: _plain("sqrt"),
+    aten.sign.default: _plain("sign"),
+    aten.sgn.default: _plain("sign"),
+    aten.floor.default: _plain("floor"),
+    aten.ceil.default: _plain("ceil"),
+    aten.pow.Tensor_Tensor: _plain("pow"),
+    aten.pow.Scalar: _plain("pow"),
     aten.sin.default: _plain("sin"),
     aten.cos.default: _plain("cos"),
     aten.erf.default: _plain("erf"),
@@ -431,6 +485,14 @@ POINTWISE: dict[Any, Lowering] = {
     aten.logical_not.default: _plain("not"),
     aten.logical_and.default: _plain("and"),
     aten.logical_or.default: _plain("or"),
+    aten.bitwise_not.default: _logic("not"),
+    aten.bitwise_and.Tensor: _logic("and"),
+    aten.bitwise_or.Tensor: _logic("or"),
+    aten.__and__.Tensor: _logic("and"),
+    aten.__or__.Tensor: _logic("or"),
+    aten.isnan.default: _composite(lambda b, x: b.op("ne", x, x)),
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.prelu.default: _prelu,
     aten.rsub.Scalar: _reversed_sub,
     aten.maximum.default: _extremum("gt"),
     aten.minimum.default: _extremum("lt"),
@@ -443,6 +505,21 @@ POINTWISE: dict[Any, Lowering] = {
     aten.clamp_min.default: _composite(rules.clamp),
     aten.clamp_max.default: _composite(lambda b, x, high: rules.clamp(b, x, None, high)),
     aten.hardtanh.default: _composite(rules.hardtanh),
+    aten.relu6.default: _composite(lambda b, x: rules.hardtanh(b, x, 0.0, 6.0)),
+    aten.elu.default: _composite(rules.elu),
+    aten.selu.default: _composite(rules.selu),
+    aten.celu.default: _composite(rules.celu),
+    aten.hardsigmoid.default: _composite(rules.hardsigmoid),
+    aten.hardswish.default: _composite(rules.hardswish),
+    aten.mish.default: _composite(rules.mish),
+    aten.log_sigmoid.default: _composite(rules.log_sigmoid),
+    aten.softshrink.default: _composite(rules.softshrink),
+    aten.hardshrink.default: _composite(rules.hardshrink),
+    aten.threshold.default: _composite(rules.threshold),
+    aten.trunc.default: _composite(rules.trunc),
+    aten.log2.default: _composite(lambda b, x: b.op("mul", b.op("log", x), b.const(1 / math.log(2)))),
+    aten.log10.default: _composite(lambda b, x: b.op("mul", b.op("log", x), b.const(1 / math.log(10)))),
+    aten.tan.default: _composite(lambda b, x: b.op("div", b.op("sin", x), b.op("cos", x))),
     aten.square.default: _composite(lambda b, x: b.op("mul", x, x)),
     aten.reciprocal.default: _composite(lambda b, x: b.op("div", b.const(1), x)),
     aten.rsqrt.default: _composite(lambda b, x: b.op("div", b.const(1), b.op("sqrt", x))),

@@ -1,7 +1,7 @@
-"""Linear layers of gathered rows are computed once per node.
+"""Linear layers, reshapes and parts of gathered rows are computed once per node.
 
-Before: ``linear(cat([x[dst], x[src] - x[dst], e], 1), w, b)``
-After:  ``linear(x, w1 - w2, b)[dst] + linear(x, w2)[src] + linear(e, w3)``
+Before: ``linear(cat([x[dst], x[src] - x[dst], e], 1), w, b)``; ``x[src].view(-1, heads, channels)``
+After:  ``linear(x, w1 - w2, b)[dst] + linear(x, w2)[src] + linear(e, w3)``; ``x.view(-1, heads, channels)[src]``
 Why it pays: a graph has several times more edges than nodes, the concatenation is never written, and what is left of
 the message is a sum of gathered rows that a region reads.
 """
@@ -12,12 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from gnncompile.passes.context import Context, aten, is_tensor, same_size, value
+from gnncompile.passes.sizes import Symbols
 
 Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
 """A table, the index it is gathered by (None: it has a row per edge already), and entries picked of its axis 1."""
+
+
+_PICKS = (aten.slice.Tensor, aten.select.int)
+"""Parts of the features, where the axis is not that of the rows."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,16 @@ class _Part:
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
+    symbols = Symbols(ctx)
     for node in list(ctx.graph.nodes):
         if node.target is aten.linear.default and value(node.args[0]).dim() == 2:
             with ctx.graph.inserting_before(node):
                 new = _rewrite(ctx, node)
+            if new is not None:
+                node.replace_all_uses_with(new)
+        elif node.target in (aten.view.default, aten.reshape.default, *_PICKS):
+            with ctx.graph.inserting_before(node):
+                new = _before_gather(ctx, symbols, node)
             if new is not None:
                 node.replace_all_uses_with(new)
         elif node.target is aten.stack.default and len(node.args[0]) == 1:
@@ -66,6 +78,29 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
     assert total is not None
     # Under autocast the pieces may come out in another type than the whole.
     return total if value(total).dtype == value(node).dtype else None
+
+
+def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | None:
+    """The gathered rows of a table whose features are reshaped or picked, for the same of gathered rows."""
+    rows: Any = node.args[0]
+    if rows.target is not aten.index_select.default or rows.args[1] != 0 or rows in ctx.written:
+        return None
+    if node in ctx.written or not _transparent(ctx, rows, node):
+        return None
+    table, _, index = rows.args
+    args: list[Any] = list(node.args[1:])
+    if node.target in _PICKS:
+        if (args or [0])[0] % value(rows).dim() == 0:
+            return None
+    else:
+        after, count = value(node).shape, symbols.node(value(table).shape[0])
+        if len(after) < 2 or not same_size(after[0], value(rows).shape[0]) or count is None:
+            return None
+        if any(isinstance(size, torch.SymInt) for size in after[1:]):
+            return None
+        args = [[count, *after[1:]]]
+    target: Any = aten.reshape.default if node.target is aten.view.default else node.target
+    return ctx.call(aten.index_select.default, ctx.call(target, table, *args, like=node), 0, index, like=node)
 
 
 def _parts(

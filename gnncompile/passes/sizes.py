@@ -8,6 +8,7 @@ Why it pays: structure (degrees, self loops) that only borrowed a dtype or a siz
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -41,6 +42,8 @@ def run(ctx: Context) -> None:
                 node.replace_all_uses_with(size)
             elif isinstance(size, int):
                 _replace(node, size)
+        elif node.target is aten.slice.Tensor:
+            _end(ctx, names, node)
         elif isinstance(node.target, torch._ops.OpOverload):
             _fill(ctx, names, node)
     for node in list(ctx.graph.nodes):
@@ -53,6 +56,24 @@ def _replace(node: fx.Node, number: int) -> None:
     for user in list(node.users):
         user.args = fx.map_arg(user.args, lambda n: number if n is node else n)
         user.kwargs = fx.map_arg(user.kwargs, lambda n: number if n is node else n)
+
+
+def _end(ctx: Context, names: Symbols, node: fx.Node) -> None:
+    """An open end of a slice becomes the size: where the slice is written to, Inductor must tell which is smaller.
+
+    A slice of everything is left out.
+    """
+    given: list[Any] = list(node.args)
+    source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
+    if isinstance(end, fx.Node) or (end is not None and end < sys.maxsize):
+        return
+    if start in (None, 0) and step == 1 and source.op == "call_function" and all(u.op != "output" for u in node.users):
+        node.replace_all_uses_with(source)
+        return
+    with ctx.graph.inserting_before(node):
+        size = names.node(value(source).shape[dim])
+    if size is not None:
+        node.args = (source, dim, start, size, step)
 
 
 def _fill(ctx: Context, names: Symbols, node: fx.Node) -> None:

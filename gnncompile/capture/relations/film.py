@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch_geometric.nn import FiLMConv, Linear
+from torch_geometric.nn import FiLMConv
 
+from gnncompile.capture.relations.linear import linear_tables
 from gnncompile.capture.relations.tables import REDUCTIONS, Group, copy_of, groups, is_own, is_typed, segment_reduce
 
 _film_forward = copy_of(FiLMConv.forward)
-
-
-def _tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
-    """What layers (one per relation) make of `x`, as tables ``[num_nodes * relations, channels]``: one, or several from
-    layers with several times as many outputs. Linear layers are one product per table.
-    """
-    wide = [len(layers) * x.size(0), channels]
-    if all(type(one) is Linear and not one._forward_hooks and not one._forward_pre_hooks for one in layers):
-        made = []
-        for at in range(0, layers[0].out_channels, channels):
-            weight = torch.cat([one.weight[at : at + channels] for one in layers])
-            bias = None if layers[0].bias is None else torch.cat([one.bias[at : at + channels] for one in layers])
-            made.append(F.linear(x, weight, bias).view(wide))
-        return made
-    parts = [one(x).split(channels, dim=-1) for one in layers]
-    return [torch.stack(table, 1).view(wide) for table in zip(*parts, strict=True)]
 
 
 def film_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
@@ -43,8 +25,8 @@ def film_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> A
         out = self.act(out)
     for first, count in groups(self.num_relations, channels):
         group = Group(self, edge_index, edge_type, first, count, counted=False)
-        (table,) = _tables(self.lins[first : first + count], ends[0], channels)
-        beta, gamma = _tables(self.films[first : first + count], ends[1], channels)
+        (table,) = linear_tables(self.lins[first : first + count], ends[0], channels)
+        beta, gamma = linear_tables(self.films[first : first + count], ends[1], channels)
         source, rows = group.rows(group.source), group.rows(group.destination)
         messages = gamma.index_select(0, rows) * table.index_select(0, source) + beta.index_select(0, rows)
         if self.act is not None:

@@ -1,0 +1,49 @@
+"""Linear layers of which every row takes one, made as tables of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import Linear
+
+from gnncompile.capture.relations.tables import groups
+
+
+def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
+    """What layers (one per relation) make of `x`, as tables ``[num_nodes * relations, channels]``: one, or several from
+    layers with several times as many outputs. Linear layers are one product per table.
+    """
+    wide = [len(layers) * x.size(0), channels]
+    if all(type(one) is Linear and not one._forward_hooks and not one._forward_pre_hooks for one in layers):
+        made = []
+        for at in range(0, layers[0].out_channels, channels):
+            weight = torch.cat([one.weight[at : at + channels] for one in layers])
+            bias = None if layers[0].bias is None else torch.cat([one.bias[at : at + channels] for one in layers])
+            made.append(F.linear(x, weight, bias).view(wide))
+        return made
+    parts = [one(x).split(channels, dim=-1) for one in layers]
+    return [torch.stack(table, 1).view(wide) for table in zip(*parts, strict=True)]
+
+
+def typed_linear(layers: Any, x: Tensor, kind: Tensor) -> Tensor:
+    """``layers[kind[i]](x[i])`` for every row i, by layers with equal numbers of outputs.
+
+    Args:
+        layers: One linear layer per kind.
+        x: ``[num_nodes, in_channels]``.
+        kind: ``[num_nodes]``, from 0 up to the number of layers.
+    """
+    out: Tensor | None = None
+    channels = layers[0].out_channels
+    place = torch.arange(x.size(0), device=x.device)
+    for first, count in groups(len(layers), channels):
+        (table,) = linear_tables(layers[first : first + count], x, channels)
+        inside = (kind >= first) & (kind < first + count)
+        rows = place * count + torch.where(inside, kind - first, 0)
+        part = torch.where(inside.view(-1, 1), table.index_select(0, rows), 0)
+        out = part if out is None else out + part
+    assert out is not None, "there is at least one layer"
+    return out

@@ -1,0 +1,63 @@
+"""Edges whose number depends on data: sampled at random, or those that are left where self loops were removed.
+
+They are ops, so that a layer that asks for them stays one graph; each costs one look at the data per step.
+
+- ``live_edges(edge_index)``: the edges that are not dead (:mod:`gnncompile.runtime.segment_ops`); the passes say which
+  these are, as ``alive``.
+- ``dropped_edges(edge_index, p)``: see :func:`torch_geometric.utils.dropout_edge`.
+- ``negative_edges(edge_index, num_nodes, ratio, is_undirected, batch)``: see
+  :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`. It takes its numbers where PyG does, from Python's
+  generator.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import SuperGATConv
+from torch_geometric.utils import dropout_edge
+
+from gnncompile import _compat
+from gnncompile.runtime.region_op import LIBRARY
+
+LIBRARY.define("live_edges(Tensor edge_index, Tensor? alive=None) -> Tensor")
+LIBRARY.define(
+    "dropped_edges(Tensor edge_index, float p) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+LIBRARY.define(
+    "negative_edges(Tensor edge_index, SymInt num_nodes, float ratio, bool is_undirected, Tensor? batch) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+def live_edges(edge_index: Tensor, alive: Tensor | None = None) -> Tensor:
+    """The columns of `edge_index` ``[2, num_edges]`` where `alive` ``[num_edges]`` is True."""
+    return edge_index.clone() if alive is None else edge_index[:, alive].contiguous()
+
+
+def dropped_edges(edge_index: Tensor, p: float) -> Tensor:
+    """The edges that are left when each is dropped with probability `p`."""
+    left: Tensor = dropout_edge(edge_index, p, training=True)[0]
+    return left.contiguous()
+
+
+def negative_edges(
+    edge_index: Tensor, num_nodes: int, ratio: float, is_undirected: bool, batch: Tensor | None
+) -> Tensor:
+    """About ``ratio * num_edges`` pairs of nodes without an edge between them, ``[2, num_negatives]``."""
+    layer: Any = SimpleNamespace(neg_sample_ratio=ratio, edge_sample_ratio=1.0, is_undirected=is_undirected)
+    sampled: Tensor = SuperGATConv.negative_sampling(layer, edge_index, num_nodes, batch)
+    return sampled.contiguous()
+
+
+def _fake(edge_index: Tensor, *_: Any) -> Tensor:
+    return edge_index.new_empty((2, _compat.unknown_size()))
+
+
+for _op in (live_edges, dropped_edges, negative_edges):
+    LIBRARY.impl(_op.__name__, _op, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_op.__name__}", _fake, lib=LIBRARY)
