@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
@@ -342,3 +342,19 @@ def test_torch_compile_with_our_backend_in_a_fresh_process():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("make", [lambda: SAGEConv(-1, 3), lambda: GATConv(-1, 3, heads=2)])
+def test_parameters_without_a_shape_get_it_from_the_first_call(make: Any):
+    torch.manual_seed(0)
+    model = make()
+    compiled = gnncompile.compile(model)
+    torch.manual_seed(1)
+    first = compiled(X, EDGES)
+    assert program_of(compiled).backend.captured == []  # type: ignore[union-attr]
+    expected = model(X, EDGES)
+    assert expected.isfinite().all()
+    for found in (first, compiled(X, EDGES), compiled(X, EDGES)):
+        torch.testing.assert_close(found, expected)
+    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert gnncompile.explain(make(), X, EDGES).captured_graphs == 1

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import remove_self_loops, scatter
 
 import gnncompile
+from gnncompile.capture.compiled import program_of
 from tests.harness import light
 from tests.tracing import WIDTH, add, check, data, zeros
 
@@ -119,3 +120,23 @@ def test_code_by_hand(fn: Callable[..., Tensor]):
     compiled = gnncompile.compile(fn)
     for _ in range(2):  # the second call finds the remembered structure
         check(fn, *data(), run=compiled)
+
+
+def _unless_empty(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
+    y = add(x, col, x[row])
+    return y if picked.numel() == 0 else y + picked.max()
+
+
+def _if_any(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
+    y = add(x, col, x[row])
+    return y + picked[0] if picked.size(0) > 0 else -y
+
+
+@pytest.mark.parametrize("fn", [_unless_empty, _if_any])
+def test_a_question_of_emptiness_is_asked_of_every_input(fn: Callable[..., Tensor]):
+    x, row, col = data()
+    compiled = gnncompile.compile(fn)
+    for picked in (torch.tensor([3, 4]), torch.zeros(0, dtype=torch.long), torch.tensor([7]), torch.tensor([5, 6, 7])):
+        torch.testing.assert_close(compiled(x, row, col, picked), fn(x, row, col, picked))
+    program = program_of(compiled)
+    assert program is not None and len(program.backend.captured) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
@@ -30,6 +31,7 @@ class Program:
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self.may_be_lazy = isinstance(target, nn.Module)
         self._start()
 
     def _start(self) -> None:
@@ -53,6 +55,10 @@ class Program:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
         self.check(args, kwargs)
+        if self.may_be_lazy:
+            self.may_be_lazy = is_lazy(self.target)
+            if self.may_be_lazy:
+                return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         for _ in range(16):
             parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
             try:
@@ -68,6 +74,13 @@ class Program:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
+
+
+def is_lazy(target: Callable[..., Any]) -> bool:
+    """Whether a module has parameters or buffers without a shape, as ``SAGEConv(-1, 64)`` has before its first call."""
+    if not isinstance(target, nn.Module):
+        return False
+    return any(map(nn.parameter.is_lazy, itertools.chain(target.parameters(), target.buffers())))
 
 
 class CompiledModule:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
-from gnncompile.capture.compiled import Program, compile, program_of
+from gnncompile.capture.compiled import Program, compile, is_lazy, program_of
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import RegionRecord, Skip
@@ -95,6 +95,8 @@ def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
     target = program_of(model).target if program_of(model) is not None else model  # type: ignore[union-attr]
     # A program of its own, so that earlier calls of the model do not count.
     compiled = compile(target, **settings)
+    if is_lazy(target):
+        target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
     program = program_of(compiled)
     assert program is not None
     before = sum(_compat.counters()["graph_break"].values())
