@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -19,10 +19,8 @@ from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
-from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._sympy.symbol import SymT
 
 __all__ = [
     "StorageWeakRef",
@@ -46,26 +44,6 @@ __all__ = [
 shape_config: Any = shape_config_module
 
 
-@contextmanager
-def _sizes_may_be_zero() -> Iterator[None]:
-    """Symbols of sizes are known to be at least 0; torch takes them for positive, even where it is told that 0 is
-    nothing special, and folds a user's ``if x.numel() == 0`` without a guard.
-    """
-    module: Any = symbolic_shapes
-    original = module.make_symbol
-
-    def make_symbol(prefix: Any, number: int, **assumptions: Any) -> Any:
-        if prefix is SymT.SIZE and assumptions.pop("positive", None):
-            assumptions["nonnegative"] = True
-        return original(prefix, number, **assumptions)
-
-    module.make_symbol = make_symbol
-    try:
-        yield
-    finally:
-        module.make_symbol = original
-
-
 _PATCHES: tuple[Callable[[], Any], ...] = (
     # No two sizes are assumed equal because they once were, none special because it was 0 or 1.
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=True),
@@ -74,7 +52,6 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     lambda: dynamo_config.patch(
         specialize_float=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
-    _sizes_may_be_zero,
 )
 
 

@@ -49,6 +49,9 @@ NO_NAN = {"hardsigmoid", "hardswish"}
 @pytest.mark.parametrize("which", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation(name: str, which: str):
+    if which == "triton" and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
+
     def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return x.new_zeros(x.size(0)).index_add_(0, col, FUNCTIONS[name](x[row]))
 

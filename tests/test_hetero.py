@@ -161,6 +161,8 @@ def test_hgt_of_edges_in_another_order_than_the_metadata():
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
 def test_hgt_by_generated_kernels(which: str):
+    if which == "triton" and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
     torch.manual_seed(0)
     model = Joined(hgt(heads=2))
     with light(which):

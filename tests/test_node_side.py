@@ -187,6 +187,8 @@ def test_autocast_keeps_its_types() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_softplus(which: str, dtype: torch.dtype) -> None:
     """Exact where it is tiny and where it is linear; its gradient has no NaN where exp would overflow."""
+    if which == "triton" and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
     values = torch.tensor([-80.0, -20.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 9.0, 11.0, 30.0, 500.0], dtype=dtype)
 
     class Softplus(MessagePassing):

@@ -13,8 +13,8 @@ from torch_geometric.nn import ChebConv, FeaStConv, GMMConv, MFConv, SuperGATCon
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture import relations
 from gnncompile.capture.compiled import program_of
+from gnncompile.capture.relations import tables
 from gnncompile.ir.region import Space, parse
 from tests.harness import light
 from tests.test_end_to_end import compare
@@ -224,7 +224,7 @@ def test_cheb_of_a_known_spectrum():
 
 
 def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(relations, "TABLE_WIDTH", 12)
+    monkeypatch.setattr(tables, "TABLE_WIDTH", 12)
     torch.manual_seed(0)
     model = MFConv(CHANNELS, 5, max_degree=6)
     with light():

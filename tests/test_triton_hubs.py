@@ -178,6 +178,7 @@ def test_tiles_for_ordinary_rows() -> None:
 
     assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)
     assert of(attention(D, "float32", 4, 32)) == Tile(1, 8, 32, 1)
+    assert of(attention(D, "float32", 1, 128)) == Tile(1, 4, 128, 1)
     assert of(dot_attention(D, "float32", 4, 32)) == Tile(1, 4, 32, 1, stages=2)
     assert of(_heavy()) == Tile(1, 1, 128, 1)
 

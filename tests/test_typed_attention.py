@@ -150,6 +150,8 @@ def test_other_rgat_layers_are_traced_as_written():
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
 def test_rgat_by_generated_kernels(which: str):
+    if which == "triton" and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
     torch.manual_seed(0)
     sizes = [(12, 40), (1, 0)] if which == "triton" else [(12, 40), (1, 0), (150, 700)]
     with light(which):

@@ -122,6 +122,25 @@ def test_code_by_hand(fn: Callable[..., Tensor]):
         check(fn, *data(), run=compiled)
 
 
+def test_rows_without_edges_may_be_infinite():
+    """Nothing is multiplied with a row that no edge has, in the gradient as in eager."""
+
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        norm = x.new_zeros(x.size(0)).index_add_(0, row, x.new_ones(row.size(0))).pow(-0.5)
+        return add(x, col, (x * norm.view(-1, 1))[row] * (x[col] / norm[col].view(-1, 1)).sigmoid())
+
+    x, _, _ = data()
+    row, col = torch.tensor([0, 0, 1, 2]), torch.tensor([1, 2, 2, 0])
+    results = []
+    for run in (gnncompile.compile(fn), fn):
+        leaf = x.clone().requires_grad_()
+        out = run(leaf, row, col)
+        results.append([out, *torch.autograd.grad(out.sum(), leaf)])
+    assert results[1][0].isfinite().all()
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
 def _unless_empty(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
     y = add(x, col, x[row])
     return y if picked.numel() == 0 else y + picked.max()
@@ -132,6 +151,7 @@ def _if_any(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
     return y + picked[0] if picked.size(0) > 0 else -y
 
 
+@pytest.mark.xfail(reason="torch takes symbolic sizes for positive, and answers without a guard", strict=True)
 @pytest.mark.parametrize("fn", [_unless_empty, _if_any])
 def test_a_question_of_emptiness_is_asked_of_every_input(fn: Callable[..., Tensor]):
     x, row, col = data()

@@ -1,7 +1,8 @@
-"""Sums over edges with what is the same for all edges of a row taken out of them: factors, and dot products.
+"""Sums over edges with what is the same for all edges of a row taken out of them: cotangents, and dot products.
 
-``sum_e r s_e`` is ``r sum_e s_e``: a product less per edge, and often a sum that the forward could have kept, because
-the cotangent of a row is such a factor. (The two differ where `r` is infinite or NaN.)
+``sum_e r s_e`` is ``r sum_e s_e``, and where `r` is a cotangent, what is left is often a sum that the forward could
+have kept. The two differ where `r` is infinite or NaN, so nothing but cotangents is taken out: other rows may be
+infinite where they have no edge, or where a choice leaves them out.
 
 The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``, where `r` is a row of the side that is walked
 and `x_e` is gathered. A dot product per edge costs a GPU as many shuffles as a warp has levels, and keeps the row in
@@ -11,7 +12,7 @@ one program. Since everything is linear, ``<r, sum_e s_e x_e>`` is the same numb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import reduce
 from operator import and_
 
@@ -22,20 +23,22 @@ Term = tuple[int, ...]
 """Values whose product is meant."""
 
 
-def sum_over_edges(b: Builder, value: int) -> int:
-    """The sum of a value over the edges of each row, its factors and dot products with rows taken after the sum where
-    possible.
+def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset()) -> int:
+    """The sum of a value over the edges of each row, its dot products with rows taken after the sum where possible.
 
     Args:
         b: A builder whose rows are walked.
         value: What to sum, per edge.
+        cotangents: Rows that are to be multiplied with the sum instead, as far as they are factors of the value.
 
     Returns:
         A value per row, of the shape of `value`; rounded otherwise than the plain sum.
     """
     terms = _terms(b, value) if _hides_dot(b, value) else None
     if terms is None:
-        return _apart(b, _factors(b, value))
+        factors = _factors(b, value, cotangents)
+        outside, inside = [f for f in factors if f in cotangents], [f for f in factors if f not in cotangents]
+        return _times(b, outside, inside) if outside and inside else b.reduce("sum", value)
     sums = [_sum(b, term) for term in terms]
     if any(s is None for s in sums):
         return b.reduce("sum", value)
@@ -67,7 +70,7 @@ def _sum(b: Builder, term: Term) -> int | None:
     rows = [f for f in term if _is_row(b, f)]
     weights = [f for f in term if f not in dots and f not in rows]
     if not dots:
-        return _apart(b, term)
+        return b.reduce("sum", _product(b, term)) if not rows or not weights else _times(b, rows, weights)
     if len(dots) > 1:
         return None
     inner = _factors(b, b.nodes[dots[0]].args[0])
@@ -80,13 +83,6 @@ def _sum(b: Builder, term: Term) -> int | None:
     return _product(b, [*rows, total])
 
 
-def _apart(b: Builder, factors: Sequence[int]) -> int:
-    """The sum of a product over edges, the factors that a row has in common outside."""
-    rows = [f for f in factors if _is_row(b, f)]
-    weights = [f for f in factors if not _is_row(b, f)]
-    return _times(b, rows, weights) if weights else b.reduce("sum", _product(b, rows))
-
-
 def _times(b: Builder, rows: list[int], weights: list[int]) -> int:
     return _product(b, [*rows, b.reduce("sum", _product(b, weights))])
 
@@ -95,16 +91,18 @@ def _product(b: Builder, factors: Sequence[int]) -> int:
     return reduce(lambda x, y: b.op("mul", x, y), factors) if factors else b.const(1)
 
 
-def _factors(b: Builder, value: int) -> list[int]:
-    """Factors of a value; those of a row are found in sums and choices as well, if all their parts have them."""
+def _factors(b: Builder, value: int, cotangents: Set[int] = frozenset()) -> list[int]:
+    """Factors of a value; cotangents are found in sums and choices as well, if all their parts have them."""
     node = b.nodes[value]
     if node.op == "mul":
-        return [f for a in node.args for f in _factors(b, a)]
+        return [f for a in node.args for f in _factors(b, a, cotangents)]
+    if not cotangents:
+        return [value]
     if node.op == "neg":
-        return [b.const(-1), *_factors(b, node.args[0])]
+        return [b.const(-1), *_factors(b, node.args[0], cotangents)]
     at = _LINEAR.get(node.op, ())
-    parts = {k: _factors(b, node.args[k]) for k in at if b.constant(node.args[k]) != 0}
-    common = _in_all(b, list(parts.values()))
+    parts = {k: _factors(b, node.args[k], cotangents) for k in at if b.constant(node.args[k]) != 0}
+    common = [f for f in _in_all(list(parts.values())) if f in cotangents]
     if not common:
         return [value]
     rest = {k: _product(b, _without(factors, common)) for k, factors in parts.items()}
@@ -115,12 +113,10 @@ _LINEAR = {"add": (0, 1), "sub": (0, 1), "where": (1, 2), "div": (0,)}
 """Which arguments of an operation may be multiplied by a factor instead of its result; 0 stays as it is."""
 
 
-def _in_all(b: Builder, parts: list[list[int]]) -> list[int]:
-    """The row factors that all products have, as often as they do; plain numbers are left where they are."""
-    if not parts:
-        return []
-    common: Counter[int] = reduce(and_, map(Counter, parts))
-    return [f for f in common.elements() if b.nodes[f].space is b.by]
+def _in_all(parts: list[list[int]]) -> list[int]:
+    """The factors that all products have, as often as they do."""
+    common: Counter[int] = reduce(and_, map(Counter, parts)) if parts else Counter()
+    return list(common.elements())
 
 
 def _without(factors: list[int], common: list[int]) -> list[int]:

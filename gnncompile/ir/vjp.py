@@ -377,7 +377,7 @@ class _Differentiation:
             return []  # their gradient makes the same values per edge, and hands them over
         copy = _Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
         edges = [self.cotangents[at].edge for at, n in inputs if n.space is not self.region.by.opposite]
-        sums = {edge: self._sums(linear.sum_over_edges(self.b, edge)) for edge in edges if edge is not None}
+        sums = {edge: self._sums(self._sum_over_edges(edge)) for edge in edges if edge is not None}
         free = {e: arguments for e, arguments in sums.items() if all(map(self._known_to_the_walk, arguments))}
         if len(free) < len(sums) or not self._pays(free):
             free = {e: arguments for e, arguments in free.items() if self._hand_over(e)}
@@ -399,6 +399,12 @@ class _Differentiation:
                 late.append(i)
         return [i for i in range(len(nodes)) if i in kept or i not in late]
 
+    def _sum_over_edges(self, value: int) -> int:
+        """The sum over each row's edges, with the cotangents of rows outside where they are factors."""
+        inputs = [(at, n) for at, n in enumerate(self.b.nodes) if n.op == "input" and n.space is self.region.by]
+        cotangents = {at for at, n in inputs if self.operands[int(n.value or 0)].kind == "cotangent"}
+        return linear.sum_over_edges(self.b, value, cotangents)
+
     def _sums(self, value: int) -> list[int]:
         """What a row value of the scratch builder sums over edges."""
         return [n.args[0] for n in self._behind(value) if n.op == "reduce_sum"]
@@ -416,7 +422,7 @@ class _Differentiation:
         kept = {o.node for o in self.region.outputs if o.dtype == self.compute}
         kept_sums = [at for at in kept if self.region.nodes[at].op == "reduce_sum"]
         sums = {self.value(self.region.nodes[at].args[0]): at for at in kept_sums}
-        value = linear.sum_over_edges(self.b, total.edge)
+        value = self._sum_over_edges(total.edge)
         if not set(self._sums(value)) <= set(sums):
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
