@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import types
@@ -16,6 +17,7 @@ from torch import Tensor, fx
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
@@ -23,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
+    "AsksForEmptiness",
     "StorageWeakRef",
     "backend_fake_mode",
     "calling_file",
@@ -31,6 +34,7 @@ __all__ = [
     "current_backend",
     "inductor_mode_options",
     "inductor_option_names",
+    "notice_emptiness_questions",
     "placeholders_as_fakes",
     "source_name",
     "static_cuda_launch",
@@ -44,25 +48,26 @@ __all__ = [
 shape_config: Any = shape_config_module
 
 
+class _Thread(threading.local):
+    """Whether a compile that starts now in this thread is ours, and the patches it runs under."""
+
+    calls = 0
+    empty_is_special = False
+    patches: ExitStack | None = None
+
+
+_thread = _Thread()
+
+
 _PATCHES: tuple[Callable[[], Any], ...] = (
-    # No two sizes are assumed equal because they once were, none special because it was 0 or 1.
-    lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=True),
+    # No two sizes are assumed equal because they once were, none special because it was 0 or 1 (unless that is asked).
+    lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=not _thread.empty_is_special),
     # dynamic=True would otherwise turn dropout rates and slopes into tensors.
     # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
     lambda: dynamo_config.patch(
         specialize_float=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
 )
-
-
-class _Thread(threading.local):
-    """Whether a compile that starts now in this thread is ours, and the patches it runs under."""
-
-    calls = 0
-    patches: ExitStack | None = None
-
-
-_thread = _Thread()
 
 
 def _compile_starts(_: Any) -> None:
@@ -88,14 +93,24 @@ class symbolic_counts:  # noqa: N801  (used as a function)
     """Compiles inside this block see numbers of nodes, edges and graphs as symbols.
 
     Settings change only while Dynamo compiles and only in this thread: entering costs nothing on the calls between.
+
+    Args:
+        empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
     """
+
+    __slots__ = ("empty_is_special",)
+
+    def __init__(self, empty_is_special: bool = False) -> None:
+        self.empty_is_special = empty_is_special
 
     def __enter__(self) -> None:
         _watch_compiles()
         _thread.calls += 1
+        _thread.empty_is_special, self.empty_is_special = self.empty_is_special, _thread.empty_is_special
 
     def __exit__(self, *_: object) -> None:
         _thread.calls -= 1
+        _thread.empty_is_special = self.empty_is_special
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
 
@@ -124,6 +139,48 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
         return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
 
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+_EMPTINESS = {
+    (operator.eq, 0), (operator.ne, 0), (operator.gt, 0), (operator.le, 0), (operator.ge, 1), (operator.lt, 1),
+}  # fmt: skip
+"""Comparisons of a size with a number that ask whether it is 0."""
+
+
+class AsksForEmptiness(BaseException):
+    """A model asks whether one of its tensors is empty.
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+
+def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
+    """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
+
+    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special, and would answer without
+    a guard.
+
+    Args:
+        libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
+            maximum, for which gnncompile has other ways.
+    """
+    create = SymNodeVariable.create.__func__  # type: ignore[attr-defined]
+
+    def watched(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
+        watching = _thread.calls and not _thread.empty_is_special
+        if watching and _asks_for_emptiness(proxy.node) and not tx.f_code.co_filename.startswith(libraries):
+            raise AsksForEmptiness
+        return create(cls, tx, proxy, *args, **kwargs)
+
+    SymNodeVariable.create = classmethod(watched)  # type: ignore[method-assign,assignment]
+
+
+def _asks_for_emptiness(node: fx.Node) -> bool:
+    if node.op != "call_function" or len(node.args) != 2 or isinstance(node.args[1], fx.Node):
+        return False
+    size: Any = node.args[0]
+    asks = isinstance(node.args[1], int) and (node.target, node.args[1]) in _EMPTINESS
+    return asks and isinstance(size, fx.Node) and isinstance(size.meta.get("example_value"), torch.SymInt)
 
 
 def calling_file(skip: str) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch_geometric.utils import remove_self_loops, scatter
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
 from tests.harness import light
 from tests.tracing import WIDTH, add, check, data, zeros
 
@@ -151,12 +150,11 @@ def _if_any(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
     return y + picked[0] if picked.size(0) > 0 else -y
 
 
-@pytest.mark.xfail(reason="torch takes symbolic sizes for positive, and answers without a guard", strict=True)
 @pytest.mark.parametrize("fn", [_unless_empty, _if_any])
 def test_a_question_of_emptiness_is_asked_of_every_input(fn: Callable[..., Tensor]):
     x, row, col = data()
     compiled = gnncompile.compile(fn)
     for picked in (torch.tensor([3, 4]), torch.zeros(0, dtype=torch.long), torch.tensor([7]), torch.tensor([5, 6, 7])):
         torch.testing.assert_close(compiled(x, row, col, picked), fn(x, row, col, picked))
-    program = program_of(compiled)
-    assert program is not None and len(program.backend.captured) == 2
+    report = gnncompile.explain(fn, x, row, col, torch.tensor([1, 2]))
+    assert report.graph_breaks == 0 and any("is empty" in note for note in report.notes)

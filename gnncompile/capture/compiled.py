@@ -32,6 +32,7 @@ class Program:
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
         self.may_be_lazy = isinstance(target, nn.Module)
+        self.empty_is_special = False
         self._start()
 
     def _start(self) -> None:
@@ -62,13 +63,16 @@ class Program:
         for _ in range(16):
             parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
             try:
-                with _compat.symbolic_counts():
+                with _compat.symbolic_counts(self.empty_is_special):
                     return self.compiled(*parts)
             except SizeNeeded as needed:
                 self.derived.wanted.add(needed.source.removeprefix("L['").replace("']", "", 1))
                 self._start()
             except Masked:
                 self.backend.self_loops = "exact"
+                self._start()
+            except _compat.AsksForEmptiness:
+                self.empty_is_special = True
                 self._start()
             except WrittenInput:
                 self.derived.splits = False

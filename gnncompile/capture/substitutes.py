@@ -7,10 +7,12 @@ the function.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch_geometric
 import torch_geometric.utils as pyg
 from torch import Tensor
 
@@ -119,4 +121,5 @@ def install() -> None:
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
+    _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)

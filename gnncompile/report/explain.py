@@ -111,6 +111,8 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
     regions = [_region(r, device) for c in captured for r in c.record.regions]
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
+    if program.empty_is_special:
+        notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
     if program.derived.wanted:
         notes.append(
             f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}"
