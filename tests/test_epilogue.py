@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 
 import gnncompile
-from gnncompile.ir.region import Region, parse
+from gnncompile.ir.region import BOOL, Region, parse
 from tests.harness import kernels, launched
 
 CHANNELS = 6
@@ -145,6 +145,7 @@ def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
     torch.manual_seed(0)
     _, backward = check(Two(), GRAPHS[on], "cpp")
     assert last_ops(backward) == ["where", "add"]
+    assert not any(n.dtype == BOOL for spec in backward for n in parse(spec).inputs)  # no mask is stored
 
 
 def test_more_is_fused_without_a_gradient():

@@ -176,8 +176,15 @@ class _Rows:
     def _computable(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target not in POINTWISE or not is_tensor(node):
             return False
-        dtype: torch.dtype = value(node).dtype
-        return dtype.is_floating_point and (dtype == torch.float64) == self.region.double
+        if value(node).dtype == torch.bool:  # a mask: it costs less to compare once more than to store it
+            compared = [value(n) for n in node.all_input_nodes]
+            return bool(compared) and all(map(self._fits, compared))
+        return self._fits(value(node))
+
+    def _fits(self, fake: Any) -> bool:
+        """Whether the region computes in the precision of a tensor."""
+        floating = isinstance(fake, torch.Tensor) and fake.dtype.is_floating_point
+        return floating and (fake.dtype == torch.float64) == self.region.double
 
     def _has_rows(self, node: fx.Node) -> bool:
         return value(node).dim() == self.rank + 1 and self._same_rows(node)
