@@ -30,6 +30,7 @@ __all__ = [
     "backend_fake_mode",
     "calling_file",
     "compile_inductor",
+    "copy_of",
     "counters",
     "current_backend",
     "inductor_mode_options",
@@ -123,6 +124,11 @@ def current_backend() -> Any:
         if inner is None or inner is found:
             return found
         found = inner
+
+
+def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
+    return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:

@@ -7,6 +7,13 @@ from torch import Tensor
 
 from gnncompile.ir.reference import Layout
 
+EDGE_LISTS = {
+    "unsorted, duplicates, hub": torch.tensor([[3, 0, 2, 0, 1, 4, 4, 0, 2], [0, 1, 0, 1, 0, 0, 2, 0, 3]]),
+    "no edge": torch.empty(2, 0, dtype=torch.long),
+    "one edge": torch.tensor([[2], [2]]),
+}
+"""Edges among 5 nodes."""
+
 
 def layout(row: Tensor, col: Tensor, num_rows: int, alive: Tensor | None = None) -> Layout:
     """Orders edges by row, in their original order within a row.

@@ -56,6 +56,12 @@ def _compile_lightly(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
     return aot_autograd(fw_compiler=_as_traced, bw_compiler=_as_traced)(gm, inputs)
 
 
+def needs_interpreter(which: str, device: str = "cpu") -> None:
+    """Skips a test that hands tensors on the CPU to Triton where that is not interpreted: beside a GPU."""
+    if (which, device) == ("triton", "cpu") and torch.cuda.is_available():
+        pytest.skip("beside a GPU Triton is not interpreted")
+
+
 @contextmanager
 def light(which: str = "reference") -> Iterator[None]:
     """Captures, passes and autograd are real; what Inductor would compile runs op by op, regions by `which`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.runtime import launch
-from tests.harness import light
+from tests.harness import light, needs_interpreter
 
 INF, NAN = float("inf"), float("nan")
 SMALL = [0.0, -0.0, 1e-8, -1e-8, 1e-3, -1e-3, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5]
@@ -49,8 +49,7 @@ NO_NAN = {"hardsigmoid", "hardswish"}
 @pytest.mark.parametrize("which", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation(name: str, which: str):
-    if which == "triton" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter(which)
 
     def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return x.new_zeros(x.size(0)).index_add_(0, col, FUNCTIONS[name](x[row]))

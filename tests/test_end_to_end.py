@@ -25,7 +25,7 @@ import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
 from gnncompile.runtime import launch
-from tests.harness import kernels, light
+from tests.harness import kernels, light, needs_interpreter
 
 SIZES = [(12, 40), (17, 61), (7, 0), (1, 1), (1, 0), (64, 64), (500, 4000)]
 CHANNELS, CLASSES = 5, 3
@@ -120,8 +120,7 @@ def test_gradient_of_the_features(name: str):
 
 @pytest.mark.parametrize("name", ["GCN", "GAT", "GraphSAGE max"])
 def test_triton_kernels(name: str, device: str):
-    if device == "cpu" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter("triton", device)
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
     with light("triton"):

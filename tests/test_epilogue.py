@@ -13,15 +13,11 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGECo
 
 import gnncompile
 from gnncompile.ir.region import BOOL, Region, parse
-from tests.harness import kernels, launched
+from tests.graphs import EDGE_LISTS
+from tests.harness import kernels, launched, needs_interpreter
 
 CHANNELS = 6
-GRAPHS = {
-    "unsorted, duplicates, hub": torch.tensor([[3, 0, 2, 0, 1, 4, 4, 0, 2], [0, 1, 0, 1, 0, 0, 2, 0, 3]]),
-    "no edge": torch.empty(2, 0, dtype=torch.long),
-    "one edge": torch.tensor([[2], [2]]),
-}
-HUB = GRAPHS["unsorted, duplicates, hub"]
+HUB = EDGE_LISTS["unsorted, duplicates, hub"]
 
 
 class Sum(MessagePassing):
@@ -109,7 +105,7 @@ def test_fused(name: str):
     torch._dynamo.reset()
     model = Sum(behind)
     compiled = gnncompile.compile(model, fullgraph=True)
-    for edge_index in GRAPHS.values():
+    for edge_index in EDGE_LISTS.values():
         forward, _ = compare(model, compiled, edge_index, "cpp")
         assert last_ops(forward) == [last]
 
@@ -118,8 +114,7 @@ def test_fused(name: str):
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_in_triton(name: str):
     pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter("triton")
     check(Sum(FUSED[name][0]), HUB, "triton")
 
 
@@ -130,7 +125,7 @@ def test_not_fused(name: str):
     assert last_ops(forward) == ["reduce_sum"]
 
 
-@pytest.mark.parametrize("on", GRAPHS)
+@pytest.mark.parametrize("on", EDGE_LISTS)
 def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
     """Two layers: what reaches the first one's rows is masked by the kernel that sums it."""
 
@@ -143,7 +138,7 @@ def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
             return self.second(self.first(x, edge_index).relu(), edge_index)
 
     torch.manual_seed(0)
-    _, backward = check(Two(), GRAPHS[on], "cpp")
+    _, backward = check(Two(), EDGE_LISTS[on], "cpp")
     assert last_ops(backward) == ["where", "add"]
     assert not any(n.dtype == BOOL for spec in backward for n in parse(spec).inputs)  # no mask is stored
 
@@ -164,11 +159,11 @@ def test_switched_off():
 
 
 @pytest.mark.parametrize("train_eps", [False, True])
-@pytest.mark.parametrize("on", GRAPHS)
+@pytest.mark.parametrize("on", EDGE_LISTS)
 def test_gin(on: str, train_eps: bool):
     torch.manual_seed(0)
     model = GINConv(nn.Linear(CHANNELS, 4), eps=0.3, train_eps=train_eps)
-    forward, _ = check(model, GRAPHS[on], "cpp")
+    forward, _ = check(model, EDGE_LISTS[on], "cpp")
     assert last_ops(forward) == ["add"]
 
 
@@ -179,7 +174,7 @@ def test_gcn_takes_its_bias():
 
 
 @pytest.mark.parametrize("concat", [True, False])
-@pytest.mark.parametrize("on", GRAPHS)
+@pytest.mark.parametrize("on", EDGE_LISTS)
 def test_gat_takes_its_bias_behind_the_heads(on: str, concat: bool):
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -187,7 +182,7 @@ def test_gat_takes_its_bias_behind_the_heads(on: str, concat: bool):
     nn.init.normal_(model.bias)
     compiled = gnncompile.compile(model)
     with torch.no_grad(), kernels("cpp"), launched() as specs:
-        torch.testing.assert_close(compiled(x, GRAPHS[on]), model(x, GRAPHS[on]))
+        torch.testing.assert_close(compiled(x, EDGE_LISTS[on]), model(x, EDGE_LISTS[on]))
     assert last_ops(specs) == (["add"] if concat else ["reduce_sum"])
 
 

@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, HeteroConv, HGTConv,
 import gnncompile
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
-from tests.harness import launched, light
+from tests.harness import launched, light, needs_interpreter
 from tests.test_end_to_end import compare
 from tests.test_typed import one_graph
 
@@ -161,8 +161,7 @@ def test_hgt_of_edges_in_another_order_than_the_metadata():
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
 def test_hgt_by_generated_kernels(which: str):
-    if which == "triton" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter(which)
     torch.manual_seed(0)
     model = Joined(hgt(heads=2))
     with light(which):

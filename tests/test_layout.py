@@ -13,6 +13,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.runtime import launch, layout
 from tests import graphs
+from tests.harness import needs_interpreter
 
 
 def edges(device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -119,8 +120,7 @@ def test_lists_are_made_once_for_forward_and_backward(
 ) -> None:
     """The attribute survives the op, autograd and the op of the gradient; gradients by the other end have their own."""
     pytest.importorskip("triton")
-    if device == "cpu" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter("triton", device)
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     made: list[Tensor] = []
     make = layout._find_hubs

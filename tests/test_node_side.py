@@ -15,15 +15,11 @@ from torch_geometric.nn import CGConv, EdgeConv, MessagePassing, PNAConv, PointN
 import gnncompile
 from gnncompile import passes
 from gnncompile.passes.context import aten
-from tests.harness import light
+from tests.graphs import EDGE_LISTS
+from tests.harness import light, needs_interpreter
 
 WIDTH = 4
-GRAPHS = {
-    "unsorted, duplicates, hub": torch.tensor([[3, 0, 2, 0, 1, 4, 4, 0, 2], [0, 1, 0, 1, 0, 0, 2, 0, 3]]),
-    "no edge": torch.empty(2, 0, dtype=torch.long),
-    "one edge": torch.tensor([[2], [2]]),
-}
-HUB = GRAPHS["unsorted, duplicates, hub"]
+HUB = EDGE_LISTS["unsorted, duplicates, hub"]
 
 
 def per_edge_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -91,7 +87,7 @@ def test_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, products = make(), per_edge_products(monkeypatch)
     with light():
         compiled = gnncompile.compile(model, fullgraph=True)
-        for edge_index in GRAPHS.values():
+        for edge_index in EDGE_LISTS.values():
             x, features = data(edge_index)
             compare(model, compiled, x, edge_index, *([features] if takes_features else []))
     assert products == [stay]
@@ -144,7 +140,7 @@ def test_moved(name: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, products = Message(*MOVED[name], bias=bias), per_edge_products(monkeypatch)
     with light():
         compiled = gnncompile.compile(model, fullgraph=True)
-        for edge_index in GRAPHS.values():
+        for edge_index in EDGE_LISTS.values():
             compare(model, compiled, data(edge_index)[0], edge_index)
     assert products == [0 if name != "nested" else 1]  # adding a number is no addition of rows
 
@@ -187,8 +183,7 @@ def test_autocast_keeps_its_types() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_softplus(which: str, dtype: torch.dtype) -> None:
     """Exact where it is tiny and where it is linear; its gradient has no NaN where exp would overflow."""
-    if which == "triton" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter(which)
     values = torch.tensor([-80.0, -20.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 9.0, 11.0, 30.0, 500.0], dtype=dtype)
 
     class Softplus(MessagePassing):

@@ -21,7 +21,7 @@ from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.siblings import MOST_REDUCTIONS
 from tests.graphs import layout
-from tests.harness import kernels, launched, light
+from tests.harness import kernels, launched, light, needs_interpreter
 from tests.tracing import Traced, check, data
 
 WIDTH = 8
@@ -117,8 +117,7 @@ def test_layers(name: str):
 @pytest.mark.parametrize("name", ["PNA", "EGConv", "SAGE"])
 def test_layers_in_triton(name: str):
     pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter("triton")
     torch.manual_seed(0)
     model = LAYERS[name][0]()
     with light("triton"):

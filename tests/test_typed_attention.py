@@ -15,7 +15,7 @@ import gnncompile
 from gnncompile.capture.relations import tables
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
-from tests.harness import launched, light
+from tests.harness import launched, light, needs_interpreter
 from tests.test_end_to_end import compare
 from tests.test_typed import CHANNELS, RELATIONS, graph, one_graph
 
@@ -150,8 +150,7 @@ def test_other_rgat_layers_are_traced_as_written():
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
 def test_rgat_by_generated_kernels(which: str):
-    if which == "triton" and torch.cuda.is_available():
-        pytest.skip("beside a GPU Triton is not interpreted")
+    needs_interpreter(which)
     torch.manual_seed(0)
     sizes = [(12, 40), (1, 0)] if which == "triton" else [(12, 40), (1, 0), (150, 700)]
     with light(which):

@@ -31,7 +31,7 @@ class Program:
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
-        self.may_be_lazy = isinstance(target, nn.Module)
+        self.may_be_lazy = True
         self.empty_is_special = False
         self._start()
 
@@ -56,10 +56,9 @@ class Program:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
         self.check(args, kwargs)
+        self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
-            self.may_be_lazy = is_lazy(self.target)
-            if self.may_be_lazy:
-                return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
+            return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         for _ in range(16):
             parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
             try:

@@ -60,21 +60,19 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
 
 
 def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
-    """Buffers for the outputs; no kernel walks masked edges, so where there may be some, their values are zero."""
+    """Buffers for the outputs."""
     region = parse(spec)
     rows, edges = layout[0].get_size()[0] - 1, layout[2].get_size()[0]
     empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
     made = []
     for out in region.outputs:
         like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
-        if region.per_edge(out) and region.whole:
-            made.append(empty([edges, *out.trailing], None, **like))
-        elif region.per_edge(out):
-            zeros = full([edges, *out.trailing], 0, **like)
-            zeros.realize()
-            made.append(zeros)
+        size = [edges if region.per_edge(out) else rows, *out.trailing]
+        if region.cleared(out):
+            made.append(full(size, 0, **like))
+            made[-1].realize()
         else:
-            made.append(empty([rows, *out.trailing], None, **like))
+            made.append(empty(size, None, **like))
     return made
 
 

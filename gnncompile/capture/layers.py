@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.nn import ChebConv, MFConv, SuperGATConv
 from torch_geometric.utils import degree, get_laplacian
 
+from gnncompile._compat import copy_of
 from gnncompile.capture.relations.linear import typed_linear
-from gnncompile.capture.relations.tables import copy_of
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 
 _OPS: Any = torch.ops.gnncompile

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.capture import layers, relations
-from gnncompile.capture.relations.tables import copy_of
+from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -41,14 +41,10 @@ def _backend_setting() -> str:
     return str(getattr(_compat.current_backend(), "self_loops", OFF))
 
 
-_scatter = copy_of(pyg.scatter)
-_softmax = copy_of(pyg.softmax)
-_remove_self_loops = copy_of(pyg.remove_self_loops)
-_add_remaining_self_loops = copy_of(pyg.add_remaining_self_loops)
-
-
-def _is_plain(edge_index: Any) -> bool:
-    return type(edge_index) is Tensor and edge_index.layout == torch.strided and edge_index.dim() == 2
+_scatter = _compat.copy_of(pyg.scatter)
+_softmax = _compat.copy_of(pyg.softmax)
+_remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
+_add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
@@ -75,7 +71,7 @@ def softmax(
 
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
-    if capturing() != MASKED or not _is_plain(edge_index):
+    if capturing() != MASKED or not is_edge_list(edge_index):
         return _remove_self_loops(edge_index, edge_attr)
     alive = edge_index[0] != edge_index[1]
     if edge_attr is not None:
@@ -91,7 +87,7 @@ def add_remaining_self_loops(
     """
     number = fill_value is None or isinstance(fill_value, (int, float))
     # Which of several self loops of one node wins is undefined in PyG on a GPU; here it is the last one, everywhere.
-    if capturing() != MASKED or not _is_plain(edge_index) or num_nodes is None or not number:
+    if capturing() != MASKED or not is_edge_list(edge_index) or num_nodes is None or not number:
         return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     alive = edge_index[0] != edge_index[1]
     nodes = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)

@@ -172,9 +172,13 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
     return offsets, length
 
 
+def _reduces_channels(node: Node) -> bool:
+    return node.op in FEATURE_REDUCTIONS and node.op.endswith("channels")
+
+
 def _needs_whole_rows(region: Region) -> bool:
     """Whether channels are reduced."""
-    return any(n.op in FEATURE_REDUCTIONS and n.op.endswith("channels") for n in region.nodes)
+    return any(map(_reduces_channels, region.nodes))
 
 
 def choose_tile(region: Region, plan: Schedule) -> Tile:
@@ -232,8 +236,11 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
 
 
-_INSTRUCTIONS = {"exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30}
-_INSTRUCTIONS |= {"sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40}
+_INSTRUCTIONS = {
+    "exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30,
+    "sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40,
+}  # fmt: skip
+"""Of operations that take more than one, about."""
 
 
 def _arithmetic(region: Region, plan: Schedule) -> float:
@@ -245,8 +252,7 @@ def _arithmetic(region: Region, plan: Schedule) -> float:
 
 def _dots_per_edge(region: Region, plan: Schedule) -> bool:
     """Whether channels are reduced for every edge, which takes shuffles."""
-    nodes = [region.nodes[i] for i in plan.need]
-    return any(n.op in FEATURE_REDUCTIONS and n.op.endswith("channels") and edgewise(region, n) for n in nodes)
+    return any(_reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:

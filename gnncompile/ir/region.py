@@ -191,6 +191,10 @@ class Region:
         """Whether an output has a row per edge, and not one per row of the region."""
         return self.nodes[output.node].space is Space.EDGE
 
+    def cleared(self, output: Output) -> bool:
+        """Whether an output must be zero before the walk: masked edges are never walked, and their values read zero."""
+        return self.per_edge(output) and not self.whole
+
     @cached_property
     def spec(self) -> str:
         """The region as a compact string; :func:`parse` is its inverse."""

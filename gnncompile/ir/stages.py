@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from gnncompile.ir.merge import Part, merge
 from gnncompile.ir.region import Region
@@ -75,7 +76,7 @@ def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
 def _renumbered(backward: Backward, groups: int, at: Sequence[int]) -> Backward:
     """The stages, one per group; temporaries are numbered anew, in the order in which they are made."""
     new: dict[int, int] = {}
-    first = _first(backward.stages)
+    first = list(accumulate((len(stage.region.outputs) for stage in backward.stages), initial=0))
     stages: list[Stage] = []
     count = 0
     for g in range(groups):
@@ -92,12 +93,3 @@ def _renumbered(backward: Backward, groups: int, at: Sequence[int]) -> Backward:
         count += len(merged.region.outputs)
     gradients = [g and replace(g, temporaries=tuple(new[t] for t in g.temporaries)) for g in backward.gradients]
     return Backward(tuple(stages), tuple(gradients))
-
-
-def _first(stages: Sequence[Stage]) -> list[int]:
-    """The first temporary of each stage."""
-    found, count = [], 0
-    for stage in stages:
-        found.append(count)
-        count += len(stage.region.outputs)
-    return found

@@ -41,22 +41,19 @@ class Runner:
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._whole = region.whole
-        self._outputs = [(region.per_edge(o), o.trailing, getattr(torch, o.dtype)) for o in region.outputs]
+        self._outputs = [
+            (torch.zeros if region.cleared(o) else torch.empty, region.per_edge(o), o.trailing, getattr(torch, o.dtype))
+            for o in region.outputs
+        ]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
         """Allocates the outputs and launches."""
         rowptr, col, edge = layout[0], layout[1], layout[2]
         device = rowptr.device
         outputs = []
-        for on_edges, trailing, dtype in self._outputs:
-            if on_edges and self._whole:
-                outputs.append(torch.empty((edge.size(0), *trailing), dtype=dtype, device=device))
-            elif on_edges:
-                # Masked edges are never walked, so their slots must read zero.
-                outputs.append(torch.zeros((edge.size(0), *trailing), dtype=dtype, device=device))
-            else:
-                outputs.append(torch.empty((rowptr.size(0) - 1, *trailing), dtype=dtype, device=device))
+        for make, on_edges, trailing, dtype in self._outputs:
+            count = edge.size(0) if on_edges else rowptr.size(0) - 1
+            outputs.append(make((count, *trailing), dtype=dtype, device=device))
         for tensor in tensors:
             if not tensor.is_contiguous():
                 tensors = [t.contiguous() for t in tensors]

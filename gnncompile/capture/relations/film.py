@@ -6,8 +6,9 @@ from typing import Any
 
 from torch_geometric.nn import FiLMConv
 
+from gnncompile._compat import copy_of
 from gnncompile.capture.relations.linear import linear_tables
-from gnncompile.capture.relations.tables import REDUCTIONS, Group, copy_of, groups, is_own, is_typed, segment_reduce
+from gnncompile.capture.relations.tables import REDUCTIONS, Group, groups, is_own, is_typed, segment_reduce
 
 _film_forward = copy_of(FiLMConv.forward)
 

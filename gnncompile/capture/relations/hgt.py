@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import HeteroDictLinear, HeteroLinear, HGTConv, Linear
 
-from gnncompile.capture.relations.tables import copy_of, is_edge_list, is_own, segment_reduce, segment_softmax, to
+from gnncompile._compat import copy_of
+from gnncompile.capture.relations.linear import is_plain
+from gnncompile.capture.relations.tables import is_edge_list, is_own, segment_reduce, segment_softmax, to
 
 _hgt_forward = copy_of(HGTConv.forward)
 
@@ -27,16 +29,16 @@ def _own_tables(kind: type) -> bool:
     return all(getattr(kind, name) is getattr(HGTConv, name) for name in ("_cat", "_construct_src_node_feat"))
 
 
-def _plain(layer: Any, kind: Any) -> bool:
-    hooked = layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer) is kind and not hooked
+def _plain_layers(conv: Any) -> bool:
+    edges, nodes = (conv.k_rel, conv.v_rel), conv.kqv_lin
+    if not all(is_plain(layer, HeteroLinear) for layer in edges) or not is_plain(nodes, HeteroDictLinear):
+        return False
+    return all(is_plain(layer, Linear) for layer in nodes.lins.values())
 
 
 def _takes(conv: Any, edge_index_dict: Any) -> bool:
     own = is_own(conv, HGTConv, ("sum",)) and _own_tables(type(conv)) and conv.flow == "source_to_target"
-    if not own or not all(_plain(layer, HeteroLinear) for layer in (conv.k_rel, conv.v_rel)):
-        return False
-    if not _plain(conv.kqv_lin, HeteroDictLinear) or not all(_plain(one, Linear) for one in conv.kqv_lin.lins.values()):
+    if not own or not _plain_layers(conv):
         return False
     # PyG takes its types as sorted, and takes other weights for edges that come in another order than the metadata's.
     order = [conv.edge_types_map[kind] for kind in edge_index_dict]

@@ -12,12 +12,17 @@ from torch_geometric.nn import Linear
 from gnncompile.capture.relations.tables import groups
 
 
+def is_plain(layer: Any, kind: Any) -> bool:
+    """Whether a layer is of this very class and without hooks, so that it may be read instead of called."""
+    return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
 def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
     """What layers (one per relation) make of `x`, as tables ``[num_nodes * relations, channels]``: one, or several from
     layers with several times as many outputs. Linear layers are one product per table.
     """
     wide = [len(layers) * x.size(0), channels]
-    if all(type(one) is Linear and not one._forward_hooks and not one._forward_pre_hooks for one in layers):
+    if all(is_plain(one, Linear) for one in layers):
         made = []
         for at in range(0, layers[0].out_channels, channels):
             weight = torch.cat([one.weight[at : at + channels] for one in layers])

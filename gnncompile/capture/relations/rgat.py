@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import RGATConv
 
+from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import (
     Group,
-    copy_of,
     dense,
     groups,
     is_own,

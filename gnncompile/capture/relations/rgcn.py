@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
+from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import (
     REDUCTIONS,
     Group,
-    copy_of,
     dense,
     groups,
     is_float,
@@ -24,6 +24,21 @@ from gnncompile.capture.relations.tables import (
 
 _rgcn_forward = copy_of(RGCNConv.forward)
 _fast_rgcn_forward = copy_of(FastRGCNConv.forward)
+
+
+def _sums(group: Group, messages: Tensor, num_rows: int, reduce: str, like: Tensor) -> Tensor:
+    """Sums of messages over the edges to each node, or of their means per relation.
+
+    Args:
+        group: The edges.
+        messages: ``[num_edges, out_channels]``.
+        num_rows: How many nodes.
+        reduce: ``"sum"`` or ``"mean"``.
+        like: What the shares of a mean take their device and type from.
+    """
+    if reduce == "mean":
+        messages = to(messages * group.share(num_rows, like), messages.dtype)
+    return segment_reduce(messages, group.nodes(group.destination), num_rows, "sum")
 
 
 def _relational(
@@ -44,9 +59,7 @@ def _relational(
         part = weight[first : first + count]
         if first_products:
             messages = products(x, part).index_select(0, group.rows(group.source))
-            if reduce == "mean":
-                messages = to(messages * group.share(num_rows, x), messages.dtype)
-            part_sum = segment_reduce(messages, group.nodes(group.destination), num_rows, "sum")
+            part_sum = _sums(group, messages, num_rows, reduce, like=x)
         else:
             messages = x.index_select(0, group.nodes(group.source))
             rows = group.rows(group.destination)
@@ -66,9 +79,7 @@ def _relational_embedding(
     rows = group.mark(group.relation * inner + nodes.index_select(0, group.source))
     messages = weight.reshape(relations * inner, outer).index_select(0, rows)
     if reduce in ("sum", "mean"):
-        if reduce == "mean":
-            messages = to(messages * group.share(num_rows, weight), messages.dtype)
-        return segment_reduce(messages, group.nodes(group.destination), num_rows, "sum")
+        return _sums(group, messages, num_rows, reduce, like=weight)
     reduced = segment_reduce(messages, group.rows(group.destination), num_rows * relations, reduce)
     return reduced.view(num_rows, relations, outer).sum(1)
 

@@ -10,7 +10,6 @@ walk skips the edges of other groups.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +26,6 @@ TABLE_WIDTH = 512
 float32, of which one at a time is alive."""
 
 REDUCTIONS = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
-
-
-def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
-    return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 @torch.compiler.assume_constant_result
