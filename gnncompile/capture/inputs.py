@@ -35,21 +35,30 @@ class Sized(NamedTuple):
     carrier: Tensor
 
 
-def split(value: Any, path: str, derived: Derived) -> Any:
+Path = tuple[Any, Any] | str
+"""Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
+
+
+def split(value: Any, path: Path, derived: Derived) -> Any:
     """Replaces edge lists and sized indices in a nest of tuples, lists and dicts; `path` names the value."""
-    if type(value) is Tensor:
+    kind = type(value)
+    if kind is Tensor:
         if value.dtype in _INTEGERS:
             if derived.splits and value.dim() == 2 and value.size(0) == 2:
                 return EdgePair(*derived.rows(value))
-            if path in derived.wanted:
+            if derived.wanted and source_of(path) in derived.wanted:
                 return Sized(value, derived.carrier(value))
         return value
-    kind = type(value)
     if kind is tuple or kind is list:
-        return kind(split(v, f"{path}[{i}]", derived) for i, v in enumerate(value))
+        return kind([split(v, (path, i), derived) for i, v in enumerate(value)])
     if kind is dict:
-        return {k: split(v, f"{path}[{k!r}]", derived) for k, v in value.items()}
+        return {k: split(v, (path, k), derived) for k, v in value.items()}
     return value
+
+
+def source_of(path: Path) -> str:
+    """A path as Python text: ``args[1]['batch']``."""
+    return path if isinstance(path, str) else f"{source_of(path[0])}[{path[1]!r}]"
 
 
 def join(value: Any) -> Any:
