@@ -59,14 +59,19 @@ def forget(edges: Layout) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("several_steps", [False, True])
-def test_hubs(case: Case, several_steps: bool, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hubs of two pieces, each of which takes one step; or two, as putting them together does."""
+@pytest.mark.parametrize("rows", [1, 2])
+def test_hubs(
+    case: Case, several_steps: bool, rows: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hubs of two pieces, each of which takes one step; or two, as putting them together does. A program for other rows
+    has a hub among its rows, or none.
+    """
     region = case(D, "float32", 2, 7)
+    tile = replace(choose_tile(region, schedule(region)), rows=rows)
     if several_steps:
         monkeypatch.setattr(triton_plan, "MOST_EDGES", 1)
-    check(
-        region, MIXED, device, tile=replace(choose_tile(region, schedule(region)), edges=1) if several_steps else None
-    )
+        tile = replace(tile, edges=1)
+    check(region, MIXED, device, tile=tile)
 
 
 @pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])

@@ -58,7 +58,9 @@ class FakeCompiled:
 
 
 def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch."""
+    """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch. One program
+    serves all four rows.
+    """
     monkeypatch.setattr(triton_kernel, "_current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
@@ -68,7 +70,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def expected(x: Tensor) -> tuple[Any, ...]:
         pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
-        return (4, 1, 1, 77, "function", "metadata", None, None, None, *pointers)
+        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers, 4)
 
     for _ in range(2):
         kernel([x], edges, [out])
@@ -85,7 +87,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         triton_regions.triton.knobs.runtime.launch_enter_hook.remove(hook)
     kernel([x], edges, [out])
-    assert jit.launched == [((4, 1, 1), *expected(x)[9:]), expected(x)]
+    assert jit.launched == [((1, 1, 1), *expected(x)[9:]), expected(x)]
 
 
 def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
 
     def expected(x: Tensor) -> tuple[Any, ...]:
         pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
-        return ("function", 4, 1, 1, 2, 64, "OOOOO", (*pointers, None), 77)
+        return ("function", 1, 1, 1, 2, 64, "OOOOiO", (*pointers, 4, None), 77)
 
     assert launched == [expected(x), expected(shifted), expected(x)]
 

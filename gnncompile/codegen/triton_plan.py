@@ -184,7 +184,7 @@ def _needs_whole_rows(region: Region) -> bool:
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
-    Measured on an H200 with 128 channels, 2.3M edges: one warp per row always (see :func:`_elements` for the rest).
+    Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
 
     Raises:
         Unsupported: One edge of one row is too wide for a tile.
@@ -199,9 +199,49 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         rows = max(1024 // width, 1)
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)
     num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
-    elements, stages = _elements(region, plan, width)
-    most = MOST_EDGES if width <= 2 else 64 if width < 8 else 32 if width < WIDE else 16
-    return Tile(1, max(min(num_warps * elements // width, most), 1), channels, num_warps, stages)
+    rows = _rows(region, plan, width)
+    elements, stages = _elements(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
+    edges = min(num_warps * elements // (rows * width), MOST_EDGES // 8)
+    return Tile(rows, max(edges, 1), channels, num_warps, stages)
+
+
+def _rows(region: Region, plan: Schedule, width: int) -> int:
+    """Rows per program.
+
+    A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
+    nanosecond. But all rows of a program wait for the one that has most edges.
+    """
+    light = _light(region, plan)
+    if width < WIDE:
+        return 8 if width <= 8 else 4 if light else 2
+    return 2 if width == WIDE and (light or (region.softmaxes and _dots_per_edge(region, plan))) else 1
+
+
+def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
+    """Elements of a tile per warp, where a program walks several rows.
+
+    In microseconds on an H200 with 2.3M edges, by rows and edges of a step (in brackets: one row, 32 edges):
+
+    =================================  =========  =========  =========  =========  =========
+    width                              2x1        2x2        2x4        4x1        4x2
+    =================================  =========  =========  =========  =========  =========
+    16: GCN (106)                                 59         57         45         35
+    16: GAT, 4 heads (245)                        133        93         159        96
+    16: CGConv (531)                              189        189        225        221
+    32: GCN (119)                      74         63         71         59         70
+    32: GAT, 4 heads (439)             235        163        127        193        131
+    32: GATv2, 4 heads, last (614)     354        264        345        288        395
+    32: CGConv (1601)                  352        341        445        410        427
+    64: GCN (123)                      102        123        101        142        111
+    64: Transformer, 4 heads (435)     413        350        377        394        403
+    =================================  =========  =========  =========  =========  =========
+    """
+    if _arithmetic(region, plan) > HEAVY:
+        return ELEMENTS // 32
+    gathers_little = _wide_streams(region, plan) == 1 and not _dots_per_edge(region, plan)
+    if width <= 16 or _light(region, plan) or not (region.softmaxes or gathers_little):
+        return ELEMENTS // 16
+    return ELEMENTS // 8
 
 
 def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
@@ -223,8 +263,6 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     ====================================  ===========  ===========  ===========  ===========
     """
     wide_lanes = any(_wide_lanes(region, plan, step) for step in range(plan.passes))
-    if width < WIDE:
-        return ELEMENTS // 2 if wide_lanes else ELEMENTS, 1
     if _arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 16, 1
     if _wide_streams(region, plan) > 1 or _dots_per_edge(region, plan):
@@ -250,6 +288,11 @@ def _arithmetic(region: Region, plan: Schedule) -> float:
     return sum(_INSTRUCTIONS.get(n.op, 1) * n.shape[0] * n.shape[1] for n in nodes) / size
 
 
+def _light(region: Region, plan: Schedule) -> bool:
+    """Whether little is done with the rows but to add them up."""
+    return len(region.reductions) <= 2 and not region.softmaxes and _arithmetic(region, plan) <= 2
+
+
 def _dots_per_edge(region: Region, plan: Schedule) -> bool:
     """Whether channels are reduced for every edge, which takes shuffles."""
     return any(_reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
@@ -258,13 +301,14 @@ def _dots_per_edge(region: Region, plan: Schedule) -> bool:
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     """The tile for pieces of hubs beside `tile` for the other rows.
 
-    None where no edges are walked, or several rows at once.
+    None where no edges are walked.
 
     A piece fills its steps, which most rows are too short for, so it takes more edges at once. Where several wide
     values per edge are read or written, fewer, so that ptxas spills nothing; where arithmetic takes longest, no more.
     """
-    if plan.passes == 0 or tile.rows > 1:
+    if plan.passes == 0:
         return None
+    tile = replace(tile, rows=1)
     if _arithmetic(region, plan) > HEAVY:
         return tile
     width = power_of_two(region.grid[0]) * tile.channels

@@ -204,14 +204,23 @@ class Writer:
             self.line(f"begin = tl.load(rowptr + row{mask})")
             self.line(f"end = tl.load(rowptr + row + 1{mask})")
             if self.part.walks == "ordinary":
-                self.line(f"if end - begin > {layout.HUB}:")
-                self.line("    return")
+                self._leave_hubs(several)
             if several:
                 self.line("longest = tl.max(end - begin)")
             self.line(f"occupied = {self.expand('(begin < end)', 'row') if several else 'begin < end'}")
         if several:
             self.line(f"row = {self.expand('row', 'row')}")
-            self.line("row_in = row < num_rows")
+            ordinary = f" & {self.expand('ordinary', 'row')}" if self.part.walks == "ordinary" else ""
+            self.line(f"row_in = (row < num_rows){ordinary}")
+
+    def _leave_hubs(self, several: bool) -> None:
+        """Rows with too many edges are left to the programs of their pieces."""
+        if several:
+            self.line(f"ordinary = end - begin <= {layout.HUB}")
+            self.line("end = tl.where(ordinary, end, begin)")
+        else:
+            self.line(f"if end - begin > {layout.HUB}:")
+            self.line("    return")
 
     def _feature_axis(self, axis: str, length: int) -> None:
         extent = self.extent(axis, length)
