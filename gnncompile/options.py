@@ -7,6 +7,7 @@ from typing import Any
 from gnncompile import _compat
 
 DEFAULTS: dict[str, Any] = {
+    "narrower": True,
     "regions": True,
     "siblings": True,
     "epilogues": True,
@@ -16,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "structure_cache_bytes": 2 * 2**30,
 }
 """
+- ``narrower``: let linear layers and sums over edges change places where the edges' rows get narrower by it.
 - ``regions``: fuse message passing into generated kernels.
 - ``siblings``: let several reductions over the same edges share one walk.
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.

@@ -22,6 +22,7 @@ from gnncompile.passes import (
     hoist,
     idioms,
     lower,
+    narrower,
     node_side,
     ordered,
     regions,
@@ -32,8 +33,11 @@ from gnncompile.passes import (
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, node_side, regions, siblings, lower, ordered)
+PASSES = (functional, sizes, edges, idioms, shared, node_side, narrower, regions, siblings, lower, ordered)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
+
+_OPTIONS = {narrower: "narrower", regions: "regions", siblings: "siblings"}
+"""Passes that can be turned off."""
 
 
 def finish(graph: fx.Graph, options: dict[str, Any]) -> None:
@@ -61,9 +65,9 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
         node.meta["val"] = fake
     ctx = Context(traced, mode, set(), options)
     for one in PASSES:
-        if one is regions:
+        if one is narrower:
             ctx.needs_grad = _needs_grad(traced)
-        if (one is regions and not options["regions"]) or (one is siblings and not options["siblings"]):
+        if not options.get(_OPTIONS.get(one, ""), True):
             continue
         one.run(ctx)
         traced.graph.lint()
