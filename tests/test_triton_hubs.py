@@ -193,7 +193,27 @@ def test_tiles_for_hubs() -> None:
         plan = schedule(region)
         return hub_tile(region, plan, choose_tile(region, plan))
 
-    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 16, 128, 1)
+    assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 32, 128, 1)
+    assert of(neighbour_sum(D, "float32", 1, 4)) == Tile(1, 128, 4, 1)
     assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 8, 128, 1, stages=2)  # two wide values per edge
     assert of(_heavy()) == Tile(1, 1, 128, 1)
     assert of(row_wise(D, "float32", 1, 16)) is None
+
+
+@pytest.mark.parametrize(
+    "case, dtype, channels, rows_and_edges",
+    [
+        (neighbour_sum, "float32", 4, (8, 4)),
+        (neighbour_sum, "float32", 32, (4, 1)),
+        (neighbour_sum, "float32", 64, (2, 1)),
+        (neighbour_sum, "float32", 128, (1, 8)),
+        (neighbour_sum, "bfloat16", 128, (2, 1)),
+        (neighbour_sum, "bfloat16", 256, (1, 4)),
+        (attention, "float32", 16, (2, 4)),
+        (dot_attention, "float32", 64, (2, 2)),
+    ],
+)
+def test_narrow_rows_share_a_program(case: Case, dtype: str, channels: int, rows_and_edges: tuple[int, int]) -> None:
+    region = case(D, dtype, 1, channels)
+    tile = choose_tile(region, schedule(region))
+    assert (tile.rows, tile.edges) == rows_and_edges
