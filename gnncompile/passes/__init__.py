@@ -29,11 +29,12 @@ from gnncompile.passes import (
     shared,
     siblings,
     sizes,
+    summed,
 )
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, node_side, narrower, regions, siblings, lower, ordered)
+PASSES = (functional, sizes, edges, idioms, shared, node_side, summed, narrower, regions, siblings, lower, ordered)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
 _OPTIONS = {narrower: "narrower", regions: "regions", siblings: "siblings"}

@@ -106,6 +106,10 @@ class Context:
         """The graph."""
         return self.gm.graph
 
+    def same_mode(self, node: fx.Node, other: fx.Node) -> bool:
+        """Whether two nodes run under the same gradient and autocast modes."""
+        return not self.switches or self.switches.get(node) == self.switches.get(other)
+
     def call(self, target: Callable[..., Any], *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """Adds a call at the current insertion point, with its fake value (and the user's line of `like`)."""
         node = self.graph.call_function(target, args, kwargs)
@@ -143,6 +147,14 @@ def is_tensor(node: Any) -> bool:
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are equal for every graph, without adding a guard."""
     return bool(statically_known_true(a == b))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two nodes are tensors of the same type and size, for every graph."""
+    if not is_tensor(one) or not is_tensor(other):
+        return False
+    a, b = value(one), value(other)
+    return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same_size, a.shape, b.shape))
 
 
 def is_switch(node: fx.Node) -> bool:

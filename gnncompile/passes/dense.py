@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import aten, own, same_size, value
+from gnncompile.passes.context import alike, aten, own, value
 
 
 def run(graph: fx.Graph) -> None:
@@ -34,7 +34,7 @@ def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
     pair: Any = node.args
     if len(pair) != 2 or node.kwargs or not all(isinstance(n, fx.Node) for n in pair) or pair[0] is pair[1]:
         return
-    if not all(_alike(value(n), value(node)) for n in pair):
+    if value(node).dim() != 2 or not all(alike(n, node) for n in pair):
         return
     earlier, later = sorted(pair)
     for total, product in ((earlier, later), (later, earlier)):
@@ -62,12 +62,6 @@ def _goes_on(node: fx.Node) -> bool:
         return False
     others = [n for n in users[0].args if n is not node]
     return len(others) == 1 and isinstance(others[0], fx.Node) and _is_term(others[0])
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are matrices of the same type and size."""
-    sizes = zip(one.shape, other.shape, strict=False)
-    return one.dim() == other.dim() == 2 and one.dtype == other.dtype and all(same_size(*pair) for pair in sizes)
 
 
 _FRESH = {aten.mm.default, aten.addmm.default, own.add_product.default, own.region.default}

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, is_tensor, own, same_size, value
+from gnncompile.passes.context import Context, alike, aten, is_tensor, own, same_size, value
 
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -75,7 +75,7 @@ def _layer_last(ctx: Context, reduction: fx.Node) -> None:
     if layer.target is not aten.linear.default or len(layer.users) != 1 or layer in ctx.written:
         return
     table, weight, *bias = _arguments(layer)
-    if any(b is not None for b in bias) or not _same_type(table, layer) or not _same_mode(ctx, layer, reduction):
+    if any(b is not None for b in bias) or not _same_type(table, layer) or not ctx.same_mode(layer, reduction):
         return
     if not _pays(ctx, sums, before=[table, weight], after=[table], like=(layer, table)):
         return
@@ -93,14 +93,14 @@ def _arguments(node: fx.Node) -> Any:
 def _read(ctx: Context, node: Any, at: fx.Node, sums: _Sums, on_edges: bool = False) -> None:
     """Follows what a tensor is made of down to the tables."""
     args = node.args
-    inner = node is at or (len(node.users) == 1 and node not in ctx.written and _same_mode(ctx, node, at))
+    inner = node is at or (len(node.users) == 1 and node not in ctx.written and ctx.same_mode(node, at))
     scaled = _scaled(node) if inner else None
     if inner and node.target is own.segment_reduce.default and args[3] in ("sum", "mean") and value(node).dim() == 2:
         sums.walks += 1
         _read(ctx, args[0], at, sums, on_edges=True)
     elif inner and node.target is aten.index_select.default and args[1] == 0 and value(node).dim() == 2:
         _read(ctx, args[0], at, sums)
-    elif inner and node.target is aten.add.Tensor and not node.kwargs and all(_alike(a, node) for a in args):
+    elif inner and node.target is aten.add.Tensor and not node.kwargs and all(alike(a, node) for a in args):
         _read(ctx, args[0], at, sums, on_edges)
         _read(ctx, args[1], at, sums, on_edges)
     elif scaled is not None:
@@ -126,7 +126,7 @@ def _scaled(node: Any) -> int | None:
     if node.target not in _PRODUCTS or node.kwargs:
         return None
     for k in (0,) if node.target in (aten.div.Tensor, aten.div.Scalar) else (0, 1):
-        if _alike(node.args[k], node) and _per_row(node.args[1 - k]):
+        if alike(node.args[k], node) and _per_row(node.args[1 - k]):
             return k
     return None
 
@@ -139,23 +139,10 @@ def _per_row(factor: Any) -> bool:
     return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
 
 
-def _alike(one: Any, other: fx.Node) -> bool:
-    """Whether a tensor has the type and the size of another one."""
-    if not is_tensor(one):
-        return False
-    a, b = value(one), value(other)
-    return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same_size, a.shape, b.shape))
-
-
 def _same_type(table: Any, layer: fx.Node) -> bool:
     return (
         is_tensor(table) and value(table).dim() == value(layer).dim() == 2 and value(table).dtype == value(layer).dtype
     )
-
-
-def _same_mode(ctx: Context, node: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes run under the same gradient and autocast modes."""
-    return not ctx.switches or ctx.switches.get(node) == ctx.switches.get(other)
 
 
 def _pays(ctx: Context, sums: _Sums, before: list[Any], after: list[Any], like: tuple[fx.Node, fx.Node]) -> bool:
@@ -174,7 +161,7 @@ def _with_bias(ctx: Context, reduction: fx.Node, layer: fx.Node) -> tuple[fx.Nod
         return reduction, []
     (user,) = users
     bias = [a for a in _arguments(user) if a is not reduction]
-    if len(bias) != 1 or not is_tensor(bias[0]) or not _same_mode(ctx, user, layer):
+    if len(bias) != 1 or not is_tensor(bias[0]) or not ctx.same_mode(user, layer):
         return reduction, []
     found, width = value(bias[0]), value(layer).shape[1]
     fits = found.dim() == 1 and found.dtype == value(layer).dtype and same_size(found.shape[0], width)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, is_tensor, same_size, value
+from gnncompile.passes.context import Context, alike, aten, same_size, value
 from gnncompile.passes.sizes import Symbols
 
 Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
@@ -118,11 +118,11 @@ def _parts(
             start += _width(piece)
     elif node.target is aten.select.int and args[1] == 1 and value(args[0]).dim() == 3:
         yield from _parts(ctx, args[0], layer, (args[2], *picked), start, factor)
-    elif node.target is aten.slice.Tensor and _alike(node, args[0]):
+    elif node.target is aten.slice.Tensor and alike(node, args[0]):
         yield from _parts(ctx, args[0], layer, picked, start, factor)
     elif node.target is aten.neg.default:
         yield from _parts(ctx, args[0], layer, picked, start, -factor)
-    elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and _alike(*args):
+    elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and alike(*args):
         yield from _parts(ctx, args[0], layer, picked, start, factor)
         sign = 1.0 if node.target is aten.add.Tensor else -1.0
         yield from _parts(ctx, args[1], layer, picked, start, sign * factor)
@@ -136,16 +136,7 @@ def _part(table: fx.Node, index: fx.Node | None, picked: tuple[int, ...], start:
 
 def _transparent(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
     """Whether a node may be computed otherwise: nothing writes to it, under the same gradient and autocast modes."""
-    same_mode = not ctx.switches or ctx.switches.get(node) == ctx.switches.get(layer)
-    return node.op == "call_function" and node not in ctx.written and same_mode
-
-
-def _alike(*nodes: Any) -> bool:
-    """Whether an operation on these tensors broadcasts nothing."""
-    if len(nodes) != 2 or not all(map(is_tensor, nodes)):
-        return False
-    left, right = (value(n) for n in nodes)
-    return left.dtype == right.dtype and left.dim() == right.dim() and all(map(same_size, left.shape, right.shape))
+    return node.op == "call_function" and node not in ctx.written and ctx.same_mode(node, layer)
 
 
 def _width(node: fx.Node) -> int:
