@@ -132,7 +132,7 @@ def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = SAGEConv(CHANNELS, CHANNELS), SAGEConv(CHANNELS, 3)
+            self.first, self.second = SAGEConv(CHANNELS, CHANNELS), SAGEConv(CHANNELS, CHANNELS)
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             return self.second(self.first(x, edge_index).relu(), edge_index)
