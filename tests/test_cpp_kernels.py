@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.codegen import cpp_compiler
-from gnncompile.codegen.cpp_kernel import CppKernel
+from gnncompile.codegen.cpp_kernel import FRESH_BYTES, CppKernel
 from gnncompile.codegen.cpp_source import source
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
@@ -490,6 +490,39 @@ def test_one_openmp_runtime(threads: Callable[[int], None]) -> None:
     runtimes = {line[-1] for line in maps if "libgomp" in line[-1] or "libomp" in line[-1] or "libiomp" in line[-1]}
     # scikit-learn, which other tests import, brings one of its own.
     assert len([r for r in runtimes if "scikit_learn" not in r]) == 1
+
+
+def gradient_of_edges(channels: int) -> Region:
+    """Writes a row per edge, in the order of the user's list."""
+    b = Builder(S)
+    shape = (1, channels)
+    return b.finish([out(b, b.op("mul", b.input(0, D, shape, "float32"), b.input(1, E, shape, "float32")), "float32")])
+
+
+def memory_flags(address: int) -> list[str]:
+    """What the kernel was told about the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            first, last = (int(end, 16) for end in name.split("-"))
+            inside = first <= address < last
+        elif name == "VmFlags:" and inside:
+            return values
+    return []
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="needs a Linux that has huge pages"
+)
+def test_large_outputs_are_advised_to_use_huge_pages() -> None:
+    edges = FRESH_BYTES // (64 * 4) + 1000
+    where = graph([0] * edges, [0] * edges, 1, 1)
+    region = gradient_of_edges(64)
+    tensors = inputs(region, where)
+    (found,) = launch(region, tensors, where)
+    assert torch.equal(found, tensors[0] * tensors[1])
+    assert "hg" in memory_flags(found.data_ptr() + found.nbytes // 2)
 
 
 # -- source, compiler, cache --------------------------------------------------------------------------------------
