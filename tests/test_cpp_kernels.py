@@ -525,6 +525,12 @@ def test_large_outputs_are_advised_to_use_huge_pages() -> None:
     assert "hg" in memory_flags(found.data_ptr() + found.nbytes // 2)
 
 
+def test_rows_of_edges_are_prefetched_to_be_written() -> None:
+    text = source(gradient_of_edges(64))
+    assert "__builtin_prefetch(o0 + next_e * 64 + i, 1)" in text
+    assert "__builtin_prefetch(t1 + next_e * 64 + i)" in text
+
+
 # -- source, compiler, cache --------------------------------------------------------------------------------------
 
 
