@@ -5,6 +5,7 @@ Each region is compiled once and then runs on every graph, to keep compilation s
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.codegen import cpp_compiler
-from gnncompile.codegen.cpp_kernel import CppKernel
+from gnncompile.codegen.cpp_kernel import FRESH_BYTES, CppKernel
 from gnncompile.codegen.cpp_source import source
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
@@ -349,26 +350,79 @@ def test_softmax_of_special_logits(make: Make) -> None:
         check(region, [logits.view(6, 1, 1).expand(6, 1, 20).contiguous(), torch.ones(1, 1, 1)], where)
 
 
+FUNCTIONS = ("exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "sigmoid", "sin", "cos", "sqrt", "floor", "ceil")
+LIBRARY = ("sin", "cos")
+WIDE = (1, 64)
+SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.2e-38, 0.5, 1.0, -1.0, -1.0000001, 2.0, -2.0, 3.0, -3.0, 1e20, 16777217.0]
+SPECIAL += [3.4e38, -3.4e38, INF, -INF, NAN]
+
+
+def elementwise(names: Sequence[str], exact: bool = False, arguments: int = 1) -> Region:
+    """Functions of one tensor per argument, in loops that can be vectorised."""
+    b = Builder(D)
+    x = [b.input(at, D, WIDE, "float32") for at in range(arguments)]
+    values = [out(b, b.op(name, *x), "float32") for name in names]
+    region = b.finish([*values, out(b, b.op("eq", x[0], x[0]), BOOL)] if exact else values)
+    assert region.exact == exact
+    return region
+
+
+def rows_of(points: Tensor) -> Tensor:
+    return torch.cat([points, points.new_zeros(-points.numel() % 64)]).view(-1, *WIDE)
+
+
+def launch_rows(region: Region, *points: Tensor) -> list[Tensor]:
+    rows = [rows_of(p) for p in points]
+    return [t.view(-1)[: points[0].numel()] for t in launch(region, rows, graph([], [], rows[0].size(0), 1))]
+
+
+def check_ulps(found: Tensor, expected: Tensor, ulps: float, least: float = 2.0**-149) -> None:
+    """Compares float32 with what float64 finds; numbers next to the largest may overflow."""
+    _, exponent = torch.frexp(expected)
+    ulp = torch.ldexp(torch.ones_like(expected), exponent - 24).clamp(min=least)
+    number, large = expected.isfinite(), expected.abs() > 3.4e38
+    assert bool(((found.double() - expected).abs() <= ulps * ulp)[number & ~large].all())
+    assert bool((found.abs() > 3.4e38)[number & large].all())
+    assert torch.equal(found[~number].nan_to_num(), expected[~number].float().nan_to_num())
+    assert torch.equal(found[~number].isnan(), expected[~number].isnan())
+    zero = expected == 0
+    assert torch.equal(found[zero].signbit(), expected[zero].signbit())
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_elementary_functions(exact: bool) -> None:
-    """exp, sigmoid and tanh over their whole range, in float32, to a few units in the last place."""
-    b = Builder(D)
-    x = b.input(0, D, (1, 1), "float32")
-    values = [b.op(name, x) for name in ("exp", "sigmoid", "tanh")]
-    if exact:
-        values.append(b.op("eq", x, x))
-    region = b.finish([out(b, v, b.nodes[v].dtype if b.nodes[v].dtype == BOOL else "float32") for v in values])
-    assert region.exact == exact
-    points = torch.cat([torch.linspace(-110, 95, 40001), torch.linspace(-1, 1, 20001), torch.tensor([INF, -INF, NAN])])
-    rows = points.numel()
-    found = launch(region, [points], graph([], [], rows, 1))
-    for value, fn in zip(found, (torch.exp, torch.sigmoid, torch.tanh), strict=False):
-        value, expected = value.view(-1), fn(points.double())
-        inside = expected.abs() < torch.finfo(torch.float32).max
-        error = (value.double() - expected).abs()
-        assert bool((error <= 4 * 2**-24 * expected.abs() + 1e-38)[inside].all())
-        assert bool((value[~inside & ~points.isnan()] == INF).all())
-        torch.testing.assert_close(value[-3:], fn(points[-3:]), rtol=0, atol=0, equal_nan=True)
+    """Each over all of float32, to a few units in the last place, with and without fused products."""
+    every = torch.arange(-(1 << 31), 1 << 31, 16411).to(torch.int32).view(torch.float32)
+    points = torch.cat([every, torch.linspace(-110, 95, 40001), torch.linspace(-1, 2, 20001), torch.tensor(SPECIAL)])
+    found = launch_rows(elementwise(FUNCTIONS, exact), points)
+    for name, value in zip(FUNCTIONS, found, strict=False):
+        # 1 / (1 + exp(-x)) is 0 where exp overflows, and the sigmoid a subnormal.
+        check_ulps(value, getattr(torch, name)(points.double()), 2.5, 2.0**-126 if name == "sigmoid" else 2.0**-149)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_powers(exact: bool) -> None:
+    """Every pair of special numbers, and random bases to random powers, whole ones of negative bases."""
+    special = torch.cartesian_prod(torch.tensor([*SPECIAL, 0.9999999, 1.0000001]), torch.tensor([*SPECIAL, 1 / 3]))
+    base = torch.randint(1, 0x7F800000, (50000,), dtype=torch.int32).view(torch.float32)
+    power = torch.rand(50000) * 300 - 150
+    power = (power / base.log2()).where(torch.arange(50000) % 2 == 0, power.trunc())
+    signed = torch.where(torch.arange(50000) % 2 == 0, base, -(base.log2() / 10).exp2())
+    pairs = torch.cat([special, torch.stack([signed, power], 1)])
+    found = launch_rows(elementwise(["pow"], exact, arguments=2), *pairs.t().contiguous())[0]
+    check_ulps(found, pairs[:, 0].double() ** pairs[:, 1].double(), 1.5)
+
+
+@pytest.mark.skipif(cpp_compiler.compiler()[0] != "g++", reason="reads what g++ says of its loops")
+@pytest.mark.parametrize("exact", [False, True])
+def test_elementary_functions_are_vectorised(exact: bool) -> None:
+    """No function is called per element, and the loop of each is vectorised."""
+    names = [name for name in FUNCTIONS if name not in LIBRARY]
+    command = [*cpp_compiler.compiler(), *cpp_compiler.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-c", "-"]
+    for region in (elementwise(names, exact), elementwise(["pow"], exact, arguments=2)):
+        text = source(region)
+        done = subprocess.run([*command, "-o", os.devnull], input=text, capture_output=True, text=True, check=True)
+        assert done.stderr.count("loop vectorized") == text.count("#pragma omp simd") == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -436,6 +490,45 @@ def test_one_openmp_runtime(threads: Callable[[int], None]) -> None:
     runtimes = {line[-1] for line in maps if "libgomp" in line[-1] or "libomp" in line[-1] or "libiomp" in line[-1]}
     # scikit-learn, which other tests import, brings one of its own.
     assert len([r for r in runtimes if "scikit_learn" not in r]) == 1
+
+
+def gradient_of_edges(channels: int) -> Region:
+    """Writes a row per edge, in the order of the user's list."""
+    b = Builder(S)
+    shape = (1, channels)
+    return b.finish([out(b, b.op("mul", b.input(0, D, shape, "float32"), b.input(1, E, shape, "float32")), "float32")])
+
+
+def memory_flags(address: int) -> list[str]:
+    """What the kernel was told about the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            first, last = (int(end, 16) for end in name.split("-"))
+            inside = first <= address < last
+        elif name == "VmFlags:" and inside:
+            return values
+    return []
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="needs a Linux that has huge pages"
+)
+def test_large_outputs_are_advised_to_use_huge_pages() -> None:
+    edges = FRESH_BYTES // (64 * 4) + 1000
+    where = graph([0] * edges, [0] * edges, 1, 1)
+    region = gradient_of_edges(64)
+    tensors = inputs(region, where)
+    (found,) = launch(region, tensors, where)
+    assert torch.equal(found, tensors[0] * tensors[1])
+    assert "hg" in memory_flags(found.data_ptr() + found.nbytes // 2)
+
+
+def test_rows_of_edges_are_prefetched_to_be_written() -> None:
+    text = source(gradient_of_edges(64))
+    assert "__builtin_prefetch(o0 + next_e * 64 + i, 1)" in text
+    assert "__builtin_prefetch(t1 + next_e * 64 + i)" in text
 
 
 # -- source, compiler, cache --------------------------------------------------------------------------------------

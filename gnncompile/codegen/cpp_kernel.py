@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from collections.abc import Sequence
 from itertools import chain
@@ -17,6 +18,9 @@ from gnncompile.ir.region import Region
 
 HEADER = 5
 """Arguments before the tensors: number of rows, number of threads, rowptr, col, edge."""
+
+FRESH_BYTES = 1 << 25
+"""From this size on glibc's malloc hands out pages that were never touched, at every call."""
 
 
 class CppKernel:
@@ -68,12 +72,27 @@ class CppKernel:
         for index in (rowptr, col, edge):
             if index.dtype is not torch.int32 or not index.is_cpu:
                 raise ValueError(_complaint(index, torch.int32))
+        for output in outputs:
+            if output.nbytes >= FRESH_BYTES:
+                _prefer_huge_pages(output)
         if self._entry(self._pack(*addresses)):
             raise MemoryError("C++ kernel: no memory for the softmax of the widest row; split the graph")
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same; the checks cost nothing beside a kernel that runs on the same processor."""
         self(tensors, Layout(*layout), outputs)
+
+
+def _prefer_huge_pages(tensor: Tensor) -> None:
+    """Advises the kernel to back a tensor with huge pages: faulting in small ones takes longer than writing them."""
+    advice: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None:
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise(first, last - first, advice)
 
 
 def _complaint(tensor: Tensor, dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""The C++ helpers that generated kernels call: storage types, elementary functions, ordered sums.
+"""The C++ helpers that generated kernels call: storage types, ordered sums, dropout.
 
 Only what a kernel mentions is emitted, and nothing includes a header heavier than <cstdint>: parsing <cmath> alone
 costs more than compiling a kernel. Everything is written so that the compiler can vectorise it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from gnncompile.codegen.cpp_math import functions
 from gnncompile.ir import philox
 
 STORAGE = {
@@ -52,61 +53,6 @@ static inline uint16_t to_float16(float x) {
   uint16_t bits;
   __builtin_memcpy(&bits, &half, 2);
   return bits;
-}
-"""
-
-_EXP_FLOAT = """\
-// exp(r) of the reduced argument by the polynomial of Cephes expf, then two scalings, so that results fade to 0 and
-// grow to infinity as they should. Clamping by comparison keeps NaN.
-static inline float op_exp(float x) {
-  const float above = x < -104.0f ? -104.0f : x;
-  const float y = above > 89.0f ? 89.0f : above;
-  const float shifted = y * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
-  const float n = shifted - 12582912.0f;
-  const float r = (y - n * 0.693359375f) - n * -2.12194440e-4f;
-  float q = 1.9875691500e-4f;
-  q = q * r + 1.3981999507e-3f;
-  q = q * r + 8.3334519073e-3f;
-  q = q * r + 4.1665795894e-2f;
-  q = q * r + 1.6666665459e-1f;
-  q = q * r + 5.0000001201e-1f;
-  q = (q * (r * r) + r) + 1.0f;
-  const int32_t power = int32_t(as_bits(shifted) - 0x4b400000u);
-  const int32_t half = power >> 1;
-  const float first = as_float(uint32_t(half + 127) << 23);
-  const float second = as_float(uint32_t(power - half + 127) << 23);
-  return q * first * second;
-}
-"""
-
-_EXPM1_FLOAT = """\
-// Near 0 the Taylor series; elsewhere exp(x) - 1 loses nothing.
-static inline float op_expm1(float x) {
-  float q = 1.0f / 40320.0f;
-  q = q * x + 1.0f / 5040.0f;
-  q = q * x + 1.0f / 720.0f;
-  q = q * x + 1.0f / 120.0f;
-  q = q * x + 1.0f / 24.0f;
-  q = q * x + 1.0f / 6.0f;
-  q = q * x + 0.5f;
-  const float near = q * (x * x) + x, far = op_exp(x) - 1.0f;
-  return __builtin_fabsf(x) < 0.5f ? near : far;
-}
-"""
-
-_TANH_FLOAT = """\
-// Near 0 the polynomial of Cephes tanhf; elsewhere by exp, which is exact at both infinities and keeps NaN.
-static inline float op_tanh(float x) {
-  const float z = x * x;
-  float q = -5.70498872745e-3f;
-  q = q * z + 2.06390887954e-2f;
-  q = q * z - 5.37397155531e-2f;
-  q = q * z + 1.33314422036e-1f;
-  q = q * z - 3.33332819422e-1f;
-  const float near = q * z * x + x;
-  const float magnitude = __builtin_fabsf(x);
-  const float far = 1.0f - 2.0f / (op_exp(2.0f * magnitude) + 1.0f);
-  return magnitude < 0.625f ? near : __builtin_copysignf(far, x);
 }
 """
 
@@ -229,10 +175,6 @@ _SHARED = {
 }
 
 
-def _builtin(name: str, builtin: str, double: bool) -> str:
-    return f"static inline T op_{name}(T x) {{ return __builtin_{builtin}{'' if double else 'f'}(x); }}\n"
-
-
 def _helpers(double: bool) -> dict[str, str]:
     """Every helper, by name, each after those that it calls."""
     helpers = {
@@ -242,15 +184,7 @@ def _helpers(double: bool) -> dict[str, str]:
         "from_float16": _FROM_FLOAT16,
         "to_float16": _TO_FLOAT16,
     }
-    for name in ("sqrt", "exp2", "log", "log1p", "sin", "cos", "erf", "floor", "ceil"):
-        helpers[f"op_{name}"] = _builtin(name, name, double)
-    helpers["op_abs"] = _builtin("abs", "fabs", double)
-    helpers["op_exp"] = _builtin("exp", "exp", True) if double else _EXP_FLOAT
-    helpers["op_expm1"] = _builtin("expm1", "expm1", True) if double else _EXPM1_FLOAT
-    power = "pow" if double else "powf"
-    helpers["op_pow"] = f"static inline T op_pow(T x, T y) {{ return __builtin_{power}(x, y); }}\n"
-    helpers["op_tanh"] = _builtin("tanh", "tanh", True) if double else _TANH_FLOAT
-    return helpers | _SHARED
+    return helpers | functions(double) | _SHARED
 
 
 def prelude(body: str, double: bool) -> str:

@@ -27,6 +27,9 @@ PREFETCH_EDGES = 16
 PREFETCH_BYTES = 1024
 """How much of a gathered row is prefetched; the hardware follows from there."""
 
+WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "int64_t": 8}
+"""Bytes of a storage type."""
+
 SERIAL_WORK = 1 << 14
 """Feature elements below which another thread costs more than it saves."""
 
@@ -180,7 +183,7 @@ class _Writer:
         if any(nest.shape != (1, 1) for nest in self.plan.loops[k]):
             self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
         gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
-        self._prefetch([node for _, node in gathered])
+        self._prefetch([node for _, node in gathered], [s.output for s in steps if self._on_edges(s)])
         read = {node.space for _, node in gathered}
         if self.region.by.opposite in read:
             self._put("const int64_t j = col[p];")
@@ -202,26 +205,25 @@ class _Writer:
         """Whether a step needs the edge's number in the original list."""
         return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
 
-    def _prefetch(self, gathered: list[Node]) -> None:
-        """Asks for the rows of edges further on, as far as they are wide."""
+    def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
+        """Asks for the rows of edges further on that are read or written, as far as they are wide."""
+        rows = {f"t{node.value}": (node.space, node.shape, node.dtype) for node in gathered}
+        for at in stored:
+            out = self.region.outputs[at]
+            rows[f"o{at}"] = (Space.EDGE, self.nodes[out.node].shape, out.dtype)
         ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
-        known: set[str] = set()
-        for node in gathered:
-            if node.space is Space.ORDERED:
-                continue  # read in sequence, which the hardware sees
-            size, kind = _size(node.shape), STORAGE[node.dtype]
-            width = size * {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1}[kind]
-            index, name = ("edge", "next_e") if node.space is Space.EDGE else ("col", "next_j")
-            if (width < 64 and node.space is not Space.EDGE) or f"t{node.value}" in known:
-                continue
-            if name not in known:
-                self._put(f"const int64_t {name} = {index}[{ahead}];")
-            known |= {name, f"t{node.value}"}
-            step = max(1, 64 * size // width)
-            stop = min(size, PREFETCH_BYTES * size // width)
-            self._put(
-                f"for (int i = 0; i < {stop}; i += {step}) __builtin_prefetch(t{node.value} + {name} * {size} + i);"
-            )
+        numbered: set[str] = set()
+        for name, (space, shape, dtype) in rows.items():
+            size, width = _size(shape), _size(shape) * WIDTH[STORAGE[dtype]]
+            if space is Space.ORDERED or (width < 64 and space is not Space.EDGE):
+                continue  # what is read in sequence the hardware sees
+            index, number = ("edge", "next_e") if space is Space.EDGE else ("col", "next_j")
+            if number not in numbered:
+                self._put(f"const int64_t {number} = {index}[{ahead}];")
+                numbered.add(number)
+            line, stop = max(1, 64 * size // width), min(size, PREFETCH_BYTES * size // width)
+            address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
+            self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")
 
     def _entry(self) -> None:
         """The function that shares rows out among threads."""
