@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
+from .attention import ATTENTION
 from .graphs import GRAPHS, Graph
 from .inputs import ORDERS, MakeInputs, plain
 from .layer_models import LAYERS, Layer
@@ -48,6 +50,15 @@ class Case:
         arguments = self.make_inputs(self.graph, self.order, generator)
         return tuple(map_tensors(lambda tensor: tensor.to(device), argument) for argument in arguments)
 
+    def with_gradients(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Makes the features ask for a gradient, or all floating-point inputs if the layer says so."""
+        asking = len(inputs) if self.layer is not None and self.layer.all_grads else 1
+
+        def ask(tensor: Tensor) -> Tensor:
+            return tensor.requires_grad_(tensor.is_floating_point())
+
+        return (*map_tensors(ask, inputs[:asking]), *inputs[asking:])
+
     def reference(self, model: nn.Module) -> nn.Module:
         """Returns what gives the right numbers: the model itself, or a form of it that needs less memory."""
         if self.layer is None or self.layer.reference is None:
@@ -68,7 +79,8 @@ class Case:
         """Returns the least work of one step; None if nobody has counted it."""
         if self.layer is None:
             return None
-        return self.layer.limit(Size(self.graph.num_nodes, self.graph.num_edges, self.graph.channels))
+        graph = self.graph
+        return self.layer.limit(Size(graph.num_nodes, graph.num_edges, graph.channels, graph.num_sources))
 
     def __str__(self) -> str:
         layers = f"{self.num_layers} layer{'s' * (self.num_layers > 1)}"
@@ -87,33 +99,51 @@ GUIDE_MODELS: dict[str, ModelFactory] = {
 
 def layer_case(name: str, graph: Graph, order: str = "random") -> Case:
     """Returns the case of one layer on any graph whose number of channels is a multiple of 4."""
-    layer = LAYERS[name]
-    return Case(name, "layers", graph, 1, lambda channels: layer.make(graph), order, layer.make_inputs, layer)
+    return _case_of(LAYERS[name], name, "layers", graph, order)
+
+
+def attention_case(name: str, graph: Graph, layer: Layer) -> Case:
+    """Returns the case of the core of attention, or of max, on any graph."""
+    return _case_of(layer, name, "attention", graph, "sorted")
+
+
+def _case_of(layer: Layer, name: str, suite: str, graph: Graph, order: str) -> Case:
+    return Case(name, suite, graph, 1, lambda channels: layer.make(graph), order, layer.make_inputs, layer)
 
 
 CASES = (
     *(Case(name, "guide", graph, 3, make) for graph in GRAPHS.values() for name, make in GUIDE_MODELS.items()),
     *(layer_case(name, graph, order) for graph in GRAPHS.values() for name in LAYERS for order in ORDERS),
+    *(attention_case(*case) for case in ATTENTION),
 )
 
 
 def select(
-    suite: str, graph: str, models: Iterable[str] | None = None, orders: Sequence[str] = ("random",)
+    suite: str, graph: str | None, models: Iterable[str] | None = None, orders: Sequence[str] = ("random",)
 ) -> list[Case]:
     """Returns the cases of a suite on one graph, all of them or the named models in the order given.
+
+    Without a graph they are those on the suite's graphs one after the other, where a graph need not have all models.
 
     Raises:
         ValueError: a model, an order or the graph is not among the suite's cases.
     """
-    found = [case for case in CASES if case.suite == suite and case.graph.name == graph]
-    if not found:
-        raise ValueError(f"graph: got {graph!r}, expected one of {', '.join(GRAPHS)}")
+    known_graphs = graphs_of(suite)
+    if graph is not None and graph not in known_graphs:
+        raise ValueError(f"graph: got {graph!r}, expected one of {', '.join(known_graphs)}")
+    chosen = known_graphs if graph is None else [graph]
+    found = [case for case in CASES if case.suite == suite and case.graph.name in chosen]
     known = list(dict.fromkeys(case.name for case in found))
     names = known if models is None else list(models)
     _refuse_unknown("models", names, known)
     _refuse_unknown("order", orders, list(dict.fromkeys(case.order for case in found)))
-    cases = {(case.name, case.order): case for case in found}
-    return [cases[name, order] for name in names for order in orders]
+    cases = {(case.graph.name, case.name, case.order): case for case in found}
+    return [cases[key] for key in product(chosen, names, orders) if key in cases]
+
+
+def graphs_of(suite: str) -> list[str]:
+    """Returns the names of the graphs that a suite has cases on."""
+    return list(dict.fromkeys(case.graph.name for case in CASES if case.suite == suite))
 
 
 def _refuse_unknown(argument: str, names: Sequence[str], known: Sequence[str]) -> None:

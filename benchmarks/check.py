@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from .nested import map_tensors
 from .step import Step
 
-# A row may be this many times less exact than eager float32 is ...
+# A row may be this many times less exact than eager is in the same dtype ...
 EAGER_FACTOR = 8.0
-# ... and is never asked for more than this relative error, about 80 roundings of float32.
+# ... and is never asked for more than this relative error, about 80 roundings of float32 ...
 FLOOR = 1e-5
+# ... or this many roundings of a coarser dtype: an output, and what leads to it, is stored in that dtype.
+FLOOR_ROUNDINGS = 4.0
 # A gradient jumps where rounding flips the sign of something that a ReLU or a maximum sees: with millions of
 # activations a flip or two is likely in every float32 run, eager's included (seen: 3e-3 on one weight of GIN). The
 # unit tests compare gradients to rounding on graphs small enough to have no flip.
@@ -39,10 +41,10 @@ class Verdict:
 
 
 class Reference:
-    """What a model should return, and how far eager float32 is from it.
+    """What a model should return, and how far eager is from it in the dtype of `weights`.
 
     Args:
-        model: the model in its usual type; it is copied.
+        model: the model in its usual dtype; it is copied.
         inputs: its arguments.
         weights: of the weighted sum of the output that is differentiated.
     """
@@ -53,21 +55,22 @@ class Reference:
         step()
         self.weights = weights
         self.exact = step.results()
+        eps = torch.finfo(weights.dtype).eps
         norms = [tensor.norm().item() for tensor in self.exact.values() if tensor is not None]
         # A gradient that cancels to nothing is judged by the size of the others.
-        self.smallest_norm = max(norms) * torch.finfo(torch.float32).eps
+        self.smallest_norm = max(norms) * eps
         eager = copy.deepcopy(model)
         step = Step(eager, eager, inputs, weights)
         step()
         results = step.results()
         step.clear()
         self.tolerances = {
-            name: max(self._floor(name), EAGER_FACTOR * self.error(name, results[name])) for name in self.exact
+            name: max(self._floor(name, eps), EAGER_FACTOR * self.error(name, results[name])) for name in self.exact
         }
 
     @staticmethod
-    def _floor(name: str) -> float:
-        return FLOOR if name == "output" else KINK_FLOOR
+    def _floor(name: str, eps: float) -> float:
+        return max(FLOOR if name == "output" else KINK_FLOOR, FLOOR_ROUNDINGS * eps)
 
     def error(self, name: str, found: Tensor | None) -> float:
         """Returns `||found - exact|| / ||exact||`; infinite where one is missing or the shapes differ."""

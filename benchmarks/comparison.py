@@ -13,7 +13,6 @@ from . import counting, measure
 from .cases import Case
 from .check import Reference, Verdict
 from .deadline import deadline
-from .nested import map_tensors
 from .step import Step
 from .variants import Variant
 
@@ -27,7 +26,7 @@ class Options:
     Attributes:
         seconds: timed per row.
         rounds: turns of each row.
-        input_grad: whether features ask for a gradient.
+        input_grad: whether features ask for a gradient, and whatever else the case wants one for.
         sync_check: whether one step of ours runs with every host synchronisation an error (CUDA only).
         seed: of parameters and inputs.
         warmup: untimed steps before the first turn.
@@ -76,7 +75,7 @@ def run_case(
     model = case.model(device, options.seed)
     inputs = case.inputs(device, options.seed)
     if options.input_grad:
-        inputs = (map_tensors(lambda tensor: tensor.requires_grad_(), inputs[0]), *inputs[1:])
+        inputs = case.with_gradients(inputs)
     rows, steps = [Row(variant) for variant in variants], {}
     progress("reference in float64")
     try:
@@ -111,7 +110,7 @@ def _reference(case: Case, model: nn.Module, inputs: tuple[Any, ...], options: O
     model = case.reference(model)
     with torch.no_grad():
         output = model(*inputs)
-    weights = torch.randn(output.shape, generator=generator).to(output.device)
+    weights = torch.randn(output.shape, generator=generator).to(output)
     return Reference(model, inputs, weights)
 
 

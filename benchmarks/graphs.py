@@ -86,6 +86,17 @@ def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
     return weights(high)
 
 
+def bipartite(num_sources: int, num_destinations: int, degree: int, seed: int = 0) -> Tensor:
+    """So many edges to each destination, from sources drawn uniformly; repeated edges may occur.
+
+    Returns:
+        `edge_index`, `[2, num_destinations * degree]`, int64, sorted by destination.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(num_sources, (num_destinations * degree,), generator=generator)
+    return torch.stack([source, torch.arange(num_destinations).repeat_interleave(degree)])
+
+
 def hub(num_nodes: int, seed: int = 0) -> Tensor:
     """Every node has one edge to node 0, in random order: a star, `[2, num_nodes]`, int64."""
     source = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))
@@ -105,7 +116,11 @@ def large_power_law(num_nodes: int, num_edges: int, max_degree: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Graph:
-    """A named graph and the feature width it is benchmarked with."""
+    """A named graph and the feature width it is benchmarked with.
+
+    Attributes:
+        num_sources: of a bipartite graph, whose `num_nodes` are destinations; None if both are the same nodes.
+    """
 
     name: str
     num_nodes: int
@@ -113,9 +128,16 @@ class Graph:
     channels: int
     make: Callable[[], Tensor]
     description: str
+    num_sources: int | None = None
+
+    @property
+    def sources(self) -> int:
+        """The number of nodes that edges come from."""
+        return self.num_nodes if self.num_sources is None else self.num_sources
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} edges ({self.description})"
+        nodes = "nodes" if self.num_sources is None else f"destinations, {self.num_sources:,} sources"
+        return f"{self.name}: {self.num_nodes:,} {nodes}, {self.num_edges:,} edges ({self.description})"
 
 
 GRAPHS = {
@@ -132,6 +154,18 @@ GRAPHS = {
         ),
     )
 }
+
+# Of the size of a weather model's mesh, and of the step from its mesh to the grid.
+MESH = Graph("mesh", 40_962, 327_660, 128, lambda: uniform(40_962, 327_660), "uniformly random")
+MESH_TO_GRID = Graph(
+    "mesh-to-grid",
+    542_080,
+    1_626_240,
+    128,
+    lambda: bipartite(40_962, 542_080, 3),
+    "3 uniformly drawn sources per destination",
+    num_sources=40_962,
+)
 
 # For one aggregation alone, which is measured at several widths: `channels` says nothing here.
 KERNEL_GRAPHS = {

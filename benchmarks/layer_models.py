@@ -31,6 +31,7 @@ class Layer:
         cpu: what is to be reached on a CPU.
         reference: turns it into a module with the same numbers and parameters that needs less memory; None if there is
             no need to.
+        all_grads: whether every floating-point argument gets a gradient, not only the features.
         ends_cuda: why `torch.compile`'s rows are not run on a GPU, where nothing could be run after them.
     """
 
@@ -41,6 +42,7 @@ class Layer:
     cpu: Target = CPU_TARGET
     reference: Callable[[nn.Module], nn.Module] | None = None
     ends_cuda: str = ""
+    all_grads: bool = False
 
 
 class Concatenated(nn.Module):

@@ -1,28 +1,48 @@
 """One PyG layer at a time, forward + backward, against eager PyTorch, `torch.compile` and what the machine allows.
 
 Gradients of the parameters and of the features are computed, as between the layers of a model; edge features need none.
+The suite `attention` measures the core of attention and of max without linear layers, with gradients of everything.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import driver, measure, report, tables
-from .cases import Case, select
+from .cases import Case, graphs_of, select
 from .comparison import Row
-from .graphs import GRAPHS
 from .inputs import ORDERS
-from .layer_models import LAYERS
 from .limits import rates_of
 from .variants import for_device, named
 
 NAME = "layers"
 HELP = "one PyG layer at a time, forward + backward, with targets and the machine's limits"
 
-ROWS = ("eager", "compile", "compile dynamic", "gnncompile")
+
+@dataclass(frozen=True)
+class Suite:
+    """What is measured where the command line does not say.
+
+    Attributes:
+        graph: None for all graphs of the suite, whose results are then in one file.
+    """
+
+    graph: str | None
+    orders: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+SUITES = {
+    "layers": Suite("guide", ORDERS, ("eager", "compile", "compile dynamic", "gnncompile")),
+    "attention": Suite(None, ("sorted",), ("eager", "compile", "gnncompile")),
+}
+DEFAULT_ROWS = "; ".join(f"{name}: {','.join(suite.rows)}" for name, suite in SUITES.items())
+# Columns that name a case.
+KEY = ("graph", "model", "order")
 SUMMARY_HEADER = [
     "",
     "eager ms",
@@ -41,12 +61,14 @@ SUMMARY_HEADER = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
-    driver.add_arguments(parser, seconds=1.0, rounds=5, rows=ROWS)
+    driver.add_arguments(parser, seconds=1.0, rounds=5, rows=DEFAULT_ROWS)
     driver.add_sync_check(parser)
     driver.add_budget(parser)
-    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
-    parser.add_argument("--order", default=",".join(ORDERS), help="orders of the edges (default: %(default)s)")
-    parser.add_argument("--layers", default=",".join(LAYERS), help="comma-separated (default: all)")
+    parser.add_argument("--suite", default="layers", choices=list(SUITES), help="(default: %(default)s)")
+    graphs = dict.fromkeys(graph for suite in SUITES for graph in graphs_of(suite))
+    parser.add_argument("--graph", choices=list(graphs), help="(default: guide; all of the attention suite)")
+    parser.add_argument("--order", help="orders of the edges (default: all that the suite has)")
+    parser.add_argument("--layers", help="comma-separated (default: all)")
     parser.add_argument(
         "--row-limit",
         type=float,
@@ -60,17 +82,20 @@ def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     budget = driver.Budget(args.budget)
     device = torch.device(args.device)
+    suite = SUITES[args.suite]
+    graph = args.graph or suite.graph
     try:
-        cases = select("layers", args.graph, args.layers.split(","), args.order.split(","))
-        variants = named(for_device(device), args.rows.split(","))
+        models = args.layers.split(",") if args.layers else None
+        cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
+        variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     facts = driver.facts(args, device)
     facts["peak MiB"] = measure.peak_memory_definition(device)
     print(tables.header_lines(facts), flush=True)
-    name = f"layers-{args.graph}-{device.type}"
-    results = tables.Results(driver.folder(args, device), name, facts, key=("model", "order"))
+    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
+    results = tables.Results(driver.folder(args, device), name, facts, key=KEY)
 
     def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         return {**record_layer(case, row, rows, device), "date": facts["date"], "commit": facts["commit"]}
@@ -89,9 +114,14 @@ def run(args: argparse.Namespace) -> int:
 
 def limit_ms(case: Case, device: torch.device) -> float | None:
     """Returns the least milliseconds of a case; None where the device's rates were not measured."""
-    rates = rates_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    rates = rates_of(device_name(device))
     work = case.limit()
     return work.milliseconds(rates) if work and rates else None
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a GPU; empty for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def record_layer(case: Case, row: Row, rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
@@ -100,7 +130,10 @@ def record_layer(case: Case, row: Row, rows: Sequence[Row], device: torch.device
     work, target, least_ms = case.limit(), case.target(device), limit_ms(case, device)
     assert work is not None and target is not None
     judged = row.variant.is_ours
-    verdict = target.verdict(record["over_eager"], record["over_compile"]) if row.status == "ok" else "SHORT"
+    verdict = "SHORT"
+    if row.status == "ok":
+        measured = record["over_eager"], record["over_compile"], record["median_ms"]
+        verdict = target.verdict(*measured, device=device_name(device))
     return {
         **record,
         "order": case.order,
@@ -129,12 +162,12 @@ def describe_layer(case: Case, rows: Sequence[Row], device: torch.device) -> str
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
-    """Returns one line per layer and order from what `record_layer` made of their rows."""
-    cases = list(dict.fromkeys((record["model"], record["order"]) for record in records))
-    lines = []
-    for model, order in cases:
-        rows = {record["row"]: record for record in records if (record["model"], record["order"]) == (model, order)}
-        lines.append(_summary_line(f"{model}, {order}", rows))
+    """Returns one line per case from what `record_layer` made of their rows; with their graph if there are several."""
+    cases: dict[tuple[str, ...], dict[str, Any]] = {}
+    for record in records:
+        cases.setdefault(tuple(record[column] for column in KEY), {})[record["row"]] = record
+    several = len({record["graph"] for record in records}) > 1
+    lines = [_summary_line(", ".join(case if several else case[1:]), rows) for case, rows in cases.items()]
     return tables.text_table(SUMMARY_HEADER, lines)
 
 

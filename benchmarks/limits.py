@@ -10,7 +10,7 @@ walk over the edges. It takes as long as its memory traffic or as its products, 
 Counted are: a row for each edge of a walk (gathered); the column index of each edge (int32) and its features, and each
 node tensor that a walk or a product reads or writes, once (streamed); two flops for each multiplication in a matrix
 product. Not counted: weights, biases, activations and norms (taken to be fused) and building the CSR layout (once per
-graph). What caches save of the gathers is not taken off. Everything is float32.
+graph). What caches save of the gathers is not taken off. Values are float32 unless a layer says otherwise.
 
 Below, :math:`n`, :math:`e` and :math:`c` are the numbers of nodes, edges and channels, `walk(k)` a walk that gathers
 :math:`kc` values per edge, `linear(i, o)` the three products of a linear layer (output, gradient of the input, gradient
@@ -18,7 +18,9 @@ of the weight) of :math:`n` rows, :math:`ic` to :math:`oc` wide.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from .inputs import EDGE_DIM, NUM_RELATIONS
 
@@ -91,21 +93,35 @@ class Work:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a case: the limits of a layer are a function of it."""
+    """The size of a case: the limits of a layer are a function of it.
+
+    Attributes:
+        sources: of a bipartite graph, whose destinations are `nodes`; None if both are the same nodes.
+        value_bytes: of a feature; an index has 4 bytes.
+    """
 
     nodes: int
     edges: int
     channels: int
+    sources: int | None = None
+    heads: int = HEADS
+    value_bytes: int = BYTES
 
     def linear(self, inputs: float = 1, outputs: float = 1, rows: int | None = None) -> Work:
         """`linear(i, o)`: each of the three products reads two of input, output and weight, and writes the third."""
         rows = self.nodes if rows is None else rows
         wide, narrow = rows * inputs * self.channels, rows * outputs * self.channels
-        product = Phase(streamed=BYTES * (wide + narrow), flops=2 * wide * outputs * self.channels)
+        product = Phase(streamed=self.value_bytes * (wide + narrow), flops=2 * wide * outputs * self.channels)
         return Work((product,) * 3)
 
     def walk(
-        self, gathered: float, nodes: float, per_edge: float = 0, flops: float = 0, edges: int | None = None
+        self,
+        gathered: float,
+        nodes: float,
+        per_edge: float = 0,
+        flops: float = 0,
+        edges: int | None = None,
+        sources: float = 0,
     ) -> Work:
         """One walk over the edges.
 
@@ -115,10 +131,12 @@ class Size:
             per_edge: values read or written per edge besides its column index.
             flops: of matrix products of edges.
             edges: how many are walked (default: the graph's).
+            sources: like `nodes`, of tensors with a row per source.
         """
         edges = self.edges if edges is None else edges
-        streamed = edges * (1 + per_edge) + self.nodes * nodes * self.channels
-        return Work((Phase(BYTES * edges * gathered * self.channels, BYTES * streamed, flops),))
+        rows = self.nodes * nodes + (self.nodes if self.sources is None else self.sources) * sources
+        streamed = BYTES * edges + self.value_bytes * (edges * per_edge + rows * self.channels)
+        return Work((Phase(self.value_bytes * edges * gathered * self.channels, streamed, flops),))
 
 
 Limit = Callable[[Size], Work]
@@ -136,11 +154,16 @@ def aggregation(num_linear: int) -> Limit:
     return limit
 
 
-def sage_max(size: Size) -> Work:
+def max_core(size: Size) -> Work:
     """walk(1) that also writes where each maximum came from; its gradient has one value per node and channel, which
-    goes straight there (three node tensors); two linear(1, 1).
+    goes straight there (three node tensors).
     """
-    return size.walk(1, nodes=2) + _stream(size, 3) + size.linear() + size.linear()
+    return size.walk(1, nodes=2) + _stream(size, 3)
+
+
+def sage_max(size: Size) -> Work:
+    """:func:`max_core`; two linear(1, 1)."""
+    return max_core(size) + size.linear() + size.linear()
 
 
 def gine(size: Size) -> Work:
@@ -165,10 +188,7 @@ def gatv2(size: Size) -> Work:
     """walk(1) forward (sources), walk(1) by destination (sources), walk(2) by source (destinations, output's gradient),
     with one self loop per node; two linear(1, 1).
     """
-    edges = size.edges + size.nodes
-    by_source = size.walk(2 + 2 * _per_head(size), nodes=2, edges=edges)
-    forward = size.walk(1, nodes=2, edges=edges)
-    return forward + size.walk(1, nodes=3, edges=edges) + by_source + size.linear() + size.linear()
+    return _gatv2_attention(size, size.edges + size.nodes) + size.linear() + size.linear()
 
 
 def transformer(edge_dim: int = 0) -> Limit:
@@ -262,13 +282,39 @@ def hetero_sage(size: Size) -> Work:
     return aggregation(3)(size)
 
 
+def core(limit: Limit, dtype: torch.dtype, heads: int) -> Limit:
+    """The limit in a dtype and with heads of its own."""
+    return lambda size: limit(replace(size, heads=heads, value_bytes=dtype.itemsize))
+
+
+def dot_product_core(size: Size) -> Work:
+    """What :func:`transformer` walks."""
+    return _dot_product_attention(size, 0)
+
+
+def dot_product_edge_core(size: Size) -> Work:
+    """As :func:`dot_product_core`, with a row of `channels` features per edge and its gradient: walk(2) forward, which
+    reads the features; walk(2) by destination, which reads them, writes their gradient, and hands over the softmax and
+    its gradient, one value per head and edge each; walk(2) by source, which reads these two.
+    """
+    handed_over = 2 * size.heads
+    forward = size.walk(2, nodes=2, per_edge=size.channels)
+    by_destination = size.walk(2, nodes=4, per_edge=2 * size.channels + handed_over)
+    return forward + by_destination + size.walk(2, nodes=0, sources=4, per_edge=handed_over)
+
+
+def gatv2_core(size: Size) -> Work:
+    """What :func:`gatv2` walks, without self loops."""
+    return _gatv2_attention(size, size.edges)
+
+
 def _stream(size: Size, nodes: float) -> Work:
-    return Work((Phase(streamed=BYTES * size.nodes * nodes * size.channels),))
+    return Work((Phase(streamed=size.value_bytes * size.nodes * nodes * size.channels),))
 
 
 def _per_head(size: Size) -> float:
     """One value per head, in units of `channels`."""
-    return HEADS / size.channels
+    return size.heads / size.channels
 
 
 def _blocks(size: Size, columns: int) -> Work:
@@ -285,10 +331,15 @@ def _additive_attention(size: Size, edges: int) -> Work:
     return forward + by_source + by_destination
 
 
+def _gatv2_attention(size: Size, edges: int) -> Work:
+    forward, by_destination = size.walk(1, nodes=2, edges=edges), size.walk(1, nodes=3, edges=edges)
+    return forward + by_destination + size.walk(2 + 2 * _per_head(size), nodes=2, edges=edges)
+
+
 def _dot_product_attention(size: Size, edge_dim: int) -> Work:
     forward = size.walk(2, nodes=2, per_edge=edge_dim)
     by_destination = size.walk(2, nodes=4, per_edge=edge_dim)
-    by_source = size.walk(2 + 2 * _per_head(size), nodes=4, per_edge=edge_dim)
+    by_source = size.walk(2 + 2 * _per_head(size), nodes=0, sources=4, per_edge=edge_dim)
     return forward + by_destination + by_source
 
 
