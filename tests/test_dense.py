@@ -58,14 +58,15 @@ def test_dense_layers_with_an_activation(rows: int, bias: bool):
 
 
 class _Sums(nn.Module):
-    """Sums of products in the forward, and one of three in the gradient of x."""
+    """A sum of three products in the forward, and one in the gradient of x."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(CHANNELS, CHANNELS, bias=k == 0) for k in range(3)])
+        self.inner = nn.ModuleList([nn.Linear(CHANNELS, CHANNELS) for _ in range(3)])
+        self.outer = nn.ModuleList([nn.Linear(CHANNELS, CHANNELS, bias=k == 0) for k in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
-        first, second, third = (layer(x) for layer in self.layers)
+        first, second, third = (outer(inner(x).sin()) for inner, outer in zip(self.inner, self.outer, strict=True))
         return (first + second + third).sin()
 
 

@@ -16,7 +16,7 @@ from gnncompile import passes
 from gnncompile.ir.region import Space, parse
 from gnncompile.passes.context import aten, own
 from tests.graphs import EDGE_LISTS
-from tests.harness import launched, light
+from tests.harness import launched, light, needs_interpreter
 
 NODES = 5
 HUB = EDGE_LISTS["unsorted, duplicates, hub"]
@@ -78,6 +78,7 @@ def test_layers(name: str, x_grad: bool, sizes: tuple[int, int], edges: str):
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
 def test_kernels(which: str):
+    needs_interpreter(which)
     torch.manual_seed(0)
     with light(which):
         compare(SAGEConv(6, 3), torch.randn(NODES, 6, requires_grad=True), HUB)

@@ -245,6 +245,6 @@ def test_layers_share_what_is_in_order():
         (captured,) = program.backend.captured
         # the layouts of two walks, and the norms in the order of each
         assert len(captured.structure.hoisted.results) == 8
-    walks_of_rows = [parse(s) for s in specs if parse(s).grid == (1, 5)]
+    walks_of_rows = [parse(s) for s in specs if parse(s).grid == (1, 4)]
     assert {r.by for r in walks_of_rows} == {D, S}
     assert all("ordered edge" in summary(r) for r in walks_of_rows)
