@@ -37,6 +37,7 @@ __all__ = [
     "inductor_option_names",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
+    "size_now",
     "source_name",
     "static_cuda_launch",
     "substitute_methods",
@@ -198,6 +199,11 @@ def calling_file(skip: str) -> str:
             return translator.f_code.co_filename
         frame = frame.f_back
     return ""
+
+
+def size_now(size: Any) -> int | None:
+    """A size in the graph that is captured, without a guard; None where only the data knows it."""
+    return size.node.hint if isinstance(size, torch.SymInt) else int(size)
 
 
 def unknown_size() -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 from gnncompile import _compat
 
 DEFAULTS: dict[str, Any] = {
-    "narrower": True,
     "regions": True,
+    "narrower": True,
     "siblings": True,
     "epilogues": True,
     "hoist": True,
@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Any] = {
     "structure_cache_bytes": 2 * 2**30,
 }
 """
-- ``narrower``: let linear layers and sums over edges change places where the edges' rows get narrower by it.
 - ``regions``: fuse message passing into generated kernels.
+- ``narrower``: let linear layers and sums over edges change places where the edges' rows get narrower by it.
 - ``siblings``: let several reductions over the same edges share one walk.
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
 - ``hoist``: build graph structure once per distinct graph, outside the step.

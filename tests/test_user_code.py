@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.utils import remove_self_loops, scatter
+from torch_geometric.utils import remove_self_loops, scatter, softmax
 
 import gnncompile
+from gnncompile.capture.compiled import program_of
 from tests.harness import light
 from tests.tracing import WIDTH, add, check, data, zeros
 
@@ -158,3 +159,33 @@ def test_a_question_of_emptiness_is_asked_of_every_input(fn: Callable[..., Tenso
         torch.testing.assert_close(compiled(x, row, col, picked), fn(x, row, col, picked))
     report = gnncompile.explain(fn, x, row, col, torch.tensor([1, 2]))
     assert report.graph_breaks == 0 and any("is empty" in note for note in report.notes)
+
+
+# -- tables whose sizes are equal, but not for all graphs -------------------------------------------------------------
+
+
+def _attention(query: Tensor, key: Tensor, rows: Tensor, edge_index: Tensor) -> Tensor:
+    source, destination = edge_index
+    alpha = softmax((query[destination] * key[source]).sum(-1), destination, num_nodes=query.size(0))
+    return scatter(rows[source] * alpha.view(-1, 1), destination, 0, query.size(0))
+
+
+def test_keys_and_values_of_their_own():
+    """One region for all graphs with as many keys as values; another capture for the first that has more values."""
+    torch.manual_seed(0)
+    compiled = gnncompile.compile(_attention, fullgraph=True)
+    program = program_of(compiled)
+    assert program is not None
+    captured = program.backend.captured
+    for nodes, sources, values, edges, graphs in ((4, 6, 6, 15, 1), (3, 9, 9, 7, 1), (5, 5, 5, 0, 1), (4, 6, 8, 15, 2)):
+        shapes = ((nodes, WIDTH), (sources, WIDTH), (values, WIDTH))
+        tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        edge_index = torch.stack([torch.randint(sources, (edges,)), torch.randint(nodes, (edges,))])
+        results = []
+        for fn in (compiled, _attention):
+            out = fn(*tensors, edge_index)
+            results.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected)
+        assert len(captured) == graphs
+    assert len(captured[0].record.regions) == 1 and not captured[0].record.skipped

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
+from gnncompile import _compat
+
 aten = torch.ops.aten
 own = torch.ops.gnncompile
 
@@ -147,6 +149,14 @@ def is_tensor(node: Any) -> bool:
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are equal for every graph, without adding a guard."""
     return bool(statically_known_true(a == b))
+
+
+def guarded_same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal; where they only happen to be, a graph in which they are not is captured anew."""
+    if same_size(a, b):
+        return True
+    now = _compat.size_now(a)
+    return now is not None and now == _compat.size_now(b) and bool(a == b)
 
 
 def alike(one: Any, other: Any) -> bool:

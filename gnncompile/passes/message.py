@@ -18,7 +18,7 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
 from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
-from gnncompile.passes.context import Context, aten, own, same_size, value
+from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
 from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
 
@@ -118,12 +118,12 @@ class Message:
             raise NotFusable("it is gathered under another gradient or autocast mode")
         rows = value(table).shape[0]
         if index is self.index:
-            if not same_size(rows, number_of(self.num_rows)):
+            if not guarded_same(rows, number_of(self.num_rows)):
                 raise NotFusable("rows gathered at the destination are not as many as the result's")
             return self.input(table, Space.DESTINATION, slots)
         if not same_size(value(index).shape[0], value(self.index).shape[0]):
             raise NotFusable("its index has another length than the edges")
-        if self.source is not None and (index is not self.source or not same_size(rows, self._columns())):
+        if self.source is not None and (index is not self.source or not guarded_same(rows, self._columns())):
             raise NotFusable("a message can gather from one other end of its edges only")
         found = self.input(table, Space.SOURCE, slots)
         if self.source is None:
