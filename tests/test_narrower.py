@@ -148,6 +148,34 @@ def test_what_is_linear(model: Callable[[], nn.Module], width: int):
         assert widths(compare(model(), torch.randn(NODES, 3, requires_grad=True), HUB)) == {width}
 
 
+def test_sources_apart_from_destinations_stay():
+    """In front of the sums the layer would run on all sources, which is most of the work in a sampled batch."""
+    torch.manual_seed(0)
+    model, x = SAGEConv(6, 3), (torch.randn(NODES + 2, 6), torch.randn(NODES, 6))
+    with light(), launched() as specs:
+        torch.testing.assert_close(gnncompile.compile(model, fullgraph=True)(x, HUB), model(x, HUB))
+    assert widths(specs) == {6}
+
+
+class _SumOfEdges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = self.layer(scatter(edge_attr, edge_index[1], 0, x.size(0)))
+        return x + out
+
+
+def test_a_layer_of_sums_of_edge_features_stays():
+    torch.manual_seed(0)
+    edge_attr = torch.randn(HUB.size(1), 6, requires_grad=True)
+    with light():
+        specs = compare(_SumOfEdges(), torch.randn(NODES, 3, requires_grad=True), HUB, edge_attr)
+    read = {n.shape for spec in specs for n in parse(spec).inputs if n.space is Space.EDGE}
+    assert read == {(1, 6)}
+
+
 def test_without_gradients_equal_widths_stay(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model, x, found = GCNConv(4, 4), torch.randn(NODES, 4), []

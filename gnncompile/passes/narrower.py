@@ -55,7 +55,7 @@ def _layer_first(ctx: Context, layer: fx.Node) -> None:
     if not sums.walks or len(sums.tables) != 1:
         return
     (table,) = sums.tables
-    if not _same_type(table, layer) or not _pays(ctx, sums, before=[table], after=[table, weight], like=(table, layer)):
+    if not _same_rows(table, layer) or not _pays(ctx, sums, before=[table], after=[table, weight], like=(table, layer)):
         return
     with ctx.graph.inserting_before(layer):
         narrow = ctx.call(aten.linear.default, table, weight, like=layer)
@@ -75,7 +75,9 @@ def _layer_last(ctx: Context, reduction: fx.Node) -> None:
     if layer.target is not aten.linear.default or len(layer.users) != 1 or layer in ctx.written:
         return
     table, weight, *bias = _arguments(layer)
-    if any(b is not None for b in bias) or not _same_type(table, layer) or not ctx.same_mode(layer, reduction):
+    if any(b is not None for b in bias) or not ctx.same_mode(layer, reduction):
+        return
+    if not _same_rows(table, layer) or not _same_rows(reduction, layer):
         return
     if not _pays(ctx, sums, before=[table, weight], after=[table], like=(layer, table)):
         return
@@ -139,10 +141,12 @@ def _per_row(factor: Any) -> bool:
     return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
 
 
-def _same_type(table: Any, layer: fx.Node) -> bool:
-    return (
-        is_tensor(table) and value(table).dim() == value(layer).dim() == 2 and value(table).dtype == value(layer).dtype
-    )
+def _same_rows(one: Any, other: fx.Node) -> bool:
+    """Whether two nodes are matrices of the same type with as many rows: the layer costs the same behind either."""
+    if not is_tensor(one):
+        return False
+    a, b = value(one), value(other)
+    return a.dim() == b.dim() == 2 and a.dtype == b.dtype and same_size(a.shape[0], b.shape[0])
 
 
 def _pays(ctx: Context, sums: _Sums, before: list[Any], after: list[Any], like: tuple[fx.Node, fx.Node]) -> bool:
