@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import CGConv, EdgeConv, MessagePassing, PNAConv, PointNetConv
+from torch_geometric.nn import CGConv, EdgeConv, GINEConv, MessagePassing, PNAConv, PointNetConv
+from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile import passes
@@ -199,3 +200,54 @@ def test_softplus(which: str, dtype: torch.dtype) -> None:
         x = values.view(-1, 1).expand(-1, 3).contiguous()
         for a, b in zip(results(compiled, x, each), results(model, x.double(), each), strict=True):
             torch.testing.assert_close(a.double(), b, rtol=3e-6 if dtype == torch.float32 else 1e-12, atol=0)
+
+
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many arguments each linear layer of the captured graphs has: 3 with a bias."""
+    found: list[int] = []
+    optimise = passes.optimise
+
+    def spy(gm: torch.fx.GraphModule, options: dict[str, Any]) -> passes.Result:
+        result = optimise(gm, options)
+        found.extend(len(n.args) for n in result.rest.graph.nodes if n.target is aten.linear.default)
+        return result
+
+    monkeypatch.setattr(passes, "optimise", spy)
+    return found
+
+
+@pytest.mark.parametrize("on", EDGE_LISTS)
+def test_biases_of_messages_are_added_in_regions(on: str, arguments: list[int]):
+    torch.manual_seed(0)
+    x, edge_attr = data(EDGE_LISTS[on])
+    model = GINEConv(nn.Linear(WIDTH, 3), edge_dim=3)
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), x, EDGE_LISTS[on], edge_attr)
+    assert arguments == [2, 3]  # of edges, and of nodes behind the sum
+
+
+def test_biases_of_a_second_layer_are_added_in_regions(arguments: list[int]):
+    torch.manual_seed(0)
+    model = LAYERS["EdgeConv"][0]()
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), data(HUB)[0], HUB)
+    assert arguments == [3, 2, 2]  # the first layer's two parts run once per node
+
+
+class _Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.layer(x).relu()
+        return h + scatter(h, torch.zeros_like(h[:, 0]).long(), 0, 1)
+
+
+def test_a_bias_whose_rows_are_read_elsewhere_stays(arguments: list[int]):
+    torch.manual_seed(0)
+    model = _Pooled()
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), data(HUB)[0], HUB)
+    assert arguments == [3]

@@ -3,7 +3,8 @@
 Before: ``linear(cat([x[dst], x[src] - x[dst], e], 1), w, b)``; ``x[src].view(-1, heads, channels)``
 After:  ``linear(x, w1 - w2, b)[dst] + linear(x, w2)[src] + linear(e, w3)``; ``x.view(-1, heads, channels)[src]``
 Why it pays: a graph has several times more edges than nodes, the concatenation is never written, and what is left of
-the message is a sum of gathered rows that a region reads.
+the message is a sum of gathered rows that a region reads. A bias that is added to every edge is left to the region as
+well (``linear(e, w) + b``): the library copies it to all rows first, and its gradient would read all of them again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, same_size, value
+from gnncompile.passes.context import Context, alike, aten, own, same_size, value
+from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.sizes import Symbols
 
 Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
@@ -43,6 +45,8 @@ def run(ctx: Context) -> None:
         if node.target is aten.linear.default and value(node.args[0]).dim() == 2:
             with ctx.graph.inserting_before(node):
                 new = _rewrite(ctx, node)
+            if new is None:
+                new = _bias_behind(ctx, node)
             if new is not None:
                 node.replace_all_uses_with(new)
         elif node.target in (aten.view.default, aten.reshape.default, *_PICKS):
@@ -78,6 +82,27 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
     assert total is not None
     # Under autocast the pieces may come out in another type than the whole.
     return total if value(total).dtype == value(node).dtype else None
+
+
+def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """A layer whose rows a message is made of, its bias added by an operation of its own."""
+    rows, weight, *bias = node.args
+    if not bias or bias[0] is None or node in ctx.written or not _makes_messages(node):
+        return None
+    with ctx.graph.inserting_before(node):
+        product = ctx.call(aten.linear.default, rows, weight, like=node)
+        total = ctx.call(aten.add.Tensor, product, bias[0], like=node)
+    return total if value(total).dtype == value(node).dtype else None
+
+
+def _makes_messages(node: fx.Node) -> bool:
+    """Whether some rows reach a reduction over edges, and nothing else, through arithmetic on rows."""
+    if len(node.users) != 1:
+        return False
+    (user,) = node.users
+    if user.target is own.segment_reduce.default:
+        return user.args[0] is node
+    return user.target in POINTWISE and same_size(value(user).shape[0], value(node).shape[0]) and _makes_messages(user)
 
 
 def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | None:
