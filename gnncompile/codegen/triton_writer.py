@@ -439,10 +439,14 @@ class Writer:
             return text
         if self.padded(axis, length):
             text = f"tl.where({axis}{length}_in, {text}, {neutral})"
-        alone = self.tile.rows == 1 or node.space is Space.PARAMETER
-        if node.shape == (1, 1) and alone and not edgewise(self.region, node):
+        if self._alone(node):
             return f"tl.{function}({text})"
         return f"tl.{function}({text}, {self.axes.index(axis)}, keep_dims=True)"
+
+    def _alone(self, node: Node) -> bool:
+        """Whether a value is one number for the whole program."""
+        one_row = self.tile.rows == 1 or node.space is Space.PARAMETER
+        return node.shape == (1, 1) and one_row and not edgewise(self.region, node)
 
     def _pointwise(self, node: Node) -> str:
         nodes = [self.region.nodes[a] for a in node.args]
@@ -452,6 +456,10 @@ class Writer:
         args = [self._operand(a, bare) for a in node.args]
         if node.op in ("and", "or"):
             args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
+            alone = [self._alone(n) for n in nodes]
+            if alone[0] != alone[1]:  # Triton's interpreter joins no single bool with a tile of them
+                one, tile = args if alone[0] else reversed(args)
+                return f"tl.where({one}, {tile}, False)" if node.op == "and" else f"tl.where({one}, True, {tile})"
         text = POINTWISE[node.op].triton.format(*args)
         return _without_parentheses(re.sub(r"\bT\b", self.compute, text))
 

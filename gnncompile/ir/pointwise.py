@@ -78,11 +78,13 @@ POINTWISE: dict[str, Pointwise] = {
     "pow": Pointwise(
         2,
         torch.pow,
-        # A negative number has powers of whole exponents only, negative ones where the exponent is odd.
+        # A negative number has powers of whole exponents only, negative ones where the exponent is odd. Conditions on
+        # the exponent, which may be one number for a whole tile, are not joined with others: the interpreter can't.
         "tl.where({1} == 0, 1.0, "
-        'tl.where(({0} < 0) & (tl.abs({0}) < float("inf")) & (tl.floor({1}) != {1}), float("nan"), '
-        "tl.where(({0} < 0) & (tl.floor({1}) == {1}) & (tl.floor({1} * 0.5) * 2 != {1}), -1.0, 1.0) "
-        "* tl.exp({1} * tl.log(tl.abs({0})))))",
+        'tl.where(({0} < 0) & (tl.abs({0}) < float("inf")), tl.where(tl.floor({1}) != {1}, float("nan"), 1.0), 1.0) '
+        "* tl.where({0} < 0, tl.where(tl.floor({1}) == {1}, "
+        "tl.where(tl.floor({1} * 0.5) * 2 != {1}, -1.0, 1.0), 1.0), 1.0) "
+        "* tl.exp({1} * tl.log(tl.abs({0}))))",
         "std::pow({0}, {1})",
         bare=False,
     ),
