@@ -19,7 +19,8 @@ from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, needs_interpreter
 
 NODES = 5
-HUB = EDGE_LISTS["unsorted, duplicates, hub"]
+FULL = "unsorted, duplicates, hub"
+HUB = EDGE_LISTS[FULL]
 
 LAYERS: dict[str, tuple[Callable[[int, int], nn.Module], bool]] = {
     "GCN": (GCNConv, True),
@@ -57,8 +58,7 @@ def widths(specs: list[str]) -> set[int]:
     return {n.shape[1] for r in regions for n in r.inputs if n.space is r.by.opposite} - {1}
 
 
-@pytest.mark.parametrize("edges", EDGE_LISTS)
-@pytest.mark.parametrize("sizes", [(6, 3), (3, 6), (4, 4)])
+@pytest.mark.parametrize("edges, sizes", [*((e, (6, 3)) for e in EDGE_LISTS), (FULL, (3, 6)), (FULL, (4, 4))])
 @pytest.mark.parametrize("x_grad", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str, x_grad: bool, sizes: tuple[int, int], edges: str):
