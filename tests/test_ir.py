@@ -16,7 +16,7 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder, broadcast, join
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.reference import run_rows
-from gnncompile.ir.region import BOOL, SEED, Node, Output, Region, Space, parse
+from gnncompile.ir.region import BOOL, FORMAT, SEED, Node, Output, Region, Space, parse
 from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import with_residuals
 
@@ -240,7 +240,7 @@ def test_string_form_keeps_numbers(number: float):
 def test_string_form_of_another_version():
     spec = json.loads(weighted_sum().spec)
     spec[0] += 1
-    with pytest.raises(ValueError, match=r"found format 3, expected 2; clear the compile caches"):
+    with pytest.raises(ValueError, match=f"found format {FORMAT + 1}, expected {FORMAT}; clear"):
         parse(json.dumps(spec))
 
 

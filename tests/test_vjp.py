@@ -144,6 +144,24 @@ def _edge_output(b: Builder) -> list[Output]:
     return [Output(b.op("mul", b.op("sub", x, y), e), F64, (3,))]
 
 
+def _gine(b: Builder) -> list[Output]:
+    x, e, w = b.input(0, S, (1, 3), F64), b.input(1, E, (1, 2), F64), b.input(2, Space.FEATURE, (1, 3), F64)
+    return [Output(b.reduce("sum", rules.relu(b, b.op("add", x, b.linear(e, w)))), F64, (3,))]
+
+
+def _attended_layer(b: Builder) -> list[Output]:
+    q, k = b.input(0, D, (2, 3), F64), b.input(1, S, (2, 3), F64)
+    e = b.linear(b.input(2, E, (1, 4), F64), b.input(3, Space.FEATURE, (2, 3), F64))
+    alpha = b.softmax(b.sum_axis(b.op("mul", q, b.op("add", k, e)), 1))
+    return [Output(b.reduce("sum", b.op("mul", b.op("add", k, e), alpha)), F64, (6,))]
+
+
+def _features_twice(b: Builder) -> list[Output]:
+    x, e, w = b.input(0, S, (1, 3), F64), b.input(1, E, (1, 3), F64), b.input(2, Space.FEATURE, (1, 3), F64)
+    product = b.op("mul", b.linear(e, w), b.op("add", x, e))
+    return [Output(b.reduce("sum", b.op("mul", b.linear(e, w), product)), F64, (3,))]
+
+
 R, C, K = "rows", "cols", "edges"
 CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...]]]] = {
     "weighted sum": (_weighted_sum, [(C, 3), (K,)]),
@@ -158,6 +176,9 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "feature sums": (_feature_sums, [(C, 2, 3), (R, 2, 3)]),
     "narrow": (_narrow, [(C, 3), (R, 3)]),
     "edge output": (_edge_output, [(C, 3), (R, 3), (K,)]),
+    "gine": (_gine, [(C, 3), (K, 2), (2, 3)]),
+    "attention with a layer": (_attended_layer, [(R, 2, 3), (C, 2, 3), (K, 4), (4, 6)]),
+    "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
 }
 REGIONS = {name: region_of(outputs) for name, (outputs, _) in CASES.items()}
 
@@ -356,7 +377,13 @@ def _copied(b: Builder, region: Region) -> list[Output]:
     return list(region.outputs)
 
 
-@pytest.mark.parametrize("name", ["weighted sum", "mixed", "gat", "dot attention", "max of softmax", "feature sums"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("weighted sum", "mixed", "gat", "dot attention", "max of softmax", "feature sums"),
+        *("gine", "attention with a layer", "features twice"),
+    ],
+)
 def test_kernels_and_their_gradients(name: str, device: str):
     region = REGIONS[name]
     for on, g in GRAPHS.items():

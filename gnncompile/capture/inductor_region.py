@@ -67,7 +67,7 @@ def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
     made = []
     for out in region.outputs:
         like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
-        size = [edges if region.per_edge(out) else rows, *out.trailing]
+        size = [region.rows(out, rows, edges), *out.trailing]
         if region.cleared(out):
             made.append(full(size, 0, **like))
             made[-1].realize()

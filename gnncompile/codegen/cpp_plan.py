@@ -22,6 +22,7 @@ class Kind(Enum):
     VALUE = "compute or load it"
     FEATURES = "reduce a feature axis"
     REDUCE = "accumulate the current edge into it"
+    OUTER = "accumulate the current edge into it, times each of the edge's features"
     SOFTMAX = "take the current edge's logit into account"
     STORE = "write it to an output"
 
@@ -94,7 +95,9 @@ def reads(region: Region, step: Step) -> tuple[int, ...]:
 def iteration(region: Region, step: Step) -> Shape:
     """The feature shape that a step loops over."""
     node = region.nodes[step.node]
-    return node.shape if step.kind in (Kind.VALUE, Kind.STORE) else region.nodes[node.args[0]].shape
+    if step.kind in (Kind.VALUE, Kind.STORE, Kind.OUTER):
+        return node.shape
+    return region.nodes[node.args[-1]].shape
 
 
 def plan(region: Region) -> Plan:
@@ -106,6 +109,7 @@ class _Planner:
     def __init__(self, region: Region) -> None:
         self.region, self.nodes = region, region.nodes
         self.edgewise = [on_edges(region, n) for n in self.nodes]
+        self.outers = [i for i, n in enumerate(self.nodes) if n.op == "outer"]
         self.num_loops, self.loop_of = self._stages()
 
     def plan(self) -> Plan:
@@ -130,7 +134,7 @@ class _Planner:
 
     def _stages(self) -> tuple[int, dict[int, int]]:
         """The number of loops over the edges, and the loop in which each softmax and reduction accumulates."""
-        ends = {*self.region.softmaxes, *self.region.reductions}
+        ends = {*self.region.softmaxes, *self.region.reductions, *self.outers}
         level: list[int] = []
         for i, node in enumerate(self.nodes):
             level.append(max((level[a] for a in node.args), default=0) + (i in ends))
@@ -145,9 +149,7 @@ class _Planner:
 
     def _loop(self, k: int) -> list[Step]:
         """The steps of one loop over the edges."""
-        roots = [
-            Step(Kind.SOFTMAX if self.edgewise[i] else Kind.REDUCE, i) for i, at in self.loop_of.items() if at == k
-        ]
+        roots = [Step(self._end(i), i) for i, at in self.loop_of.items() if at == k]
         roots.sort(key=lambda s: s.node)
         if k == self.num_loops - 1:
             outputs = enumerate(self.region.outputs)
@@ -162,8 +164,13 @@ class _Planner:
             todo.extend(reads(self.region, self._value(i)))
         return [self._value(i) for i in sorted(needed)] + roots
 
+    def _end(self, i: int) -> Kind:
+        if i in self.outers:
+            return Kind.OUTER
+        return Kind.SOFTMAX if self.edgewise[i] else Kind.REDUCE
+
     def _value(self, i: int) -> Step:
-        return Step(Kind.FEATURES if self.nodes[i].op in FEATURE_REDUCTIONS else Kind.VALUE, i)
+        return Step(Kind.FEATURES if self.nodes[i].op in (*FEATURE_REDUCTIONS, "transposed") else Kind.VALUE, i)
 
     def _values(self, space: Space) -> list[Step]:
         """The steps that compute the values of a space outside the loops over edges."""
@@ -181,7 +188,7 @@ class _Planner:
                 at[a] = min(at[step.node], at.get(a, self.num_loops))
         rows = [[s for s in steps if at[s.node] == k] for k in range(self.num_loops + 1)]
         for position, out in enumerate(self.region.outputs):
-            if not self.edgewise[out.node]:
+            if self.region.per_row(out):
                 rows[-1].append(Step(Kind.STORE, out.node, position))
         return rows
 

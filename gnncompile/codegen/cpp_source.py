@@ -16,7 +16,7 @@ from gnncompile.codegen.cpp_prelude import STORAGE, prelude
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_SUMS, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
 """Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
@@ -29,6 +29,9 @@ PREFETCH_BYTES = 1024
 
 WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "int64_t": 8}
 """Bytes of a storage type."""
+
+SHARES = 64
+"""Most partial sums, where sums are over all edges."""
 
 SERIAL_WORK = 1 << 14
 """Feature elements below which another thread costs more than it saves."""
@@ -98,6 +101,12 @@ class _Writer:
         self.plan: Plan = plan(region)
         self.buffered = [i for i in region.softmaxes if is_buffered(self.nodes[i])]
         self.scratch = sum(_size(self.nodes[i].shape) for i in self.buffered)
+        self.sums: dict[int, int] = {}  # where sums over all edges stand in memory of their own
+        self.length = 0
+        for i, node in enumerate(self.nodes):
+            if node.op == "outer":
+                self.sums[i] = self.length
+                self.length += _size(node.shape) * self.region.features(i)
         self.lines: list[str] = []
         self.depth = 0
         # About the nest being written:
@@ -134,12 +143,14 @@ class _Writer:
     def _walk(self) -> None:
         """The function that computes a range of rows."""
         index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
-        arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors()]
+        sums = [("T*", "sums")] if self.region.sums_all else []
+        arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors() + sums]
         self._put("// Computes the rows from `first` up to `last`; false if memory ran out.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,")
         self._put(*(f"{line}," for line in arguments[:-1]))
         self._open(f"{arguments[-1]})")
         self._row_pointers(Space.PARAMETER)
+        self._row_pointers(Space.FEATURE)
         for nest in self.plan.setup:
             self._nest(nest)
         if self.scratch:
@@ -238,6 +249,9 @@ class _Writer:
         self._put(f"const int64_t useful = 1 + work * {_size(self.region.grid)} / {SERIAL_WORK};")
         self._put("const int64_t threads = arguments[1] < useful ? arguments[1] : useful;")
         names = ", ".join(name for _, name in tensors)
+        if self.region.sums_all:
+            self._shares(names)
+            return
         self._put(f"if (threads <= 1) return !walk(0, rows, {names});")
         self._put("int failed = 0;")
         self._put("#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)")
@@ -252,6 +266,30 @@ class _Writer:
         self._put(f"failed |= !walk(first, last, {names});")
         self._close()
         self._put("return failed;")
+        self._close()
+
+    def _shares(self, names: str) -> None:
+        """The rest of the entry for sums over all edges: as many partial sums as the graph is large, whatever the
+        number of threads.
+        """
+        self._put(f"const int64_t shares = useful < {SHARES} ? useful : {SHARES};")
+        self._put(f"T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length}, sizeof(T)));")
+        self._put("if (!sums) return 1;")
+        self._put("#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)")
+        self._open("for (int64_t t = 0; t < shares; ++t)")
+        self._put("const int64_t first = share(rowptr, rows, work * t / shares);")
+        self._put("const int64_t last = t + 1 == shares ? rows : share(rowptr, rows, work * (t + 1) / shares);")
+        self._put(f"walk(first, last, {names}, sums + t * {self.length});")
+        self._close()
+        for k, out in enumerate(self.region.outputs):
+            size = _size(self.nodes[out.node].shape) * self.region.features(out.node)
+            self._open(f"for (int64_t i = 0; i < {size}; ++i)")
+            self._put("T total = 0;")
+            first = f"sums[t * {self.length} + {self.sums[out.node]} + i]"
+            self._put(f"for (int64_t t = 0; t < shares; ++t) total += {first};")
+            self._put(f"o{k}[i] = total;")
+            self._close()
+        self._put("__builtin_free(sums);", "return 0;")
         self._close()
 
     # What loops over edges leave behind.
@@ -291,7 +329,7 @@ class _Writer:
     def _row_pointers(self, space: Space) -> None:
         for i, node in enumerate(self.nodes):
             if node.op == "input" and node.space is space:
-                self._pointer(i, node, "0" if space is Space.PARAMETER else "row")
+                self._pointer(i, node, "row" if space is self.region.by else "0")
 
     def _pointer(self, i: int, node: Node, index: str) -> None:
         kind, size = STORAGE[node.dtype], _size(node.shape)
@@ -315,12 +353,15 @@ class _Writer:
         heads, channels = nest.shape
         touched = {self.nodes[a].shape for s in nest.steps for a in reads(self.region, s)}
         touched |= {self.nodes[s.node].shape for s in nest.steps}
+        touched -= {self.nodes[i].shape for i in self.region.only_columns} - {(1, 1)}
+        if any(self.nodes[s.node].op == "transposed" for s in nest.steps):
+            touched.add((heads, 1))
         self.flat = heads > 1 and channels > 1 and touched <= {nest.shape, (1, 1)}
         self._arrays(nest)
         after: list[str] = []
         for step in nest.steps:
             self._step(step, nest, after)
-        over_heads = any(s.kind is Kind.FEATURES and self.nodes[s.node].op.endswith("heads") for s in nest.steps)
+        over_heads = any(s.kind is Kind.FEATURES and not self._by_channels(s.node) for s in nest.steps)
         self._emit_loops(after, ordered=channels == 1 and over_heads)
 
     def _emit_loops(self, after: list[str], ordered: bool) -> None:
@@ -351,8 +392,8 @@ class _Writer:
             node = self.nodes[step.node]
             if step.kind is Kind.VALUE and step.node in nest.keeps:
                 self._put(f"{self._type(node)} kept{step.node}[{_size(node.shape)}];")
-            elif step.kind is Kind.FEATURES and node.op.endswith("heads"):
-                start = "T(0)" if node.op in FEATURE_SUMS else "T(-__builtin_inf())"
+            elif step.kind is Kind.FEATURES and (node.op.endswith("heads") or node.op == "transposed"):
+                start = "T(-__builtin_inf())" if node.op in FEATURE_MAXIMA else "T(0)"
                 self._declare(f"x{step.node}" if node.shape == (1, 1) else f"kept{step.node}", node.shape, start)
             elif step.kind is Kind.FEATURES and node.shape != (1, 1):
                 self._put(f"T kept{step.node}[{_size(node.shape)}];")
@@ -365,8 +406,14 @@ class _Writer:
             self.named[i] = f"x{i}"
             if i in nest.keeps:
                 self.inner.append(f"kept{i}[{here}] = x{i};")
+        elif step.kind is Kind.FEATURES and node.op == "transposed":
+            self._transposed(i, node, after)
         elif step.kind is Kind.FEATURES:
             self._over_features(i, node, after)
+        elif step.kind is Kind.OUTER:
+            value, size = self._ref(node.args[1]), _size(node.shape)
+            for k, feature in enumerate(self._columns(node.args[0])):
+                self.inner.append(f"sums[{self.sums[i] + k * size} + {here}] += {feature} * {value};")
         elif step.kind is Kind.REDUCE:
             acc, value = self._element(f"acc{i}", node.shape), self._ref(node.args[0])
             if node.op == "reduce_sum":
@@ -389,6 +436,42 @@ class _Writer:
         self.inner.append(f"part{i}[c] = {value};")
         target = f"const T x{i}" if node.shape == (1, 1) else f"kept{i}[h]"
         after.append(f"{target} = {f'total<{_lanes(channels)}>' if sums else 'largest'}(part{i}, {channels});")
+
+    def _by_channels(self, i: int) -> bool:
+        """Whether a reduction of features sums channels of a row of its own, and not what many iterations share."""
+        node = self.nodes[i]
+        if node.op == "transposed":
+            return self.nodes[node.args[1]].shape[1] > 1
+        return node.op.endswith("channels")
+
+    def _transposed(self, i: int, node: Node, after: list[str]) -> None:
+        """Dot products with all rows of the weights."""
+        first, weights = node.args
+        size, (_, channels) = _size(self.nodes[weights].shape), self.nodes[weights].shape
+        value, index = self._ref(first), self._index(self.nodes[weights].shape)
+        if self._by_channels(i):
+            self.outer.append(f"T part{i}[{node.shape[1]}][{channels}];")
+        for k in range(node.shape[1]):
+            target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[{k}]"
+            product = f"{value} * {self._load(weights, f'{k * size} + {index}')}"
+            if self._by_channels(i):
+                self.inner.append(f"part{i}[{k}][c] = {product};")
+                after.append(f"{target} += total<{_lanes(channels)}>(part{i}[{k}], {channels});")
+            else:
+                self.inner.append(f"{target} += {product};")
+
+    def _columns(self, i: int) -> list[str]:
+        """The features of an edge one by one, as constants of the current nest."""
+        node, names = self.nodes[i], []
+        for k in range(node.shape[1]):
+            if is_direct(self.region, node):
+                names.append(f"c{i}_{k}")
+                line = f"const T {names[-1]} = {self._load(i, str(k))};"
+                if line not in self.outer:
+                    self.outer.append(line)
+            else:
+                names.append(f"x{i}" if node.shape == (1, 1) else f"kept{i}[{k}]")
+        return names
 
     def _softmax(self, i: int, node: Node) -> None:
         """Takes one logit into account: stored for later, or in a running sum that follows the running maximum."""
@@ -467,6 +550,10 @@ class _Writer:
             return f"op_exp({self._ref(node.args[0])} - {top}) / {total}"
         if node.op == "dropout":
             return self._dropout(node)
+        if node.op == "linear":
+            index, size = self._index(node.shape), _size(node.shape)
+            rows = [self._load(node.args[1], f"{k * size} + {index}") for k in range(self.region.features(i))]
+            return " + ".join(f"{c} * {w}" for c, w in zip(self._columns(node.args[0]), rows, strict=True))
         if node.op not in POINTWISE:
             raise Unsupported(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))

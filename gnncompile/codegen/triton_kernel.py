@@ -1,33 +1,28 @@
-"""Builds and launches the Triton kernel of a region. Imports Triton, so import this module only where it is wanted."""
+"""The Triton kernels of a region. Imports Triton, so import this module only where it is wanted."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-import tempfile
 from collections.abc import Sequence
-from functools import reduce
-from operator import itemgetter, or_
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import triton
 from torch import Tensor
 
-from gnncompile import _compat
-from gnncompile.codegen.cache_dir import cache_dir
-from gnncompile.codegen.triton_plan import Part, Schedule, Tile, choose_tile, hub_tile, partials, power_of_two, schedule
-from gnncompile.codegen.triton_source import source
-from gnncompile.codegen.triton_writer import KERNEL, parameters
+from gnncompile.codegen.triton_plan import Part, Tile, choose_tile, hub_tile, partials, schedule
+from gnncompile.codegen.triton_variant import Variant
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
+from gnncompile.runtime.layout import rows_of_edges
 
-_NO_HOOKS = (None, None, None)
-"""Launch metadata and hooks of a launch that nobody watches."""
+
+def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
+    """The kernel of any region.
+
+    Raises:
+        Unsupported: The region can't be expressed as a Triton kernel.
+    """
+    return TritonTotals(region) if region.sums_all else TritonKernel(region)
 
 
 class TritonKernel:
@@ -55,14 +50,14 @@ class TritonKernel:
         self.tile = tile or choose_tile(region, plan)
         self.hub_tile = hub_tile(region, plan, self.tile)
         part = Part("all" if self.hub_tile is None else "ordinary")
-        self._ordinary = _Variant(region, plan, self.tile, part)
+        self._ordinary = Variant(region, plan, self.tile, part)
         self.text = self._ordinary.text
-        self._pieces: list[_Variant] = []
-        self._hubs: list[_Variant] = []
+        self._pieces: list[Variant] = []
+        self._hubs: list[Variant] = []
         if self.hub_tile is not None:
-            self._pieces = [_Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
+            self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
             if not all(map(region.per_edge, region.outputs)):
-                self._hubs = [_Variant(region, plan, self.hub_tile, Part("hubs"))]
+                self._hubs = [Variant(region, plan, self.hub_tile, Part("hubs"))]
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
 
@@ -81,10 +76,7 @@ class TritonKernel:
             ValueError: A tensor has another type than its node, or is on another device than the outputs.
         """
         device = outputs[0].get_device()
-        if device >= 0 and device != _current_device():
-            with torch.cuda.device(device):
-                self._launch(tensors, layout, outputs, device)
-        else:
+        with _on(device):
             self._launch(tensors, layout, outputs, device)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -122,185 +114,52 @@ class TritonKernel:
             variant(given, number, device)
 
 
-class _Variant:
-    """One kernel of a region with all that does not change between calls.
+class TritonTotals:
+    """A region that sums over all edges: each program walks a share of them, and what they stored is added up.
+
+    Args:
+        region: What to compute.
+        tile: The tile; chosen by the width of the region if left out.
 
     Attributes:
         text: The generated module.
-        compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
-            not, since Triton compiles for alignment.
+        tile: What one program computes at a time.
+
+    Raises:
+        Unsupported: The region can't be expressed as a Triton kernel.
     """
 
-    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
-        names = parameters(region, plan, tile, part)
-        self.text = source(region, tile, part)
-        self._kernel: Any = getattr(_module(self.text), KERNEL)
-        self._counts_rows = "num_rows" in names
-        self._rows = tile.rows
-        self._arguments = _arguments(region, names)
-        self._pick = itemgetter(*(at for at, _ in self._arguments))
-        self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
-        self._options: dict[str, Any] = {}
-        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
-            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
-        self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
+    def __init__(self, region: Region, tile: Tile | None = None) -> None:
+        plan = schedule(region)
+        self.tile = tile or choose_tile(region, plan)
+        self._variant = Variant(region, plan, self.tile, Part("edges"))
+        self.text = self._variant.text
+        offsets, self._length = partials(region, plan)
+        self._offsets = [offsets[out.node] for out in region.outputs]
+        self._dtype = getattr(torch, region.compute)
+        self._reads_rows = any(n.space is region.by for n in region.inputs)
 
-    def __call__(self, given: Sequence[Tensor], rows: int, device: int) -> None:
-        """Launches programs for so many rows, on the current device; its index is -1 under the interpreter.
+    def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
+        """Launches the kernel; arguments as those of :class:`TritonKernel`, an output has a row per edge feature."""
+        with _on(outputs[0].get_device()):
+            self.trusted(tensors, layout, outputs)
 
-        `given` holds rowptr, col, edge, the lists of hubs and of pieces and what pieces reduce to (anything where no
-        hub is walked), the outputs and the tensors.
-        """
-        pointers: list[int] = []
-        bits = 0
-        for at, dtype in self._arguments:
-            tensor = given[at]
-            if tensor.dtype is not dtype or tensor.get_device() != device:
-                raise ValueError(_complaint(tensor, dtype, device))
-            pointer = tensor.data_ptr()
-            pointers.append(pointer)
-            bits |= pointer
-        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
-        key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
-        programs = rows
-        if self._counts_rows:
-            pointers.append(rows)
-            programs = -(-rows // self._rows)
-        launcher = self.compiled.get(key)
-        if launcher is not None:
-            launcher(programs, self._columns, device, pointers)
-            return
-        arguments: list[Any] = [given[at] for at, _ in self._arguments]
-        arguments += pointers[len(arguments) :]  # the number of rows
-        compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
-        if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = _Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
-
-    def trusted(self, given: Sequence[Tensor], rows: int, device: int) -> None:
-        """The same without a look at types and devices."""
-        pointers = [tensor.data_ptr() for tensor in self._pick(given)]
-        launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
-        if launcher is None:
-            self(given, rows, device)
-        elif self._counts_rows:
-            launcher(-(-rows // self._rows), self._columns, device, [*pointers, rows])
-        else:
-            launcher(rows, self._columns, device, pointers)
+    def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """The same for a caller who knows the device to be the current one."""
+        rowptr, edges = layout[0], layout[2].size(0)
+        programs = self._variant.programs(edges)
+        partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
+        rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
+        given = (*layout, rows, rowptr, partial, *outputs, *tensors)
+        self._variant(given, rowptr.size(0) - 1, rowptr.get_device(), programs)
+        for offset, output in zip(self._offsets, outputs, strict=True):
+            output.view(-1).copy_(partial[:, offset : offset + output.numel()].sum(0))
 
 
-class _Launcher:
-    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
+def _on(device: int) -> AbstractContextManager[object]:
+    """Makes a device the current one, if it is not: an index below 0 is the CPU.
 
-    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
-    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
-
-    Args:
-        compiled: Triton's compiled kernel.
-        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
+    torch's public way asks first whether CUDA is initialised, which a tensor on it proves.
     """
-
-    def __init__(self, compiled: Any, types: str) -> None:
-        self.compiled = compiled  # unloads its machine code when it is collected
-        self.run = compiled.run
-        self.constant = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
-        self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
-        if self.scratch is None:
-            self.start = None
-        else:
-            self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
-
-    def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
-        stream = _current_stream(device)
-        if _hooked():
-            self.compiled[programs, columns, 1](*arguments)
-        elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
-            given = (*arguments, *self.scratch)
-            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
-        else:
-            self.run(programs, columns, 1, stream, *self.constant, *arguments)
-
-
-def _scratch(metadata: Any) -> tuple[None, ...] | None:
-    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
-    special way.
-    """
-    sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
-    special = metadata.num_ctas != 1 or any(
-        getattr(metadata, f"launch_{how}", 0) for how in ("cooperative_grid", "pdl")
-    )
-    return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
-
-
-def _hooked() -> bool:
-    """Whether a profiler (or anyone else) watches Triton's launches."""
-    runtime = triton.knobs.runtime
-    return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
-
-
-def _holds(hook: Any) -> bool:
-    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
-    return hook is not None and bool(getattr(hook, "calls", True))
-
-
-def _current_stream(device: int) -> int:
-    """The handle of the current stream, as Triton and Inductor get it: the public way makes an object of it first."""
-    return torch._C._cuda_getCurrentRawStream(device)
-
-
-def _current_device() -> int:
-    """The current CUDA device; the public way asks first whether CUDA is initialised, which a tensor on it proves."""
-    return torch._C._cuda_getDevice()
-
-
-def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
-    """Place among all that a call is given (see :meth:`_Variant.__call__`) and type, of every pointer of a kernel."""
-    types = {int(n.value or 0): n.dtype for n in region.inputs}
-    indices = (*Layout._fields, "hubs", "pieces")
-    before = len(indices) + 1
-    found: list[tuple[int, torch.dtype]] = []
-    for name in names:
-        if name in indices:
-            found.append((indices.index(name), torch.int32))
-        elif name == "partial":
-            found.append((before - 1, getattr(torch, region.compute)))
-        elif name.startswith("out"):
-            at = int(name[3:])
-            found.append((before + at, getattr(torch, region.outputs[at].dtype)))
-        elif name != "num_rows":
-            at = int(name[1:])
-            found.append((before + len(region.outputs) + at, getattr(torch, types[at])))
-    return found
-
-
-def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
-    where = "cpu" if device < 0 else f"cuda:{device}"
-    found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
-    return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
-
-
-def _module(text: str) -> ModuleType:
-    """Imports a generated module from the cache folder (Triton reads a kernel's source from its file)."""
-    digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
-    folder = cache_dir() / "triton"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"region_{digest[:32]}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        _write(path, text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"can't import the generated kernel {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, since other processes may write and read it at the same time."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    other = device >= 0 and device != torch._C._cuda_getDevice()
+    return torch.cuda.device(device) if other else nullcontext()

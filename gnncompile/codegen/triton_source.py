@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gnncompile.codegen.triton_hubs import HubWriter, PieceWriter
 from gnncompile.codegen.triton_plan import WHOLE, Part, Tile, choose_tile, schedule
+from gnncompile.codegen.triton_totals import TotalsWriter
 from gnncompile.codegen.triton_writer import Writer
 from gnncompile.ir.region import Region
 
-_WRITERS = {"all": Writer, "ordinary": Writer, "pieces": PieceWriter, "hubs": HubWriter}
+_WRITERS = {"all": Writer, "ordinary": Writer, "pieces": PieceWriter, "hubs": HubWriter, "edges": TotalsWriter}
 
 
 def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import re
 
+from gnncompile.codegen import triton_layers
+from gnncompile.codegen.triton_layers import masked
 from gnncompile.codegen.triton_plan import (
     WHOLE,
     Part,
@@ -48,7 +50,7 @@ START = {"reduce_sum": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'floa
 
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
-    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``,
+    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``,
     ``partial``, ``out<position>``, ``num_rows``.
 
     A tensor or an index that the outputs do not need is left out.
@@ -63,6 +65,8 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
     outputs = [region.nodes[o.node] for o in region.outputs]
     if any(map(numbers_edges, nodes)) or any(n.space is Space.EDGE for n in outputs):
         names.append("edge")
+    if part.walks == "edges":
+        return [*names, *(["rows"] if any(n.space is region.by for n in inputs) else []), "partial", "num_rows"]
     if part.walks in ("pieces", "hubs"):
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
@@ -163,6 +167,10 @@ class Writer:
             masks += [f"channel{channels}_in"] if self.padded("channel", channels) else []
         return "".join(f" + {t}" for t in terms), masks
 
+    def varies(self, node: Node) -> bool:
+        """Whether a value differs from edge to edge of those that the program's loop walks."""
+        return edgewise(self.region, node)
+
     def place(self, node: Node) -> tuple[str, list[str]]:
         """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
         offset, masks = self.feature(node.shape)
@@ -171,7 +179,7 @@ class Writer:
             return offset, masks
         rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
         index = rows[node.space]
-        if edgewise(self.region, node):
+        if self.varies(node):
             masks = ["alive", *masks]
         elif self.tile.rows > 1:
             masks = ["row_in", *masks]
@@ -187,7 +195,7 @@ class Writer:
         self._rows()
         if self.plan.passes:
             self.line(f"lane = tl.arange(0, {self.tile.edges})")
-        nodes = [self.region.nodes[i] for i in self.plan.need]
+        nodes = [self.region.nodes[i] for i in self.plan.need if i not in self.region.only_columns]
         for axis, at in (("head", 0), ("channel", 1)):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
@@ -239,7 +247,7 @@ class Writer:
                 self._finish_reduction(i)
             elif node.op == "softmax":
                 self._finish_softmax(i)
-            elif not edgewise(self.region, node) and node.op != "const":
+            elif not self.varies(node) and node.op != "const" and node.space is not Space.FEATURE:
                 self._compute(i)
 
     def _pass(self, step: int) -> None:
@@ -247,7 +255,7 @@ class Writer:
         targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
-        roots = [self.region.nodes[i].args[0] for i in targets] + [o.node for _, o in stores]
+        roots = [a for i in targets for a in self.region.nodes[i].args] + [o.node for _, o in stores]
         needed = self._edge_closure(roots)
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in targets:
@@ -294,7 +302,7 @@ class Writer:
         return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "softmax")]
 
     def _is_edge(self, i: int) -> bool:
-        return edgewise(self.region, self.region.nodes[i])
+        return self.varies(self.region.nodes[i])
 
     def _edge_closure(self, roots: list[int]) -> list[int]:
         """The edge-wise nodes behind `roots`, in program order."""
@@ -330,7 +338,7 @@ class Writer:
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
         arg = node.args[0]
-        value = self._operand(arg)
+        value = self.operand(arg)
         if node.op == "softmax":
             # Every lane keeps its own maximum and sum; they meet after the loop. One exponential serves both cases:
             # the larger of the old maximum and the new logit has exponential 1.
@@ -340,7 +348,7 @@ class Writer:
             self.line(f"m{i} = tl.maximum(m{i}, x, {PROPAGATE})")
         elif node.op == "reduce_sum":
             source_node = self.region.nodes[arg]
-            zero_already = source_node.op == "input" and edgewise(self.region, source_node)
+            zero_already = source_node.op == "input" and self.varies(source_node)
             self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
         else:
             self._combine(i, f"tl.where(alive, {value}, {START[node.op]})")
@@ -401,17 +409,24 @@ class Writer:
         if node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":
-            self._bind(i, f"alpha{i}", f"tl.exp({self._operand(node.args[0])} - max{i}) / sum{i}")
+            self._bind(i, f"alpha{i}", f"tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")
         elif node.op == "input":
-            self._bind(i, f"{letter}{i}", self._load(node))
+            if i not in self.region.only_columns:
+                self._bind(i, f"{letter}{i}", self._load(node))
         elif node.op in FEATURE_REDUCTIONS:
             self._bind(i, f"{letter}{i}", self._over_features(node))
         elif node.op == "dropout":
             self._dropout(i, f"{letter}{i}")
+        elif node.op == "linear":
+            self._bind(i, f"{letter}{i}", triton_layers.linear(self, i))
+        elif node.op == "transposed":
+            self._bind(i, f"{letter}{i}", triton_layers.transposed(self, i))
         elif node.op in POINTWISE:
             self._bind(i, f"{letter}{i}", self._pointwise(node))
         else:
             raise Unsupported(f"no Triton code for the operation {node.op!r}")
+        if i in self.region.columns:
+            triton_layers.columns(self, i)
 
     def _load(self, node: Node) -> str:
         offset, masks = self.place(node)
@@ -434,7 +449,7 @@ class Writer:
         arg = self.region.nodes[node.args[0]]
         axis, at = ("head", 0) if node.op.endswith("heads") else ("channel", 1)
         function, neutral = ("sum", "0.0") if node.op in FEATURE_SUMS else ("max", 'float("-inf")')
-        text, length = self._operand(node.args[0]), arg.shape[at]
+        text, length = self.operand(node.args[0]), arg.shape[at]
         if length == 1:
             return text
         if self.padded(axis, length):
@@ -446,14 +461,14 @@ class Writer:
     def _alone(self, node: Node) -> bool:
         """Whether a value is one number for the whole program."""
         one_row = self.tile.rows == 1 or node.space is Space.PARAMETER
-        return node.shape == (1, 1) and one_row and not edgewise(self.region, node)
+        return node.shape == (1, 1) and one_row and not self.varies(node)
 
     def _pointwise(self, node: Node) -> str:
         nodes = [self.region.nodes[a] for a in node.args]
         typed = nodes[1:] if node.op == "where" else nodes
         # A literal takes its type from the other operand; without one, Triton would compute in float32.
         bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
-        args = [self._operand(a, bare) for a in node.args]
+        args = [self.operand(a, bare) for a in node.args]
         if node.op in ("and", "or"):
             args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
             alone = [self._alone(n) for n in nodes]
@@ -463,7 +478,8 @@ class Writer:
         text = POINTWISE[node.op].triton.format(*args)
         return _without_parentheses(re.sub(r"\bT\b", self.compute, text))
 
-    def _operand(self, i: int, bare: bool = False) -> str:
+    def operand(self, i: int, bare: bool = False) -> str:
+        """The text that stands for a value; a constant's, unless `bare`, with its type."""
         node = self.region.nodes[i]
         if node.op != "const":
             return self.names[i]
@@ -478,7 +494,7 @@ class Writer:
 
     def _store(self, k: int, out: Output) -> None:
         node = self.region.nodes[out.node]
-        text = self._operand(out.node)
+        text = self.operand(out.node)
         if out.dtype != BOOL:
             text = f"{text}.to(tl.{out.dtype})"
         elif node.dtype != BOOL:
@@ -487,13 +503,6 @@ class Writer:
         offset, masks = self.place(rows)
         # Where channels are split over programs, each of them stores a narrow value: the same bits, by the same code.
         self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")
-
-
-def masked(masks: list[str], other: str = "") -> str:
-    """The arguments of a load or a store that its masks need, after a leading comma."""
-    if not masks:
-        return ""
-    return f", mask={' & '.join(masks)}{f', other={other}' if other else ''}"
 
 
 def _literal(value: float) -> str:

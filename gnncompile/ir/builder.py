@@ -153,6 +153,18 @@ class Builder:
         """What dropout multiplies a value per edge of this shape with, by an input that is a seed; ``0 < p < 1``."""
         return self.emit(Node("dropout", (seed,), Space.EDGE, shape, COMPUTE, float(p)))
 
+    def linear(self, features: int, weights: int) -> int:
+        """A linear layer of the features of each edge; the weights, an input, have a row for each of these."""
+        return self.emit(Node("linear", (features, weights), Space.EDGE, self.nodes[weights].shape))
+
+    def transposed(self, value: int, weights: int, features: int) -> int:
+        """The dot product of a value per edge with each row of weights, one for each of so many features."""
+        return self.emit(Node("transposed", (value, weights), Space.EDGE, (1, features)))
+
+    def outer(self, features: int, value: int, shape: Shape) -> int:
+        """For each feature of the edges the sum over all edges of a value, broadcast to `shape`, times the feature."""
+        return self.emit(Node("outer", (features, value), Space.FEATURE, shape))
+
     def reduce(self, kind: str, value: int) -> int:
         """``"sum"``, ``"max"`` or ``"min"`` over the edges of each row."""
         return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))

@@ -36,6 +36,7 @@ def summary(region: Region) -> str:
     kinds = ["softmax"] * bool(region.softmaxes) + ["dropout"] * region.drops
     kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
     reads = dict.fromkeys(n.space.value for n in region.inputs if n.dtype != SEED)
+    kinds += ["sum over all edges"] * region.sums_all
     kinds = kinds or ["gather" if region.walks_edges else "row-wise"]
     return f"{', '.join(kinds)} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
 

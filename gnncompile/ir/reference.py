@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, SEED, Node, Region, Space
+from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, LAYERS, SEED, Node, Region, Space
 
 
 class Layout(NamedTuple):
@@ -133,6 +133,8 @@ class _Run:
             return shifted / self._reduce("sum", shifted).index_select(0, self.row)
         if node.op == "dropout":
             return self._dropout(node)
+        if node.op in LAYERS:
+            return self._layer(node)
         if node.op == "softmax_max":
             return self._reduce("amax", self._on_edges(self.region.nodes[node.args[0]].args[0]))
         if node.op == "softmax_sum":
@@ -144,6 +146,17 @@ class _Run:
         feature = torch.arange(node.shape[0] * node.shape[1], device=self.device).reshape(1, *self._shape(node))
         edge = self.edge.view(-1, *(1 for _ in self._shape(node)))
         return philox.factors(self.values[node.args[0]], edge, feature, float(node.value or 0.0), self.dtype)
+
+    def _layer(self, node: Node) -> Tensor:
+        first, other = self._on_edges(node.args[0]), node.args[1]
+        if node.op == "linear":
+            return first.flatten(1).matmul(self.values[other].flatten(1)).view(-1, *self._shape(node))
+        if node.op == "transposed":
+            weights = self.values[other]
+            products = first.expand(-1, *weights.shape[1:]).flatten(1) @ weights.flatten(1).t()
+            return products.view(-1, *self._shape(node))
+        total = first.flatten(1).t().matmul(self._on_edges(other).expand(-1, *self._shape(node)).flatten(1))
+        return total.view(-1, *self._shape(node))
 
     def _load(self, node: Node) -> Tensor:
         tensor = self.tensors[int(node.value or 0)]

@@ -23,6 +23,8 @@ class Space(str, Enum):
     ``ORDERED`` is for inputs that have a row per edge in the order in which the region walks the edges, while the rows
     of an ``EDGE`` are in the order of the edge list. Such an input comes in both orders: the tensor at the position
     behind it is in the order of a walk by the other end, which gradients read.
+
+    ``FEATURE`` has a row for each feature of the edges: the weights of a linear layer of these, transposed.
     """
 
     SOURCE = "source"
@@ -30,6 +32,7 @@ class Space(str, Enum):
     EDGE = "edge"
     ORDERED = "ordered edge"
     PARAMETER = "parameter"
+    FEATURE = "edge feature"
 
     @property
     def opposite(self) -> Space:
@@ -54,6 +57,8 @@ FEATURE_SUMS = ("sum_heads", "sum_channels")
 FEATURE_MAXIMA = ("max_heads", "max_channels")
 """They have no gradient: they keep exponentials in range, and the result does not depend on them."""
 FEATURE_REDUCTIONS = (*FEATURE_SUMS, *FEATURE_MAXIMA)
+LAYERS = ("linear", "transposed", "outer")
+"""A linear layer of the features of each edge, what hands a gradient back to these, and the gradient of the weights."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,11 @@ class Node:
             ``"sum_channels"`` (sums over one feature axis, which stays with length 1; likewise ``"max_heads"`` and
             ``"max_channels"``), ``"softmax"`` (over the edges of each row), ``"softmax_max"`` and ``"softmax_sum"``
             (its row maximum and its sum of exponentials), ``"dropout"`` (per edge, what dropout by a seed multiplies
-            with: :func:`gnncompile.ir.philox.factors`), or one of :data:`REDUCTIONS` (edge -> row; a row without edges
-            gives 0).
+            with: :func:`gnncompile.ir.philox.factors`), ``"linear"`` (of the K features of an edge and K rows of
+            weights: the sum of all rows, each times its feature), ``"transposed"`` (of a value per edge and K rows of
+            weights: the K dot products of the value with a row), ``"outer"`` (of the K features of an edge and a value:
+            for each feature the sum over all edges of the value times it), or one of :data:`REDUCTIONS` (edge -> row; a
+            row without edges gives 0).
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).
@@ -134,7 +142,24 @@ class Region:
     @cached_property
     def grid(self) -> Shape:
         """The broadcast feature shape of everything in the region: (heads, channels) of one kernel tile."""
-        return (max(n.shape[0] for n in self.nodes), max(n.shape[1] for n in self.nodes))
+        shapes = [n.shape for at, n in enumerate(self.nodes) if at not in self.only_columns]
+        return (max(heads for heads, _ in shapes), max(channels for _, channels in shapes))
+
+    @cached_property
+    def columns(self) -> frozenset[int]:
+        """Values whose features are read one by one, by linear layers."""
+        return frozenset(n.args[0] for n in self.nodes if n.op in ("linear", "outer"))
+
+    @cached_property
+    def only_columns(self) -> frozenset[int]:
+        """The inputs among them that nothing else reads, so that no tile holds them."""
+        whole = {a for n in self.nodes for k, a in enumerate(n.args) if n.op not in ("linear", "outer") or k > 0}
+        return frozenset(at for at in self.columns - whole if self.nodes[at].op == "input")
+
+    @cached_property
+    def sums_all(self) -> bool:
+        """Whether what leaves the region are sums over all edges, and not over those of each row."""
+        return any(n.op == "outer" for n in self.nodes)
 
     @cached_property
     def inputs(self) -> tuple[Node, ...]:
@@ -165,7 +190,7 @@ class Region:
     @cached_property
     def walks_edges(self) -> bool:
         """Whether any value lives on edges; a region that does not is plain row-wise arithmetic."""
-        return bool(self.reductions) or any(n.space is Space.EDGE for n in self.nodes)
+        return bool(self.reductions) or any(n.space in (Space.EDGE, Space.FEATURE) for n in self.nodes)
 
     @cached_property
     def needs_opposite(self) -> bool:
@@ -191,6 +216,22 @@ class Region:
         """Whether an output has a row per edge, and not one per row of the region."""
         return self.nodes[output.node].space is Space.EDGE
 
+    def features(self, at: int) -> int:
+        """How many features of the edges a linear layer reads (or gives, if transposed), or an outer product has."""
+        node = self.nodes[at]
+        return node.shape[1] if node.op == "transposed" else self.nodes[node.args[0]].shape[1]
+
+    def per_row(self, output: Output) -> bool:
+        """Whether an output has a row per row of the region."""
+        return not self.per_edge(output) and self.nodes[output.node].op != "outer"
+
+    def rows(self, output: Output, num_rows: Any, num_edges: Any) -> Any:
+        """How many rows an output has, on a graph with so many rows and edges."""
+        node = self.nodes[output.node]
+        if node.op == "outer":
+            return self.features(output.node)
+        return num_edges if self.per_edge(output) else num_rows
+
     def cleared(self, output: Output) -> bool:
         """Whether an output must be zero before the walk: masked edges are never walked, and their values read zero."""
         return self.per_edge(output) and not self.whole
@@ -203,7 +244,7 @@ class Region:
         return json.dumps([FORMAT, self.by.value, nodes, outputs, self.whole], separators=(",", ":"))
 
 
-FORMAT = 2
+FORMAT = 3
 """Version of the string form; a cache written by another version is never read."""
 
 

@@ -67,7 +67,7 @@ def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
     regions = [stage.region, *(s.region for s in group)]
     if len({r.by for r in regions}) > 1 or len({(r.walks_edges, r.compute) for r in regions}) > 1:
         return False
-    if any(r.per_edge(out) for r in regions for out in r.outputs):
+    if any(r.per_edge(out) for r in regions for out in r.outputs) or len({r.sums_all for r in regions}) > 1:
         return False
     grids = [r.grid for r in regions]
     return (max(heads for heads, _ in grids), max(channels for _, channels in grids)) in grids

@@ -8,6 +8,7 @@ from gnncompile.ir.region import (
     BOOL,
     COMPUTE,
     FEATURE_REDUCTIONS,
+    LAYERS,
     REDUCTIONS,
     SEED,
     SOFTMAX_ROWS,
@@ -42,7 +43,9 @@ def verify(region: Region) -> None:
         if not 0 <= out.node < len(region.nodes):
             raise InvalidRegionError(f"output %{out.node}: the region has {len(region.nodes)} nodes")
         node = region.nodes[out.node]
-        if node.space not in (region.by, Space.EDGE):
+        if region.sums_all and node.op != "outer":
+            raise InvalidRegionError(f"output %{out.node}: a region that sums over all edges gives nothing else")
+        if node.space not in (region.by, Space.EDGE) and node.op != "outer":
             raise InvalidRegionError(
                 f"output %{out.node} lives on {node.space.value}, expected {region.by.value} or edge"
             )
@@ -59,6 +62,10 @@ def _problem(region: Region, node: Node) -> str | None:
         return _input_problem(node) if node.op == "input" else None
     if node.op == "dropout":
         return _dropout_problem(node, args)
+    if node.op in LAYERS:
+        return _layer_problem(node, args)
+    if any(a.space is Space.FEATURE for a in args):
+        return "reads weights, which only a linear layer does"
     if any(a.dtype == SEED for a in args):
         return "reads a seed, which only dropout does"
     if node.op in POINTWISE:
@@ -95,6 +102,25 @@ def _dropout_problem(node: Node, args: list[Node]) -> str | None:
     if node.value is None or not 0 < node.value < 1:
         return f"needs a probability between 0 and 1, found {node.value!r}"
     return None if (node.space, node.dtype) == (Space.EDGE, COMPUTE) else f"lives on edges in {COMPUTE} type"
+
+
+def _layer_problem(node: Node, args: list[Node]) -> str | None:
+    if len(args) != 2:
+        return f"takes two arguments, found {len(args)}"
+    first, other = args
+    if node.space is not (Space.FEATURE if node.op == "outer" else Space.EDGE):
+        return f"lives on {node.space.value}"
+    if node.op != "transposed" and (first.space.computed is not Space.EDGE or first.shape[0] != 1):
+        return f"takes the features of edges, found {first.shape} on {first.space.value}"
+    if node.op != "outer" and (other.op, other.space) != ("input", Space.FEATURE):
+        return f"takes weights, found {other.op} on {other.space.value}"
+    if node.op == "linear":
+        return None if other.shape == node.shape else f"takes weights of its own shape, found {other.shape}"
+    if node.op == "transposed":
+        fits = first.space is not Space.FEATURE and broadcast(first.shape, other.shape) == other.shape
+        return None if fits and node.shape[0] == 1 else "takes a value that broadcasts to the weights"
+    fits = other.space is not Space.FEATURE and broadcast(other.shape, node.shape) == node.shape
+    return None if fits else f"takes a value that broadcasts to its shape, found {other.shape}"
 
 
 def _pointwise_problem(region: Region, node: Node, args: list[Node]) -> str | None:

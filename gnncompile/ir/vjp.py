@@ -3,7 +3,8 @@
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
 1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax);
 2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
-3. one walk over the region's own rows, for the inputs that live there and for parameters.
+3. one walk over the region's own rows, for the inputs that live there and for parameters;
+4. one over all edges, for the weights of linear layers of edge features.
 
 A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
 gathers the same rows, keeps it (:func:`with_residuals`).
@@ -22,6 +23,7 @@ from gnncompile.ir.region import (
     FEATURE_MAXIMA,
     FEATURE_REDUCTIONS,
     FEATURE_SUMS,
+    LAYERS,
     SOFTMAX_ROWS,
     Node,
     Output,
@@ -119,10 +121,13 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
 
 @dataclass
 class _Cotangents:
-    """Of one forward value: what arrives once per edge (to be summed over edges) and what arrives once per row."""
+    """Of one forward value: what arrives once per edge (to be summed over edges) and what arrives once per row; of the
+    weights of linear layers, the sums over all edges that they are to add up to.
+    """
 
     edge: int | None = None
     row: int | None = None
+    layers: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -189,6 +194,12 @@ class _Transplant:
             return self.target.over_features(node.op, args[0])
         if node.op.startswith("reduce_"):
             return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
+        if node.op == "linear":
+            return self.target.linear(args[0], args[1])
+        if node.op == "transposed":
+            return self.target.transposed(args[0], args[1], node.shape[1])
+        if node.op == "outer":
+            return self.target.outer(args[0], args[1], node.shape)
         return self.target.op(node.op, *args)
 
     def _position(self, node: Node) -> int:
@@ -234,6 +245,10 @@ class _Differentiation:
             return self.b.over_features(node.op, self.value(node.args[0]))
         if node.op == "dropout":
             return self.b.dropout(self.value(node.args[0]), float(node.value or 0.0), node.shape)
+        if node.op == "linear":
+            return self.b.linear(self.value(node.args[0]), self.value(node.args[1]))
+        if node.op == "transposed":
+            return self.b.transposed(self.value(node.args[0]), self.value(node.args[1]), node.shape[1])
         if node.op == "softmax":
             return self.b.op("div", self._exponential(at), self._statistic("softmax_sum", at))
         return self._saved(at)
@@ -268,7 +283,7 @@ class _Differentiation:
             if not given[k] or node.op == "softmax_max":
                 continue  # softmax does not depend on the maximum that it subtracts
             on_edges = node.space is Space.EDGE
-            space = Space.EDGE if on_edges else self.region.by
+            space = node.space if on_edges or node.op == "outer" else self.region.by
             cotangent = self._operand(Operand("cotangent", k), space, node, out.dtype)
             self._accumulate(out.node, cotangent, on_edges, node.shape)
 
@@ -297,6 +312,8 @@ class _Differentiation:
                     self._accumulate(arg, part, on_edges, node.shape)
             elif node.op in FEATURE_SUMS:
                 self._accumulate(node.args[0], cotangent, on_edges, self.region.nodes[node.args[0]].shape)
+            elif node.op in LAYERS:
+                self._through_layer(node, cotangent)
             else:
                 self._through_rows(at, node, cotangent)
 
@@ -314,6 +331,21 @@ class _Differentiation:
             logits = self.region.nodes[node.args[0]].args[0]
             per_edge = self.b.op("mul", cotangent, self._exponential(node.args[0]))
         self._accumulate(logits, per_edge, True, node.shape)
+
+    def _through_layer(self, node: Node, cotangent: int) -> None:
+        """``linear`` is bilinear in features and weights, and so are the two that stand for its gradients."""
+        b, (first, other) = self.b, node.args
+        shapes = [self.region.nodes[a].shape for a in node.args]
+        if node.op == "linear":
+            self._accumulate(first, b.transposed(cotangent, self.value(other), shapes[0][1]), True, shapes[0])
+            self.cotangents[other].layers.append(b.outer(self.value(first), cotangent, node.shape))
+        elif node.op == "transposed":
+            self._accumulate(first, b.linear(cotangent, self.value(other)), True, shapes[1])
+            self.cotangents[other].layers.append(b.outer(cotangent, self.value(first), shapes[1]))
+        else:
+            value = self.value(other)
+            self._accumulate(first, b.transposed(value, cotangent, shapes[0][1]), True, shapes[0])
+            self._accumulate(other, b.linear(self.value(first), cotangent), True, node.shape)
 
     def _ties(self, at: int, node: Node, cotangent: int) -> int:
         """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
@@ -373,7 +405,7 @@ class _Differentiation:
         """
         inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
         inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
-        if any(n.space is Space.EDGE for _, n in inputs):
+        if self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
             return []  # their gradient makes the same values per edge, and hands them over
         copy = _Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
         edges = [self.cotangents[at].edge for at, n in inputs if n.space is not self.region.by.opposite]
@@ -435,12 +467,14 @@ class _Differentiation:
     def backward(self, wanted: tuple[bool, ...]) -> Backward:
         """Cuts the cotangents of the wanted inputs into stages."""
         gradients: list[Gradient | None] = [None] * len(wanted)
-        found = []
+        found, layers = [], []
         for at, node in enumerate(self.region.nodes):
             if node.op == "input" and node.differentiable and wanted[int(node.value or 0)]:
                 total = self.cotangents[at]
                 if total.edge is not None or total.row is not None:
                     found.append((int(node.value or 0), node, total))
+                elif total.layers:
+                    layers.append((int(node.value or 0), total.layers))
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
@@ -456,6 +490,10 @@ class _Differentiation:
         else:
             loads = {}
         self._row_stage(rows, [] if opposite else edges, loads, gradients)
+        made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, sums in layers for sum_ in sums])
+        for k, sums in layers:
+            gradients[k] = Gradient(tuple(made[: len(sums)]), False)
+            made = made[len(sums) :]
         return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 
     def _row_stage(

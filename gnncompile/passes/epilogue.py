@@ -38,7 +38,7 @@ def run(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=own.region.default):
         region = parse(node.args[2])
         for k, out in enumerate(region.outputs):
-            if not region.per_edge(out):
+            if region.per_row(out):
                 node = _extend(graph, node, k)
 
 

@@ -18,6 +18,7 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
 from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
+from gnncompile.passes import edge_layers
 from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
 from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
@@ -196,6 +197,8 @@ class Message:
             if node.args[1] is not self.index:
                 raise NotFusable("a softmax over other groups than the reduction's")
             return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
+        if (layer := edge_layers.layer_of(node)).target is aten.linear.default:
+            return self._layer(layer, node, slots)
         if node.target in _RESHAPES:
             return self._reshape(node, slots, strict)
         if node.target in (aten.dropout.default, own.edge_dropout.default):
@@ -207,6 +210,20 @@ class Message:
         if node.target in POINTWISE:
             return POINTWISE[node.target](self, node, slots, strict)
         raise NotFusable(f"{_name(node)} is not a pointwise operation")
+
+    def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
+        """A linear layer of edge features, perhaps with its own features taken apart into heads."""
+        reason = edge_layers.refusal(self.ctx, layer)
+        if reason or not self.visible(layer) or not makes_messages(layer):
+            raise NotFusable(reason or "the rows of a linear layer are used otherwise as well")
+        rows, weight = layer.args[:2]
+        features = self.input(rows, Space.EDGE, (1,))  # type: ignore[arg-type]
+        shape = _region_shape(value(node).shape[1:], slots)
+        position = self._position(edge_layers.transposed(self.ctx, weight, self.at), Space.FEATURE)  # type: ignore[arg-type]
+        dtype = str(value(weight).dtype).removeprefix("torch.")  # type: ignore[arg-type]
+        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
+            raise NotFusable("the weights of a linear layer are read with two different feature shapes")
+        return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
         """An operand of a pointwise operation, broadcast as torch does."""
@@ -295,6 +312,28 @@ class Message:
         if node.target is aten.log_softmax.int:
             return b.op("sub", shifted, b.op("log", total))
         return b.op("div", powers, total)
+
+
+def makes_messages(node: fx.Node) -> bool:
+    """Whether the rows of a node reach reductions over edges, and nothing else, through what regions compute."""
+    seen: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        at = todo.pop()
+        if at.target is own.segment_reduce.default:
+            continue
+        if at in seen:
+            continue
+        if not at.users or (at is not node and not (at.target in _COMPUTED and _as_many_rows(at, node))):
+            return False
+        seen.add(at)
+        todo.extend(at.users)
+    return True
+
+
+def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
+    a, b = value(one).shape, value(other).shape
+    return len(a) > 0 and same_size(a[0], b[0])
 
 
 def size_node(ctx: Context, table: fx.Node, at: fx.Node) -> Any:
@@ -534,3 +573,15 @@ for _op in ("add", "sub", "mul", "div"):
 for _op in ("eq", "ne", "lt", "le", "gt", "ge"):
     POINTWISE[getattr(aten, _op).Tensor] = _plain(_op)
     POINTWISE[getattr(aten, _op).Scalar] = _plain(_op)
+
+_COMPUTED = {
+    *POINTWISE,
+    *_RESHAPES,
+    *_FEATURE_SOFTMAXES,
+    aten.sum.dim_IntList,
+    aten.dropout.default,
+    own.edge_dropout.default,
+    own.mark_dead.default,
+    own.segment_softmax.default,
+}
+"""What a region can compute per edge."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, own, same_size, value
-from gnncompile.passes.message import POINTWISE
+from gnncompile.passes.context import Context, alike, aten, same_size, value
+from gnncompile.passes.message import makes_messages
 from gnncompile.passes.sizes import Symbols
 
 Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
@@ -87,22 +87,12 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
 def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
     """A layer whose rows a message is made of, its bias added by an operation of its own."""
     rows, weight, *bias = node.args
-    if not bias or bias[0] is None or node in ctx.written or not _makes_messages(node):
+    if not bias or bias[0] is None or node in ctx.written or not makes_messages(node):
         return None
     with ctx.graph.inserting_before(node):
         product = ctx.call(aten.linear.default, rows, weight, like=node)
         total = ctx.call(aten.add.Tensor, product, bias[0], like=node)
     return total if value(total).dtype == value(node).dtype else None
-
-
-def _makes_messages(node: fx.Node) -> bool:
-    """Whether some rows reach a reduction over edges, and nothing else, through arithmetic on rows."""
-    if len(node.users) != 1:
-        return False
-    (user,) = node.users
-    if user.target is own.segment_reduce.default:
-        return user.args[0] is node
-    return user.target in POINTWISE and same_size(value(user).shape[0], value(node).shape[0]) and _makes_messages(user)
 
 
 def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | None:

@@ -40,10 +40,9 @@ class Runner:
     """
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
-        self.kernel = kernel
+        self.kernel, self._rows = kernel, region.rows
         self._outputs = [
-            (torch.zeros if region.cleared(o) else torch.empty, region.per_edge(o), o.trailing, getattr(torch, o.dtype))
-            for o in region.outputs
+            (torch.zeros if region.cleared(o) else torch.empty, o, getattr(torch, o.dtype)) for o in region.outputs
         ]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
@@ -51,9 +50,9 @@ class Runner:
         rowptr, col, edge = layout[0], layout[1], layout[2]
         device = rowptr.device
         outputs = []
-        for make, on_edges, trailing, dtype in self._outputs:
-            count = edge.size(0) if on_edges else rowptr.size(0) - 1
-            outputs.append(make((count, *trailing), dtype=dtype, device=device))
+        for make, out, dtype in self._outputs:
+            count = self._rows(out, rowptr.size(0) - 1, edge.size(0))
+            outputs.append(make((count, *out.trailing), dtype=dtype, device=device))
         for tensor in tensors:
             if not tensor.is_contiguous():
                 tensors = [t.contiguous() for t in tensors]
@@ -116,9 +115,9 @@ def _generate(region: Region, device: str) -> Kernel:
         from gnncompile.codegen.cpp_kernel import CppKernel
 
         return CppKernel(region)
-    from gnncompile.codegen.triton_kernel import TritonKernel
+    from gnncompile.codegen.triton_kernel import triton_kernel
 
-    return TritonKernel(region)
+    return triton_kernel(region)
 
 
 class _Reference:

@@ -24,6 +24,7 @@ fewer), for which programs of their own work out what they reduce to. Measured o
 row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256, 329 with 1024."""
 
 _HUBS = "_gnncompile_hubs"
+_ROWS = "_gnncompile_rows"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,18 @@ class Hubs:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A copied or pickled rowptr has no list, and gets one of its own when it is used."""
+        return type(None), ()
+
+
+@dataclass
+class _Rows:
+    """The row of each edge of a layout, and the version of the rowptr that it was made from."""
+
+    rows: Tensor
+    version: int
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """As that of :class:`Hubs`."""
         return type(None), ()
 
 
@@ -177,6 +190,20 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     if not _capturing(rowptr):
         setattr(rowptr, _HUBS, found)
     return found
+
+
+def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
+    """The row of each edge in the order of a layout, int32 ``[num_edges]``; one behind the last row where edges are
+    masked out. It is made once for a layout and travels with it, as the list of its hubs does.
+    """
+    found: _Rows | None = getattr(rowptr, _ROWS, None)
+    if found is not None and found.version == _version(rowptr):
+        return found.rows
+    positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
+    rows = torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
+    if not _capturing(rowptr):
+        setattr(rowptr, _ROWS, _Rows(rows, _version(rowptr)))
+    return rows
 
 
 def _most_hubs(num_rows: int, num_edges: int) -> int:

@@ -43,7 +43,7 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     region = parse(spec)
     outputs = []
     for out in region.outputs:
-        rows = layout[2].size(0) if region.per_edge(out) else layout[0].size(0) - 1
+        rows = region.rows(out, layout[0].size(0) - 1, layout[2].size(0))
         outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=getattr(torch, out.dtype)))
     return outputs
 

@@ -1,0 +1,220 @@
+"""One Triton kernel of a region: imported from the folder of generated modules, and launched at little cost."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from functools import reduce
+from operator import itemgetter, or_
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.codegen.cache_dir import cache_dir
+from gnncompile.codegen.triton_layers import read_as_words
+from gnncompile.codegen.triton_plan import PROGRAMS, SHARE, Part, Schedule, Tile, power_of_two
+from gnncompile.codegen.triton_source import source
+from gnncompile.codegen.triton_writer import KERNEL, parameters
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Region
+
+_NO_HOOKS = (None, None, None)
+"""Launch metadata and hooks of a launch that nobody watches."""
+
+
+class Variant:
+    """One kernel of a region with all that does not change between calls.
+
+    Attributes:
+        text: The generated module.
+        compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
+            not, since Triton compiles for alignment.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        names = parameters(region, plan, tile, part)
+        self.text = source(region, tile, part)
+        self._kernel: Any = getattr(_module(self.text), KERNEL)
+        self._counts_rows = "num_rows" in names
+        self._rows = tile.rows
+        self._edges = tile.edges
+        self._arguments = _arguments(region, names)
+        words = read_as_words(region)
+        # places of the arguments that are read as words of 64 bits, and must be aligned for it
+        self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
+        self._pick = itemgetter(*(at for at, _ in self._arguments))
+        self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
+        self._options: dict[str, Any] = {}
+        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
+            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
+        self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
+
+    def programs(self, edges: int) -> int:
+        """How many programs share so many edges, where sums are over all of them."""
+        return min(max(edges // (SHARE * self._edges), 1), PROGRAMS)
+
+    def __call__(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
+        """Launches programs for so many rows, or so many of them, on the current device; its index is -1 under the
+        interpreter.
+
+        `given` holds rowptr, col, edge, the lists of hubs (or the row of each edge) and of pieces and what programs
+        reduce to (anything where these are not read), the outputs and the tensors.
+        """
+        arguments: list[Any] = [given[at] for at, _ in self._arguments]
+        for k in self._words:
+            if arguments[k].data_ptr() & 7:
+                arguments[k] = arguments[k].clone()
+        pointers: list[int] = []
+        bits = 0
+        for tensor, (_, dtype) in zip(arguments, self._arguments, strict=True):
+            if tensor.dtype is not dtype or tensor.get_device() != device:
+                raise ValueError(_complaint(tensor, dtype, device))
+            pointer = tensor.data_ptr()
+            pointers.append(pointer)
+            bits |= pointer
+        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
+        key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
+        if programs is None:
+            programs = -(-rows // self._rows)
+        if self._counts_rows:
+            pointers.append(rows)
+        launcher = self.compiled.get(key)
+        if launcher is not None:
+            launcher(programs, self._columns, device, pointers)
+            return
+        arguments += pointers[len(arguments) :]  # the number of rows
+        compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
+        if compiled is not None:  # the interpreter returns None
+            self.compiled[key] = _Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
+
+    def trusted(self, given: Sequence[Tensor], rows: int, device: int) -> None:
+        """The same without a look at types and devices."""
+        pointers = [tensor.data_ptr() for tensor in self._pick(given)]
+        launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
+        if launcher is None:
+            self(given, rows, device)
+        elif self._counts_rows:
+            launcher(-(-rows // self._rows), self._columns, device, [*pointers, rows])
+        else:
+            launcher(rows, self._columns, device, pointers)
+
+
+class _Launcher:
+    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
+
+    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
+    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
+    """
+
+    def __init__(self, compiled: Any, types: str) -> None:
+        self.compiled = compiled  # unloads its machine code when it is collected
+        self.run = compiled.run
+        self.constant = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+        self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
+        if self.scratch is None:
+            self.start = None
+        else:
+            self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
+
+    def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
+        stream = _current_stream(device)
+        if _hooked():
+            self.compiled[programs, columns, 1](*arguments)
+        elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
+            given = (*arguments, *self.scratch)
+            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
+        else:
+            self.run(programs, columns, 1, stream, *self.constant, *arguments)
+
+
+def _scratch(metadata: Any) -> tuple[None, ...] | None:
+    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
+    special way.
+    """
+    sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    special = metadata.num_ctas != 1 or any(
+        getattr(metadata, f"launch_{how}", 0) for how in ("cooperative_grid", "pdl")
+    )
+    return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
+
+
+def _hooked() -> bool:
+    """Whether a profiler (or anyone else) watches Triton's launches."""
+    runtime = triton.knobs.runtime
+    return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
+
+
+def _holds(hook: Any) -> bool:
+    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def _current_stream(device: int) -> int:
+    """The handle of the current stream, as Triton and Inductor get it: the public way makes an object of it first."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
+    """Place among all that a call is given (see :meth:`Variant.__call__`) and type, of every pointer of a kernel."""
+    types = {int(n.value or 0): n.dtype for n in region.inputs}
+    indices = {**{name: at for at, name in enumerate(Layout._fields)}, "hubs": 3, "rows": 3, "pieces": 4}
+    before = 6
+    found: list[tuple[int, torch.dtype]] = []
+    for name in names:
+        if name in indices:
+            found.append((indices[name], torch.int32))
+        elif name == "partial":
+            found.append((before - 1, getattr(torch, region.compute)))
+        elif name.startswith("out"):
+            at = int(name[3:])
+            found.append((before + at, getattr(torch, region.outputs[at].dtype)))
+        elif name != "num_rows":
+            at = int(name[1:])
+            found.append((before + len(region.outputs) + at, getattr(torch, types[at])))
+    return found
+
+
+def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+    where = "cpu" if device < 0 else f"cuda:{device}"
+    found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
+    return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
+
+
+def _module(text: str) -> ModuleType:
+    """Imports a generated module from the cache folder (Triton reads a kernel's source from its file)."""
+    digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
+    folder = cache_dir() / "triton"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"region_{digest[:32]}.py"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        _write(path, text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"can't import the generated kernel {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, since other processes may write and read it at the same time."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,58 @@
+"""Linear layers of edge features that a region computes itself, where messages alone are made of them.
+
+Before: ``region([x, linear(edge_attr, w)], ..., "sum of relu(x + e)")``
+After:  ``region([x, edge_attr, w.t()], ..., "sum of relu(x + linear(e, w))")``
+Why it pays: the layer's rows are as wide as a message. They are written once, read by every walk, and their gradient is
+written and read as well, while a few features of an edge are a fraction of that, and their product takes less time than
+the rows need to come from memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from gnncompile.passes.context import Context, aten, value
+
+MOST_FEATURES = 32
+"""With more features than this the layer takes longer in every walk than its rows take to be read."""
+
+MOST_WEIGHTS = 8192
+"""Weights that the programs of a GPU can keep."""
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def layer_of(node: fx.Node) -> fx.Node:
+    """The linear layer whose features a view takes apart into heads; else the node itself."""
+    inner: Any = node.args[0] if node.target in VIEWS else node
+    return inner if inner.target is aten.linear.default and value(node).dim() == 3 else node
+
+
+def refusal(ctx: Context, layer: fx.Node) -> str:
+    """Why a region can't compute a layer; nothing if it can."""
+    args: Any = layer.args
+    rows, weight, *bias = args
+    features, weights = int(value(weight).shape[1]), int(value(weight).numel())
+    if value(rows).dim() != 2 or (bias and bias[0] is not None):
+        return "it is a linear layer with a bias, or of rows with several axes"
+    if not 0 < features <= MOST_FEATURES or weights > MOST_WEIGHTS:
+        return f"it is a linear layer of more than {MOST_FEATURES} features or {MOST_WEIGHTS} weights"
+    if weights <= features**2:
+        return "its rows are no wider than its features"
+    if not value(rows).dtype.is_floating_point or {rows, weight, layer} & ctx.written:
+        return "its features are no floats, or written to in place"
+    if rows in ctx.needs_grad:
+        return "its features need a gradient, which is a layer per edge of its own"
+    return ""
+
+
+def transposed(ctx: Context, weight: fx.Node, at: fx.Node) -> fx.Node:
+    """The weights with a row per feature, known before `at`: one node for all regions under the same modes."""
+    key = f"{weight.name} transposed under {ctx.switches.get(at)}"
+    known = ctx.shared_nodes.get(key)
+    if known is None or at < known:
+        with ctx.graph.inserting_before(at):
+            ctx.shared_nodes[key] = known = ctx.call(aten.t.default, weight)
+    return known

@@ -1,0 +1,322 @@
+"""Linear layers of edge features inside regions: kernels against float64, whole layers of PyG, what is left outside."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import CGConv, GATv2Conv, GINEConv, MessagePassing, ResGatedGraphConv, TransformerConv
+
+import gnncompile
+from gnncompile import _compat
+from gnncompile.codegen import triton_layers
+from gnncompile.ir import rules
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import Layout, run
+from gnncompile.ir.region import Output, Region, Space, parse
+from gnncompile.ir.verify import InvalidRegionError, verify
+from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.runtime import launch
+from gnncompile.runtime import layout as runtime_layout
+from tests.graphs import EDGE_LISTS, layout
+from tests.harness import kernels, launched, light, needs_interpreter
+
+D, S, E, F = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.FEATURE
+NODES = 5
+FULL = "unsorted, duplicates, hub"
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+
+def message(dtype: str, heads: int, channels: int, features: int) -> Region:
+    """Sum of relu(x + linear(e)) times the features' sum, so that these are read both one by one and as a whole."""
+    b = Builder(D)
+    x, e = b.input(0, S, (heads, channels), dtype), b.input(1, E, (1, features), dtype)
+    z = rules.relu(b, b.op("add", x, b.linear(e, b.input(2, F, (heads, channels), dtype))))
+    total = b.reduce("sum", b.op("mul", z, b.sum_axis(e, 1)))
+    return b.finish([Output(total, dtype, (heads, channels))])
+
+
+def back(dtype: str, heads: int, channels: int, features: int) -> Region:
+    """What a gradient hands back to the features, per edge."""
+    b = Builder(S)
+    x, g = b.input(0, S, (heads, channels), dtype), b.input(1, D, (heads, channels), dtype)
+    product = b.op("mul", x, g)
+    out = b.transposed(product, b.input(2, F, (heads, channels), dtype), features)
+    return b.finish([Output(out, dtype, (features,)), Output(b.reduce("sum", product), dtype, (heads, channels))])
+
+
+def weights(dtype: str, heads: int, channels: int, features: int) -> Region:
+    """The gradient of the weights, of a value per edge and of one per row."""
+    b = Builder(D)
+    x, g = b.input(0, S, (heads, channels), dtype), b.input(1, D, (heads, channels), dtype)
+    e, shape = b.input(2, E, (1, features), dtype), (heads, channels)
+    compute = "float64" if dtype == "float64" else "float32"
+    sums = [b.outer(e, b.op("mul", x, g), shape), b.outer(e, b.sum_axis(g, 1), shape)]
+    return b.finish([Output(s, compute, shape) for s in sums])
+
+
+Make = Callable[[str, int, int, int], Region]
+SHAPES = [(1, 1, 1), (1, 1, 2), (1, 3, 1), (3, 1, 2), (2, 5, 4), (1, 64, 16), (4, 16, 8), (1, 130, 3), (1, 257, 6)]
+
+
+def graph(name: str) -> tuple[Layout, int, int, int]:
+    """A layout, and how many rows, columns and edges it has."""
+    if name == "long rows":  # three hubs, one of them several pieces long, and an edge that is masked out
+        row = torch.tensor([0] * 300 + [2] * (2 * runtime_layout.HUB + 1) + [3] * 129 + [1, 3, 0])
+        col = torch.arange(row.numel()) % 7
+        alive = torch.ones(row.numel(), dtype=torch.bool)
+        alive[5] = False
+        return layout(row, col, 5, alive), 5, 7, row.numel()
+    edges = EDGE_LISTS[name]
+    return layout(edges[1], edges[0], NODES, None), NODES, NODES, edges.size(1)
+
+
+def tensors(region: Region, rows: int, columns: int, edges: int, features: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    counts = {region.by: rows, region.by.opposite: columns, E: edges, F: features}
+    made = []
+    for node in region.inputs:
+        size = (counts[node.space], node.shape[0] * node.shape[1])
+        made.append(torch.randn(size, dtype=torch.float64).to(getattr(torch, node.dtype)))
+    return made
+
+
+def check(region: Region, where: str, features: int, device: str, tolerance: float) -> None:
+    verify(region)
+    walk, rows, columns, edges = graph(where)
+    given = tensors(region, rows, columns, edges, features)
+    expected = run(exactly(region), [t.double() for t in given], walk)
+    outputs = []
+    for out in region.outputs:
+        size = (region.rows(out, rows, edges), *out.trailing)
+        start = 0.0 if region.cleared(out) else float("nan")
+        outputs.append(torch.full(size, start, dtype=getattr(torch, out.dtype), device=device))
+    kernel = launch.kernel(region.spec, device)
+    assert launch.fallbacks == {}
+    kernel([t.to(device) for t in given], Layout(*(t.to(device) for t in walk)), outputs)
+    for found, wanted in zip(outputs, expected, strict=True):
+        scale = max(float(wanted.abs().max()), 1.0) if wanted.numel() else 1.0
+        torch.testing.assert_close(found.cpu().double() / scale, wanted / scale, rtol=0, atol=tolerance)
+
+
+def exactly(region: Region) -> Region:
+    """The same region in float64."""
+    return parse(
+        region.spec.replace('"float32"', '"float64"').replace("bfloat16", "float64").replace("float16", "float64")
+    )
+
+
+DEVICES = [("cpp", "cpu"), ("triton", "cpu"), pytest.param("triton", "cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of lanes that hold anything
+@pytest.mark.parametrize("which, device", DEVICES)
+@pytest.mark.parametrize("make", [message, back, weights])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels(make: Make, shape: tuple[int, int, int], which: str, device: str):
+    needs_interpreter(which, device)
+    with kernels(which):
+        for where in (FULL, "no edge"):
+            check(make("float32", *shape), where, shape[2], device, 2e-6)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+@pytest.mark.parametrize("make", [message, weights])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float64", 1e-13), ("float32", 2e-6), ("float16", 2e-3), ("bfloat16", 1e-2)]
+)
+def test_kernels_on_long_rows(make: Make, dtype: str, tolerance: float, which: str, device: str):
+    needs_interpreter(which, device)
+    with kernels(which):
+        check(make(dtype, 1, 24, 8), "long rows", 8, device, tolerance)
+
+
+def test_features_that_do_not_stand_at_multiples_of_eight_bytes():
+    """A GPU can't load a word from an odd place, so such a tensor is copied first."""
+    region = message("float32", 1, 4, 2)
+    assert triton_layers.read_as_words(region) == {1}
+    assert triton_layers.read_as_words(message("float32", 1, 4, 3)) == frozenset()
+    walk, rows, columns, edges = graph(FULL)
+    x, e, w = tensors(region, rows, columns, edges, 2)
+    odd = torch.cat([torch.zeros(1), e.flatten()])[1:].view_as(e)
+    assert odd.data_ptr() % 8
+    needs_interpreter("triton")
+    with kernels("triton"):
+        found = torch.empty(rows, 4)
+        launch.kernel(region.spec, "cpu")([x, odd, w], walk, [found])
+    (expected,) = run(region, [x, e, w], walk)
+    torch.testing.assert_close(found, expected.view(rows, 4))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_over_all_edges_do_not_depend_on_threads(threads: int):
+    region, before = weights("float32", 1, 24, 8), torch.get_num_threads()
+    walk, rows, columns, edges = graph("long rows")
+    given = tensors(region, rows, columns, edges, 8)
+    results = []
+    with kernels("cpp"):
+        for count in (threads, 1):
+            torch.set_num_threads(count)
+            results.append([torch.empty(8, 24), torch.empty(8, 24)])
+            launch.kernel(region.spec, "cpu")(given, walk, results[-1])
+    torch.set_num_threads(before)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_malformed_layers_are_refused():
+    def region(build: Callable[[Builder], int]) -> Region:
+        b = Builder(D)
+        return Region(D, (), ()) if b is None else b.finish([Output(b.reduce("sum", build(b)), "float32", (4,))])
+
+    weights_of_rows = region(lambda b: b.linear(b.input(0, S, (1, 3), "float32"), b.input(1, F, (1, 4), "float32")))
+    with pytest.raises(InvalidRegionError, match="takes the features of edges"):
+        verify(weights_of_rows)
+    of_rows = region(lambda b: b.linear(b.input(0, E, (1, 3), "float32"), b.input(1, S, (1, 4), "float32")))
+    with pytest.raises(InvalidRegionError, match="takes weights"):
+        verify(of_rows)
+    plain = region(lambda b: b.op("add", b.input(0, S, (1, 4), "float32"), b.input(1, F, (1, 4), "float32")))
+    with pytest.raises(InvalidRegionError, match="reads weights"):
+        verify(plain)
+
+
+# -- layers of PyG ------------------------------------------------------------------------------------------------
+
+
+class EdgeGate(MessagePassing):
+    """A layer of edge features that is used twice, in messages that are reduced in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr=["mean", "max"])
+        self.lin = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        gate = self.lin(edge_attr)
+        return torch.tanh(gate) * x_j + gate
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "GINE": lambda: GINEConv(nn.Linear(6, 5), edge_dim=4),
+    "Transformer": lambda: TransformerConv(6, 3, heads=2, edge_dim=4, beta=True),
+    "GATv2": lambda: GATv2Conv(6, 3, heads=2, edge_dim=4, add_self_loops=False),
+    "GATv2 with self loops": lambda: GATv2Conv(6, 3, heads=2, edge_dim=4),
+    "CG": lambda: CGConv(6, dim=4, aggr="mean"),
+    "ResGated": lambda: ResGatedGraphConv(6, 5, edge_dim=4),
+    "written by hand": EdgeGate,
+}
+
+
+def results(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """The output and all gradients."""
+    out = model(*inputs)
+    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    leaves = [a for a in (*inputs, *model.parameters()) if a.requires_grad]
+    return [out, *torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)]
+
+
+def compare(model: nn.Module, edges: Tensor, grad: bool = False, width: int = 4) -> list[Region]:
+    """Compares with eager in float64; the regions that ran."""
+    torch.manual_seed(0)
+    x, e = torch.randn(NODES, 6, requires_grad=True), torch.randn(edges.size(1), width, requires_grad=grad)
+    with launched() as specs:
+        found = results(gnncompile.compile(model, fullgraph=True), x, edges, e)
+    wide = [a.detach().double().requires_grad_(a.requires_grad) for a in (x, e)]
+    expected = results(copy.deepcopy(model).double(), wide[0], edges, wide[1])
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    return [parse(spec) for spec in specs]
+
+
+def widest_per_edge(regions: list[Region]) -> int:
+    """How many elements an edge has at most, in what regions read and write per edge."""
+    read = [n.shape for r in regions for n in r.inputs if n.space is E]
+    written = [r.nodes[o.node].shape for r in regions for o in r.outputs if r.per_edge(o)]
+    return max((heads * channels for heads, channels in read + written), default=0)
+
+
+@pytest.mark.parametrize("edges", EDGE_LISTS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str, edges: str):
+    torch.manual_seed(1)
+    with light():
+        regions = compare(LAYERS[name](), EDGE_LISTS[edges])
+    if name != "GATv2 with self loops":  # its features are appended to: those of the loops are means
+        assert widest_per_edge(regions) <= 4
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which", ["cpp", "triton"])
+@pytest.mark.parametrize("name", ["GINE", "GATv2", "CG"])
+def test_layers_by_kernels(name: str, which: str):
+    needs_interpreter(which)
+    torch.manual_seed(1)
+    with light(which):
+        compare(LAYERS[name](), EDGE_LISTS[FULL])
+        assert launch.fallbacks == {}
+
+
+@pytest.mark.parametrize("name", ["GINE", "CG"])
+def test_one_graph_for_all_sizes(name: str):
+    torch.manual_seed(1)
+    model = LAYERS[name]()
+    before = _compat.counters()["stats"]["unique_graphs"]
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        for nodes, count in ((12, 40), (17, 61), (7, 0), (1, 1), (30, 4)):
+            edges = torch.randint(0, nodes, (2, count))
+            x, e = torch.randn(nodes, 6, requires_grad=True), torch.randn(count, 4)
+            for a, b in zip(results(compiled, x, edges, e), results(model, x, edges, e), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert _compat.counters()["stats"]["unique_graphs"] == before + 1
+
+
+def test_features_with_a_gradient_are_left_outside():
+    with light():
+        regions = compare(LAYERS["GINE"](), EDGE_LISTS[FULL], grad=True)
+    assert not any(n.op == "linear" for r in regions for n in r.nodes)
+
+
+def test_many_features_are_left_outside():
+    with light():
+        regions = compare(GINEConv(nn.Linear(6, 5), edge_dim=40), EDGE_LISTS[FULL], width=40)
+    assert not any(n.op == "linear" for r in regions for n in r.nodes)
+
+
+class Returned(MessagePassing):
+    """A layer of edge features whose rows leave the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        rows = self.lin(edge_attr)
+        out = self.propagate(edge_index, x=x, rows=rows)
+        return torch.cat([out, rows])
+
+    def message(self, x_j: Tensor, rows: Tensor) -> Tensor:
+        return torch.relu(x_j + rows)
+
+
+def test_rows_that_are_used_elsewhere_are_stored_once():
+    with light():
+        regions = compare(Returned(), EDGE_LISTS[FULL])
+    assert not any(n.op == "linear" for r in regions for n in r.nodes)
+
+
+def test_gradient_of_the_weights_is_one_sum_over_all_edges():
+    region = with_residuals(message("float32", 1, 8, 4), (True, False, True))
+    stages = vjp(region, (True, False, True), tuple(k == 0 for k in range(len(region.outputs)))).stages
+    assert [s.region.sums_all for s in stages].count(True) == 1
+    assert all(s.region.rows(o, 100, 1000) != 1000 for s in stages for o in s.region.outputs)
