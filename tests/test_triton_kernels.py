@@ -100,6 +100,15 @@ def test_channels_over_a_second_grid_axis(device: str) -> None:
     check(edge_relu(D, "float32", 1, 1100), MIXED, device)
 
 
+def test_rows_of_two_widths_over_a_second_grid_axis(device: str) -> None:
+    """Of the narrower rows, which take two blocks of the five, the other three blocks touch nothing."""
+    b = Builder(D)
+    sums = [b.reduce("sum", b.input(k, S, (1, size), "float32")) for k, size in enumerate((5000, 2048))]
+    region = b.finish([Output(v, "float32", (size,)) for v, size in zip(sums, (5000, 2048), strict=True)])
+    assert choose_tile(region, schedule(region)).channels == 1024
+    check(region, MIXED, device)
+
+
 def test_wide_rows_that_are_summed(device: str) -> None:
     check(dot_attention(D, "float32", 1, 1100), MIXED, device)
 

@@ -152,8 +152,10 @@ class Writer:
         return min(padded, self.tile.channels) if axis == "channel" and self.split else padded
 
     def padded(self, axis: str, length: int) -> bool:
-        """Whether a feature axis has lanes that stand for no element."""
-        return length % self.extent(axis, length) != 0
+        """Whether a feature axis has lanes that stand for no element: in a block, or in blocks that wider rows need."""
+        extent = self.extent(axis, length)
+        narrower = extent < power_of_two(length) and length < self.region.grid[1]
+        return length % extent != 0 or narrower
 
     def feature(self, shape: Shape) -> tuple[str, list[str]]:
         """Offset of an element within its row, after a leading plus, and the masks that it needs."""
