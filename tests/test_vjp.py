@@ -122,6 +122,14 @@ def _dot_attention(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", alpha, x)), F64, (2, 3)), Output(alpha, F64, (2, 1))]
 
 
+def _two_weighted_sums(b: Builder) -> list[Output]:
+    q, k, x = b.input(0, D, (2, 3), F64), b.input(1, S, (2, 3), F64), b.input(2, S, (2, 3), F64)
+    u, e = b.input(3, D, (2, 2), F64), b.input(4, E, (1, 2), F64)
+    alpha = b.softmax(b.op("add", b.sum_axis(b.op("mul", q, k), 1), b.sum_axis(b.op("mul", u, e), 1)))
+    sums = [b.reduce("sum", b.op("mul", alpha, message)) for message in (x, e)]
+    return [Output(sums[0], F64, (2, 3)), Output(sums[1], F64, (2, 2))]
+
+
 def _epilogue(b: Builder) -> list[Output]:
     x, y, p = b.input(0, S, (1, 3), F64), b.input(1, D, (1, 3), F64), b.input(2, P, (1, 3), F64)
     total = b.reduce("sum", b.op("add", x, y))
@@ -172,6 +180,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "max of softmax": (_softmax_of_max, [(C, 1), (C, 3)]),
     "softmax per edge": (_softmax_per_edge, [(C, 2), (R, 2)]),
     "dot attention": (_dot_attention, [(R, 2, 3), (C, 2, 3), (C, 2, 3)]),
+    "two weighted sums": (_two_weighted_sums, [(R, 2, 3), (C, 2, 3), (C, 2, 3), (R, 2, 2), (K, 2)]),
     "epilogue": (_epilogue, [(C, 3), (R, 3), (3,)]),
     "feature sums": (_feature_sums, [(C, 2, 3), (R, 2, 3)]),
     "narrow": (_narrow, [(C, 3), (R, 3)]),
@@ -327,6 +336,14 @@ def test_a_gradient_per_edge_is_handed_over():
     stages = vjp(region, (True,) * 4, (True, False, False)).stages
     assert [gathered(s.region) for s in stages if s.region.walks_edges] == [6 + 4 * 2, 0]
     assert any(o.kind == "temporary" for o in stages[-1].operands)
+
+
+def test_several_sums_weighed_by_one_softmax_need_no_walk_for_its_dot_product():
+    """Nor is the gradient of the narrower row handed over: the walk for the wider one gathers the same rows."""
+    region = REGIONS["two weighted sums"]
+    stages = vjp(region, (True, True, True, True, False), tuple(visible(region))).stages
+    assert [(s.region.by, s.region.walks_edges) for s in stages] == [(D, False), (S, True), (D, True)]
+    assert not any(s.region.per_edge(o) for s in stages for o in s.region.outputs)
 
 
 def test_nothing_is_kept_where_no_gradient_is_wanted():

@@ -361,33 +361,33 @@ class _Differentiation:
         return b.op("where", reached, self.stages.load(temporary, self.region.by, share), b.const(0))
 
     def _softmax_dot(self, at: int, cotangent: int) -> int:
-        """Sum over the row's edges of alpha * d(alpha); from the output itself where alpha only weighs a sum."""
-        b, product = self.b, self._weighted_sum(at)
-        if product is not None:
-            row, output = product
-            value = b.op("mul", row, self._saved(output))
-            value = b.sum_to(value, self.region.nodes[at].shape, self.region.nodes[output].shape)
-            reduce = False
+        """Sum over the row's edges of alpha * d(alpha); from the outputs themselves where alpha only weighs sums."""
+        b, shape = self.b, self.region.nodes[at].shape
+        if sums := self._weighted_sums(at):
+            products = [(b.op("mul", self.cotangents[s].row or 0, self._saved(s)), s) for s in sums]
+            value, *others = [b.sum_to(product, shape, self.region.nodes[s].shape) for product, s in products]
+            for other in others:
+                value = b.op("add", value, other)
         else:
-            value, reduce = b.op("mul", self.value(at), cotangent), True
-        (temporary,) = self.stages.add(self.region.by, [(value, reduce, self.compute)])
+            value = b.op("mul", self.value(at), cotangent)
+        (temporary,) = self.stages.add(self.region.by, [(value, not sums, self.compute)])
         return self.stages.load(temporary, self.region.by, value)
 
-    def _weighted_sum(self, at: int) -> tuple[int, int] | None:
-        """(cotangent, reduction) of the sum of products with a softmax, if an edge's product is the only use of it."""
-        nodes, product = self.region.nodes, at
-        while True:
-            users = self._contributing(product)
-            if len(users) != 1 or any(o.node == product for o in self.region.outputs):
-                return None
-            if nodes[users[0]].op == "reduce_sum":
-                break
-            if nodes[users[0]].op != "mul" or nodes[users[0]].args == (product, product):
-                return None
-            (product,) = users
-        if not any(o.node == users[0] for o in self.region.outputs):
-            return None
-        return self.cotangents[users[0]].row or 0, users[0]
+    def _weighted_sums(self, at: int) -> list[int]:
+        """The sums of products with a value, each as often as the value is a factor; none if it is read otherwise."""
+        nodes, found = self.region.nodes, []
+        outputs = {o.node for o in self.region.outputs}
+        for user in self._contributing(at):
+            if nodes[user].op == "reduce_sum" and user in outputs:
+                below = [user]
+            elif nodes[user].op == "mul" and nodes[user].args != (at, at):
+                below = self._weighted_sums(user)
+            else:
+                below = []
+            if not below or at in outputs:
+                return []
+            found += below
+        return found
 
     def _contributing(self, at: int) -> list[int]:
         """What reads a value and has a cotangent; the statistics of a softmax left out."""
@@ -479,7 +479,7 @@ class _Differentiation:
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
         if opposite:
-            handed = [t.edge for _, _, t in rows if t.edge is not None and self._hand_over(t.edge)]
+            handed = self._handed([t.edge for _, _, t in rows if t.edge is not None])
             roots = [(t.edge or 0, True, n.dtype) for _, n, t in opposite]
             roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
             roots += [(value, False, self.compute) for value in handed]
@@ -525,10 +525,20 @@ class _Differentiation:
     def _edge_total(self, value: int, handed: dict[int, int]) -> int:
         return self.stages.load(handed[value], Space.EDGE, value) if value in handed else value
 
+    def _handed(self, values: list[int]) -> list[int]:
+        """Which values per edge are stored for the walk over the region's own rows, unless it gathers all of them for
+        others anyway.
+        """
+        others = [v for v in values if not self._hand_over(v)]
+        gathered = {n for v in others for n in self._gathered(v)}
+        return [v for v in values if v not in others and not gathered.issuperset(self._gathered(v))]
+
     def _hand_over(self, value: int) -> bool:
         """Whether storing a per-edge value costs less than gathering again what it is made of."""
-        inputs = [n for n in self._behind(value) if n.op == "input" and n.space is self.region.by.opposite]
-        return _elements(inputs) > 2 * _elements([self.b.nodes[value]])
+        return _elements(self._gathered(value)) > 2 * _elements([self.b.nodes[value]])
+
+    def _gathered(self, value: int) -> list[Node]:
+        return [n for n in self._behind(value) if n.op == "input" and n.space is self.region.by.opposite]
 
     def _behind(self, value: int) -> list[Node]:
         return [self.b.nodes[at] for at in sorted(behind(self.b.nodes, [value]))]
