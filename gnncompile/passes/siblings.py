@@ -130,9 +130,16 @@ def _alike(one: _Call, other: _Call) -> bool:
 
 
 def _share(one: _Call, other: _Call) -> bool:
-    """Whether at least half of what the smaller of two regions gathers is gathered by the other one as well."""
+    """Whether at least half of what the smaller of two regions gathers is gathered by the other one as well, or whether
+    both weigh their messages by one softmax.
+    """
     common = sum(size for node, size in one.rows.items() if node in other.rows)
-    return common > 0 and 2 * common >= min(sum(one.rows.values()), sum(other.rows.values()))
+    if common == 0:
+        return False
+    if 2 * common >= min(sum(one.rows.values()), sum(other.rows.values())):
+        return True
+    both = len(one.region.softmaxes) + len(other.region.softmaxes)
+    return len(merge([one.part, other.part]).region.softmaxes) < both
 
 
 def _before(call: _Call, group: list[_Call], written: set[fx.Node]) -> list[fx.Node] | None:
