@@ -8,6 +8,7 @@ from gnncompile import _compat
 
 DEFAULTS: dict[str, Any] = {
     "regions": True,
+    "per_node": True,
     "narrower": True,
     "siblings": True,
     "epilogues": True,
@@ -18,6 +19,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """
 - ``regions``: fuse message passing into generated kernels.
+- ``per_node``: apply layers of edge features to nodes where only dot products and weighted sums read them.
 - ``narrower``: let linear layers and sums over edges change places where the edges' rows get narrower by it.
 - ``siblings``: let several reductions over the same edges share one walk.
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.

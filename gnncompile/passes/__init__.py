@@ -25,6 +25,7 @@ from gnncompile.passes import (
     narrower,
     node_side,
     ordered,
+    per_node,
     regions,
     shared,
     siblings,
@@ -34,10 +35,24 @@ from gnncompile.passes import (
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
-PASSES = (functional, sizes, edges, idioms, shared, node_side, summed, narrower, regions, siblings, lower, ordered)
+PASSES = (
+    functional,
+    sizes,
+    edges,
+    idioms,
+    shared,
+    node_side,
+    per_node,
+    summed,
+    narrower,
+    regions,
+    siblings,
+    lower,
+    ordered,
+)
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
-_OPTIONS = {narrower: "narrower", regions: "regions", siblings: "siblings"}
+_OPTIONS = {per_node: "per_node", narrower: "narrower", regions: "regions", siblings: "siblings"}
 """Passes that can be turned off."""
 
 
