@@ -126,10 +126,11 @@ def columns_of(model: nn.Module) -> int:
 
 
 def per_edge(regions: Sequence[Region]) -> set[int]:
-    """How many elements per edge regions read or write at once."""
+    """How many elements per edge regions read or write at once, or compute by a linear layer."""
     read = {n.shape for r in regions for n in r.inputs if n.space is Space.EDGE}
     written = {r.nodes[o.node].shape for r in regions for o in r.outputs if r.per_edge(o)}
-    return {heads * channels for heads, channels in read | written}
+    layers = {n.shape for r in regions for n in r.nodes if n.op == "linear"}
+    return {heads * channels for heads, channels in read | written | layers}
 
 
 @pytest.mark.parametrize("edges", EDGE_LISTS)

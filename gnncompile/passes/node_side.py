@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from gnncompile.passes.context import Context, alike, aten, same_size, value
+from gnncompile.passes.edge_layers import VIEWS
 from gnncompile.passes.message import makes_messages
 from gnncompile.passes.sizes import Symbols
 
@@ -88,6 +89,8 @@ def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
     """A layer whose rows a message is made of, its bias added by an operation of its own."""
     rows, weight, *bias = node.args
     if not bias or bias[0] is None or node in ctx.written or not makes_messages(node):
+        return None
+    if any(user.target in VIEWS for user in node.users):
         return None
     with ctx.graph.inserting_before(node):
         product = ctx.call(aten.linear.default, rows, weight, like=node)

@@ -223,16 +223,23 @@ def _weight(ctx: Context, use: _Use) -> fx.Node:
 
 
 def _by_head(ctx: Context, rows: Any, weight: fx.Node) -> fx.Node:
-    """``einsum("nha,hab->nhb")``, or the product of two matrices."""
+    """``einsum("nha,hab->nhb")``, or the product of two matrices.
+
+    One product with a matrix of blocks, most of them zeros: with a batch of one product for each head, the library
+    takes 5.7 ms for the gradient of a weight that 170,000 rows of 4 heads add up to.
+    """
     if value(weight).dim() == 2:
         return ctx.call(aten.mm.default, rows, weight, like=rows)
-    if is_one(value(weight).shape[0]):
-        rows, weight = (ctx.call(aten.squeeze.dim, t, k, like=rows) for t, k in ((rows, 1), (weight, 0)))
-        return ctx.call(aten.unsqueeze.default, ctx.call(aten.mm.default, rows, weight, like=rows), 1, like=rows)
-    heads_first = ctx.call(aten.transpose.int, rows, 0, 1, like=rows)
-    product = ctx.call(aten.transpose.int, ctx.call(aten.bmm.default, heads_first, weight, like=rows), 0, 1, like=rows)
-    # Always a copy: whether one is needed would become a guard on the number of rows.
-    return ctx.call(aten.clone.default, product, memory_format=torch.contiguous_format, like=rows)
+    heads, before, after = (int(size) for size in value(weight).shape)
+    if heads > 1:
+        same = ctx.call(aten.eye.default, heads, dtype=torch.bool, device=value(weight).device, like=rows)
+        same = ctx.call(aten.reshape.default, same, [heads, 1, heads, 1], like=rows)
+        weight = ctx.call(aten.unsqueeze.default, weight, 2, like=rows)
+        weight = ctx.call(aten.where.ScalarOther, same, weight, 0.0, like=rows)
+    weight = ctx.call(aten.reshape.default, weight, [heads * before, heads * after], like=rows)
+    rows = ctx.call(aten.reshape.default, rows, [-1, heads * before], like=rows)
+    product = ctx.call(aten.mm.default, rows, weight, like=rows)
+    return ctx.call(aten.view.default, product, [-1, heads, after], like=rows)
 
 
 def _movable(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
