@@ -168,8 +168,9 @@ def mean_epilogue(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 def max_and_min(by: Space, dtype: str, heads: int, channels: int) -> Region:
     b = Builder(by)
-    x = b.input(0, by.opposite, (heads, channels), dtype)
-    return b.finish([out(b, b.reduce(kind, x), dtype) for kind in ("max", "min", "sum")])
+    x = b.op("floor", b.op("mul", b.input(0, by.opposite, (heads, channels), dtype), b.const(2.0)))
+    extrema = [b.reduce(kind, x) for kind in ("max", "min")]
+    return b.finish([out(b, v, dtype) for v in (*extrema, b.reduce("sum", x), *map(b.ties, extrema))])
 
 
 def edge_relu(by: Space, dtype: str, heads: int, channels: int) -> Region:

@@ -145,7 +145,7 @@ def test_walks_of_the_gradient_are_shared():
     x, edge_index = graph(next(iter(GRAPHS)))
     forward, backward = compare(model, gnncompile.compile(model, fullgraph=True), x, edge_index)
     assert [parse(spec).by for spec in backward] == [Space.SOURCE]
-    (counts,) = {sum(n.op == "eq" for n in r.nodes) for r in map(parse, forward) if r.grid == (1, WIDTH)}
+    (counts,) = {sum(n.op == "ties" for n in r.nodes) for r in map(parse, forward) if r.grid == (1, WIDTH)}
     assert counts == 2
 
 

@@ -114,7 +114,9 @@ def mean(by: Space, dtype: str, heads: int, channels: int) -> Region:
 def max_and_min(by: Space, dtype: str, heads: int, channels: int) -> Region:
     b = Builder(by)
     x = b.input(0, by.opposite, (heads, channels), dtype)
-    return b.finish([Output(b.reduce(kind, x), dtype, (heads, channels)) for kind in ("max", "min")])
+    x = b.op("floor", b.op("mul", x, b.const(2.0)))  # so that there are ties
+    extrema = [b.reduce(kind, x) for kind in ("max", "min")]
+    return b.finish([Output(v, dtype, (heads, channels)) for v in (*extrema, *map(b.ties, extrema))])
 
 
 def edge_relu(by: Space, dtype: str, heads: int, channels: int) -> Region:

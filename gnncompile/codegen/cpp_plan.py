@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gnncompile.ir.region import FEATURE_REDUCTIONS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Shape, Space
+from gnncompile.ir.region import FEATURE_REDUCTIONS, REDUCTIONS, STATISTICS, Node, Region, Shape, Space
 
 BUFFERED_HEADS = 64
 """Softmaxes over one logit per head, for up to this many heads, keep them in scratch memory between two loops."""
@@ -174,7 +174,7 @@ class _Planner:
 
     def _values(self, space: Space) -> list[Step]:
         """The steps that compute the values of a space outside the loops over edges."""
-        never = (*REDUCTIONS, *SOFTMAX_ROWS, "const")
+        never = (*REDUCTIONS, *STATISTICS, "const")
         found = [i for i, n in enumerate(self.nodes) if n.space is space and n.op not in never]
         return [self._value(i) for i in found if not is_direct(self.region, self.nodes[i])]
 

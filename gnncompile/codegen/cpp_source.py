@@ -4,7 +4,8 @@ The arguments are: the number of rows, the number of threads, the addresses of r
 tensors at :func:`positions` and of the outputs. The result is 0, or 1 when memory for scratch ran out.
 
 Names in the source: ``t2`` tensor 2 and ``p5`` the row of it that node 5 reads, ``x5`` the value of node 5, ``kept5``
-that value kept for later loops, ``acc5`` a reduction, ``max5`` and ``sum5`` those of softmax 5, ``o0`` output 0.
+that value kept for later loops, ``acc5`` a reduction, ``ties5`` how many edges reach it, ``max5`` and ``sum5`` those of softmax
+5, ``o0`` output 0.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class _Writer:
         self.plan: Plan = plan(region)
         self.buffered = [i for i in region.softmaxes if is_buffered(self.nodes[i])]
         self.scratch = sum(_size(self.nodes[i].shape) for i in self.buffered)
+        self.counted = {n.args[0] for n in self.nodes if n.op == "ties"}
         self.sums: dict[int, int] = {}  # where sums over all edges stand in memory of their own
         self.length = 0
         for i, node in enumerate(self.nodes):
@@ -312,6 +314,8 @@ class _Writer:
             highest = lowest.replace("-", "")
             start = {"reduce_sum": "T(0)", "reduce_max": lowest, "reduce_min": highest}[node.op]
             self._declare(f"acc{i}", node.shape, start)
+            if i in self.counted:
+                self._declare(f"ties{i}", node.shape, "T(0)")
 
     def _finish_softmax(self, i: int) -> None:
         shape = self.nodes[i].shape
@@ -419,7 +423,13 @@ class _Writer:
             if node.op == "reduce_sum":
                 self.inner.append(f"{acc} += {value};")
             else:
-                self.inner.append(f"{acc} = op_{node.op[-3:]}({acc}, {value});")
+                top = f"op_{node.op[-3:]}({acc}, {value})"
+                if i in self.counted:
+                    ties = self._element(f"ties{i}", node.shape)
+                    self.inner.append(f"const T top{i} = {top};")
+                    self.inner.append(f"{ties} = ({acc} == top{i} ? {ties} : T(0)) + T({value} == top{i});")
+                    top = f"top{i}"
+                self.inner.append(f"{acc} = {top};")
         elif step.kind is Kind.SOFTMAX:
             self._softmax(i, node)
         else:
@@ -528,6 +538,8 @@ class _Writer:
             return self.named[i]
         if node.op.startswith("reduce_"):
             return self._element(f"acc{i}", node.shape)
+        if node.op == "ties":
+            return self._element(f"ties{node.args[0]}", node.shape)
         if node.op in ("softmax_max", "softmax_sum"):
             return self._element(f"{node.op[-3:]}{node.args[0]}", node.shape)
         if is_direct(self.region, node):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, SOFTMAX_ROWS, Node, Region, Space, behind
+from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -131,7 +131,7 @@ _ENDS = (*REDUCTIONS, "softmax", "outer")
 
 
 def _check(region: Region, node: Node) -> None:
-    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *SOFTMAX_ROWS, *FEATURE_REDUCTIONS, *LAYERS)
+    known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *STATISTICS, *FEATURE_REDUCTIONS, *LAYERS)
     if node.op not in known and node.op not in POINTWISE:
         raise Unsupported(f"no Triton code for the operation {node.op!r}")
     if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].dtype == BOOL:
@@ -183,15 +183,16 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
     """Where a piece (or a program's share of all edges) keeps what it reduces to: the offset of every reduction and
     softmax, and the length of it all.
 
-    A softmax keeps its maxima, and behind them its sums.
+    A softmax keeps its maxima, and behind them its sums; an extremum whose ties are counted keeps their number.
     """
+    counted = {n.args[0] for n in region.nodes if n.op == "ties"}
     offsets: dict[int, int] = {}
     length = 0
     for i in sorted(plan.need):
         node = region.nodes[i]
         if node.op in _ENDS:
             offsets[i] = length
-            copies = region.features(i) if node.op == "outer" else 2 if node.op == "softmax" else 1
+            copies = region.features(i) if node.op == "outer" else 1 + (node.op == "softmax" or i in counted)
             length += node.shape[0] * node.shape[1] * copies
     return offsets, length
 

@@ -92,6 +92,7 @@ class Writer:
             "head": region.grid[0] > 1,
             "channel": region.grid[1] > 1,
         }
+        self.counted = {n.args[0] for n in (region.nodes[i] for i in plan.need) if n.op == "ties"}
         self.axes = [name for name, used in many.items() if used]
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
@@ -336,6 +337,8 @@ class Writer:
             self.line(f"s{i} = tl.full({shape}, 0.0, {self.compute})")
         else:
             self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
+            if i in self.counted:
+                self.line(f"ties{i} = tl.full({shape}, 0.0, {self.compute})")
 
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
@@ -352,6 +355,8 @@ class Writer:
             source_node = self.region.nodes[arg]
             zero_already = source_node.op == "input" and self.varies(source_node)
             self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
+        elif i in self.counted:
+            self._combine_counted(i, f"tl.where(alive, {value}, {START[node.op]})", "tl.where(alive, 1.0, 0.0)")
         else:
             self._combine(i, f"tl.where(alive, {value}, {START[node.op]})")
 
@@ -365,6 +370,20 @@ class Writer:
         else:
             self.line(f"acc{i} += {masked}")
 
+    def _combine_counted(self, i: int, values: str, counts: str) -> None:
+        """Takes values into an extremum, and how many edges reach it by how many each of the values stands for."""
+        node = self.region.nodes[i]
+        combine = COMBINE[node.op]
+        self.line(f"x = {values}")
+        self.line(f"count = {counts}")
+        if every_step(node):
+            self.line(f"top = {self._over_edges('x', node.shape, combine)}")
+            self.line(f"count = {self._over_edges('tl.where(x == top, count, 0.0)', node.shape)}")
+            self.line("x = top")
+        self.line(f"top = tl.{combine}(acc{i}, x, {PROPAGATE})")
+        self.line(f"ties{i} = tl.where(acc{i} == top, ties{i}, 0.0) + tl.where(x == top, count, 0.0)")
+        self.line(f"acc{i} = top")
+
     def _over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""
         scalar = self.tile.rows == 1 and shape == (1, 1)
@@ -377,6 +396,10 @@ class Writer:
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
         total = self._reduced(i)
+        if i in self.counted and not every_step(node):
+            self.line(f"top{i} = {total}")
+            self.line(f"ties{i} = {self._over_edges(f'tl.where(acc{i} == top{i}, ties{i}, 0.0)', node.shape)}")
+            total = f"top{i}"
         if node.op != "reduce_sum":
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
@@ -408,7 +431,9 @@ class Writer:
         """Computes one value that is neither a constant nor a reduction."""
         node = self.region.nodes[i]
         letter = {self.region.by: "i", self.region.by.opposite: "j", Space.PARAMETER: "p"}.get(node.space, "e")
-        if node.op in SOFTMAX_ROWS:
+        if node.op == "ties":
+            self.names[i] = f"ties{node.args[0]}"
+        elif node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":
             self._bind(i, f"alpha{i}", f"tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")

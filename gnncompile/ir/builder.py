@@ -149,6 +149,10 @@ class Builder:
         """``"softmax_max"`` or ``"softmax_sum"`` of a softmax node."""
         return self.emit(Node(which, (softmax,), self.by, self.nodes[softmax].shape))
 
+    def ties(self, extremum: int) -> int:
+        """How many edges of each row reach its maximum or minimum."""
+        return self.emit(Node("ties", (extremum,), self.by, self.nodes[extremum].shape))
+
     def dropout(self, seed: int, p: float, shape: Shape) -> int:
         """What dropout multiplies a value per edge of this shape with, by an input that is a seed; ``0 < p < 1``."""
         return self.emit(Node("dropout", (seed,), Space.EDGE, shape, COMPUTE, float(p)))

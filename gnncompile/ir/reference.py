@@ -139,6 +139,9 @@ class _Run:
             return self._reduce("amax", self._on_edges(self.region.nodes[node.args[0]].args[0]))
         if node.op == "softmax_sum":
             return self._reduce("sum", self._exponentials(self.region.nodes[node.args[0]].args[0]))
+        if node.op == "ties":
+            edges = self._on_edges(self.region.nodes[node.args[0]].args[0])
+            return self._reduce("sum", (edges == self.values[node.args[0]].index_select(0, self.row)).to(self.dtype))
         kind = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}[node.op]
         return self._reduce(kind, self._on_edges(node.args[0]))
 

@@ -53,6 +53,8 @@ COMPUTE = "compute"
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 SOFTMAX_ROWS = ("softmax_max", "softmax_sum")
+STATISTICS = (*SOFTMAX_ROWS, "ties")
+"""Row values that a walk finds beside a softmax or an extremum."""
 FEATURE_SUMS = ("sum_heads", "sum_channels")
 FEATURE_MAXIMA = ("max_heads", "max_channels")
 """They have no gradient: they keep exponentials in range, and the result does not depend on them."""
@@ -69,12 +71,13 @@ class Node:
         op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
             ``"sum_channels"`` (sums over one feature axis, which stays with length 1; likewise ``"max_heads"`` and
             ``"max_channels"``), ``"softmax"`` (over the edges of each row), ``"softmax_max"`` and ``"softmax_sum"``
-            (its row maximum and its sum of exponentials), ``"dropout"`` (per edge, what dropout by a seed multiplies
-            with: :func:`gnncompile.ir.philox.factors`), ``"linear"`` (of the K features of an edge and K rows of
-            weights: the sum of all rows, each times its feature), ``"transposed"`` (of a value per edge and K rows of
-            weights: the K dot products of the value with a row), ``"outer"`` (of the K features of an edge and a value:
-            for each feature the sum over all edges of the value times it), or one of :data:`REDUCTIONS` (edge -> row; a
-            row without edges gives 0).
+            (its row maximum and its sum of exponentials), ``"ties"`` (how many edges of a row reach its extremum, 0 if
+            that is NaN; of a ``reduce_max`` or a ``reduce_min``), ``"dropout"`` (per edge, what dropout by a seed
+            multiplies with: :func:`gnncompile.ir.philox.factors`), ``"linear"`` (of the K features of an edge and K
+            rows of weights: the sum of all rows, each times its feature), ``"transposed"`` (of a value per edge and K
+            rows of weights: the K dot products of the value with a row), ``"outer"`` (of the K features of an edge and
+            a value: for each feature the sum over all edges of the value times it), or one of :data:`REDUCTIONS` (edge
+            -> row; a row without edges gives 0).
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).

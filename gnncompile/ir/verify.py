@@ -12,6 +12,7 @@ from gnncompile.ir.region import (
     REDUCTIONS,
     SEED,
     SOFTMAX_ROWS,
+    STATISTICS,
     Node,
     Region,
     Space,
@@ -32,7 +33,7 @@ def verify(region: Region) -> None:
     for at, node in enumerate(region.nodes):
         if any(not 0 <= a < at for a in node.args):
             raise InvalidRegionError(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")
-        if node.op in (*REDUCTIONS, *SOFTMAX_ROWS) or (node.space is region.by and late.intersection(node.args)):
+        if node.op in (*REDUCTIONS, *STATISTICS) or (node.space is region.by and late.intersection(node.args)):
             late.add(at)
         elif late.intersection(node.args) and node.dtype != BOOL:  # comparisons have no gradient
             raise InvalidRegionError(f"%{at} {node.op}: reads a reduction on edges again; form two regions")
@@ -83,6 +84,9 @@ def _problem(region: Region, node: Node) -> str | None:
         return None if node.space is Space.EDGE else "lives on edges"
     if node.op in SOFTMAX_ROWS:
         return None if args[0].op == "softmax" and node.space is region.by else "is a row value of a softmax"
+    if node.op == "ties":
+        fits = args[0].op in ("reduce_max", "reduce_min") and (node.space, node.shape) == (region.by, args[0].shape)
+        return None if fits else "is a row value of an extremum"
     if node.op in REDUCTIONS:
         return None if node.space is region.by and node.shape == args[0].shape else "has a row per row of the region"
     return "unknown operation"

@@ -25,6 +25,7 @@ from gnncompile.ir.region import (
     FEATURE_SUMS,
     LAYERS,
     SOFTMAX_ROWS,
+    STATISTICS,
     Node,
     Output,
     Region,
@@ -54,10 +55,10 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
             kept.add(b, b.softmax_row("softmax_sum", at))
         elif node.op in ("reduce_max", "reduce_min"):
             kept.add(b, at)
-            kept.add(b, _ties(b, at))
+            kept.add(b, b.ties(at))
     seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
     region = kept.finish(b)
-    given = tuple(o.node in seen and region.nodes[o.node].op not in SOFTMAX_ROWS for o in region.outputs)
+    given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)
     for at in _missing(_Differentiation(region, given).backward(wanted or (True,) * region.count)):
         kept.add(b, at)
     region = kept.finish(b)
@@ -66,12 +67,6 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     for argument in _Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
     return kept.finish(b)
-
-
-def _ties(b: Builder, extremum: int) -> int:
-    """How many edges of a row reach its extremum: a second pass over edges whose rows are still in the caches."""
-    reached = b.op("eq", b.nodes[extremum].args[0], extremum)
-    return b.reduce("sum", b.op("float", reached))
 
 
 def _missing(plan: Backward) -> list[int]:
@@ -280,8 +275,8 @@ class _Differentiation:
     def _seed(self, given: tuple[bool, ...]) -> None:
         for k, out in enumerate(self.region.outputs):
             node = self.region.nodes[out.node]
-            if not given[k] or node.op == "softmax_max":
-                continue  # softmax does not depend on the maximum that it subtracts
+            if not given[k] or node.op in ("softmax_max", "ties"):
+                continue  # softmax does not depend on the maximum that it subtracts, and a count has no gradient
             on_edges = node.space is Space.EDGE
             space = node.space if on_edges or node.op == "outer" else self.region.by
             cotangent = self._operand(Operand("cotangent", k), space, node, out.dtype)
@@ -351,7 +346,7 @@ class _Differentiation:
         """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
         b = self.b
         reached, one = b.op("eq", self.value(node.args[0]), self.value(at)), b.const(1)
-        counted = _ties(Builder.of(self.region), at)
+        counted = Builder.of(self.region).ties(at)
         if counted >= len(self.region.nodes):
             raise ValueError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self._saved(counted)
@@ -391,7 +386,7 @@ class _Differentiation:
 
     def _contributing(self, at: int) -> list[int]:
         """What reads a value and has a cotangent; the statistics of a softmax left out."""
-        readers = [i for i, n in enumerate(self.region.nodes) if at in n.args and n.op not in SOFTMAX_ROWS]
+        readers = [i for i, n in enumerate(self.region.nodes) if at in n.args and n.op not in STATISTICS]
         return [i for i in readers if self.cotangents[i].edge is not None or self.cotangents[i].row is not None]
 
     # Sums that the forward has.
