@@ -156,13 +156,14 @@ def test_kernels(name: str, which: str):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_transformer_takes_three_walks(heads: int):
-    """One of the forward, and one of the gradient by each end; none of them writes anything per edge."""
+    """One of the forward, and one of the gradient by each end, which hands over two numbers per edge and head."""
     torch.manual_seed(0)
     with light():
         regions = compare(transformer(heads=heads)(), *example(HUB))
-    assert [r.by for r in regions] == [Space.DESTINATION, Space.SOURCE, Space.DESTINATION]
-    assert not any(r.per_edge(o) for r in regions for o in r.outputs)
-    assert per_edge(regions) == {COLUMNS}
+    assert [r.by for r in regions] == [Space.DESTINATION, Space.DESTINATION, Space.SOURCE]
+    written = [r.nodes[o.node].shape for r in regions for o in r.outputs if r.per_edge(o)]
+    assert written == [(heads, 1)] * 2
+    assert per_edge(regions) == {COLUMNS, heads}
 
 
 def test_two_sums_weighed_by_one_softmax_share_a_walk():
@@ -188,20 +189,20 @@ def test_bipartite():
     model = TransformerConv((CHANNELS, 2), WIDTH, heads=2, edge_dim=COLUMNS)
     x = torch.randn(NODES + 2, CHANNELS, requires_grad=True), torch.randn(NODES, 2, requires_grad=True)
     with light():
-        assert per_edge(compare(model, x, HUB, torch.randn(HUB.size(1), COLUMNS))) == {COLUMNS}
+        assert max(per_edge(compare(model, x, HUB, torch.randn(HUB.size(1), COLUMNS)))) == COLUMNS
 
 
 def test_float64():
     torch.manual_seed(0)
     model, (x, _, edge_attr) = transformer(heads=2)().double(), example(HUB)
     with light():
-        assert per_edge(compare(model, double(x), HUB, double(edge_attr))) == {COLUMNS}
+        assert max(per_edge(compare(model, double(x), HUB, double(edge_attr)))) == COLUMNS
 
 
 def test_dropout_of_a_model_in_eval():
     torch.manual_seed(0)
     with light():
-        assert per_edge(compare(transformer(heads=2, dropout=0.5)().eval(), *example(HUB))) == {COLUMNS}
+        assert max(per_edge(compare(transformer(heads=2, dropout=0.5)().eval(), *example(HUB)))) == COLUMNS
 
 
 def test_both_sums_drop_the_same_edges():
@@ -225,7 +226,7 @@ def test_autocast():
         with launched() as specs:
             found = run(compiled, *given)
         expected = run(model, *given)
-    assert per_edge([parse(spec) for spec in specs]) == {COLUMNS}
+    assert max(per_edge([parse(spec) for spec in specs])) == COLUMNS
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 

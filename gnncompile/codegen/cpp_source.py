@@ -4,8 +4,8 @@ The arguments are: the number of rows, the number of threads, the addresses of r
 tensors at :func:`positions` and of the outputs. The result is 0, or 1 when memory for scratch ran out.
 
 Names in the source: ``t2`` tensor 2 and ``p5`` the row of it that node 5 reads, ``x5`` the value of node 5, ``kept5``
-that value kept for later loops, ``acc5`` a reduction, ``ties5`` how many edges reach it, ``max5`` and ``sum5`` those of softmax
-5, ``o0`` output 0.
+that value kept for later loops, ``acc5`` a reduction, ``ties5`` how many edges reach it, ``max5`` and ``sum5`` those of
+softmax 5, ``o0`` output 0.
 """
 
 from __future__ import annotations

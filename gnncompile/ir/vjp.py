@@ -3,7 +3,8 @@
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
 1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax);
 2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
-3. one walk over the region's own rows, for the inputs that live there and for parameters;
+3. one walk over the region's own rows, for the inputs that live there and for parameters (or it goes before the other,
+   and hands over what that would have to gather for);
 4. one over all edges, for the weights of linear layers of edge features.
 
 A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
@@ -12,14 +13,15 @@ gathers the same rows, keeps it (:func:`with_residuals`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
+from gnncompile.ir.cutting import Stages, Transplant, elements, trailing
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
+    BOOL,
     FEATURE_MAXIMA,
     FEATURE_REDUCTIONS,
     FEATURE_SUMS,
@@ -34,7 +36,7 @@ from gnncompile.ir.region import (
     behind,
 )
 from gnncompile.ir.rules import GRADIENTS
-from gnncompile.ir.stages import Backward, Gradient, Operand, Stage, share_walks
+from gnncompile.ir.stages import Backward, Gradient, Operand, share_walks
 
 
 def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
@@ -83,20 +85,10 @@ class _Residuals:
 
     def add(self, b: Builder, node: int) -> None:
         if not any(o.node == node and o.dtype == self.compute for o in self.outputs):
-            self.outputs.append(Output(node, self.compute, _trailing(b.nodes[node].shape)))
+            self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
         return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole)
-
-
-def _trailing(shape: Shape) -> tuple[int, ...]:
-    """The tensor shape of a value: heads only where there are any."""
-    return shape if shape[0] != 1 else shape[1:]
-
-
-def _elements(nodes: Iterable[Node]) -> int:
-    """How many elements a row of all these values has."""
-    return sum(n.shape[0] * n.shape[1] for n in nodes)
 
 
 @lru_cache(maxsize=1024)
@@ -125,87 +117,8 @@ class _Cotangents:
     layers: list[int] = field(default_factory=list)
 
 
-@dataclass
-class _Stages:
-    """Cuts expressions of the scratch builder into stages."""
-
-    scratch: Builder
-    operands: list[Operand]
-    compute: str
-    stages: list[Stage] = field(default_factory=list)
-    temporaries: int = 0
-
-    def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
-        """Adds one stage and returns its temporaries; a root is (expression, whether to sum it over edges, dtype)."""
-        if not roots:
-            return []
-        b = Builder(by, self.scratch.whole)
-        copy = _Transplant(self.scratch, b, self.operands)
-        outputs = []
-        stores_edges = any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
-        for value, reduce, dtype in roots:
-            node = copy(value)
-            if reduce:
-                # A dot product per edge that is stored for every edge is there anyway.
-                node = b.reduce("sum", node) if stores_edges else linear.sum_over_edges(b, node)
-            outputs.append(Output(node, dtype, _trailing(b.nodes[node].shape)))
-        self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
-        first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
-        return list(range(first, self.temporaries))
-
-    def load(self, temporary: int, space: Space, like: int) -> int:
-        """The scratch expression that reads a temporary with the feature shape of `like`."""
-        self.operands.append(Operand("temporary", temporary))
-        return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, self.compute)
-
-
-class _Transplant:
-    """Copies expressions into another builder, numbering the operands they read.
-
-    `copied` says what is there already, by its value in the scratch builder.
-    """
-
-    def __init__(
-        self, scratch: Builder, target: Builder, operands: list[Operand], copied: dict[int, int] | None = None
-    ) -> None:
-        self.scratch, self.target, self.operands = scratch, target, operands
-        self.used: list[Operand] = []
-        self.copied = dict(copied or {})
-
-    def __call__(self, value: int) -> int:
-        if value not in self.copied:
-            self.copied[value] = self._copy(self.scratch.nodes[value])
-        return self.copied[value]
-
-    def _copy(self, node: Node) -> int:
-        if node.op == "input":
-            return self.target.input(self._position(node), node.space, node.shape, node.dtype)
-        if node.op == "const":
-            return self.target.const(float(node.value or 0.0))
-        args = [self(a) for a in node.args]
-        if node.op == "dropout":
-            return self.target.dropout(args[0], float(node.value or 0.0), node.shape)
-        if node.op in FEATURE_REDUCTIONS:
-            return self.target.over_features(node.op, args[0])
-        if node.op.startswith("reduce_"):
-            return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
-        if node.op == "linear":
-            return self.target.linear(args[0], args[1])
-        if node.op == "transposed":
-            return self.target.transposed(args[0], args[1], node.shape[1])
-        if node.op == "outer":
-            return self.target.outer(args[0], args[1], node.shape)
-        return self.target.op(node.op, *args)
-
-    def _position(self, node: Node) -> int:
-        """Where the target finds an input: in the order of its own walk, if it goes by one."""
-        operand = self.operands[int(node.value or 0)]
-        wanted = [replace(operand, index=operand.index + k) for k in range(len(node.positions))]
-        if self.target.by is not self.scratch.by:
-            wanted.reverse()
-        if wanted[0] not in self.used:
-            self.used += wanted
-        return self.used.index(wanted[0])
+_Found = tuple[int, Node, _Cotangents]
+"""An input whose gradient is wanted: its position, its node and its cotangent."""
 
 
 class _Differentiation:
@@ -214,7 +127,7 @@ class _Differentiation:
         self.b = Builder(region.by, region.whole)
         self.operands: list[Operand] = []
         self.compute = region.compute
-        self.stages = _Stages(self.b, self.operands, self.compute)
+        self.stages = Stages(self.b, self.operands, self.compute)
         self.values: dict[int, int] = {}
         self.cotangents = [_Cotangents() for _ in region.nodes]
         self._seed(given)
@@ -402,7 +315,7 @@ class _Differentiation:
         inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
         if self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
             return []  # their gradient makes the same values per edge, and hands them over
-        copy = _Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
+        copy = Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
         edges = [self.cotangents[at].edge for at, n in inputs if n.space is not self.region.by.opposite]
         sums = {edge: self._sums(self._sum_over_edges(edge)) for edge in edges if edge is not None}
         free = {e: arguments for e, arguments in sums.items() if all(map(self._known_to_the_walk, arguments))}
@@ -414,7 +327,7 @@ class _Differentiation:
         """Whether keeping sums costs less than a walk that gathers what they are made of, at a few edges a row."""
         gathered = {n for edge in sums for n in self._behind(edge) if n.space is self.region.by.opposite}
         kept = {self.b.nodes[a] for arguments in sums.values() for a in arguments}
-        return _elements(kept) <= _elements(n for n in gathered if n.op == "input")
+        return elements(kept) <= elements(n for n in gathered if n.op == "input")
 
     def _known(self) -> list[int]:
         """Forward values that can be had without another walk."""
@@ -454,7 +367,7 @@ class _Differentiation:
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
         inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
-        value = _Transplant(self.b, self.b, self.operands, {**inputs, **saved})(value)
+        value = Transplant(self.b, self.b, self.operands, {**inputs, **saved})(value)
         return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.
@@ -473,37 +386,59 @@ class _Differentiation:
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
-        if opposite:
-            handed = self._handed([t.edge for _, _, t in rows if t.edge is not None])
-            roots = [(t.edge or 0, True, n.dtype) for _, n, t in opposite]
-            roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
-            roots += [(value, False, self.compute) for value in handed]
-            made = self.stages.add(self.region.by.opposite, roots)
-            for (k, _, _), temporary in zip(opposite + edges, made[: len(opposite + edges)], strict=True):
-                gradients[k] = Gradient((temporary,), False)
-            loads = dict(zip(handed, made[len(opposite + edges) :], strict=True))
+        ours, theirs = ([t.edge for _, _, t in fs if t.edge is not None] for fs in (rows, opposite))
+        if not opposite:
+            self._row_stage(rows, edges, {}, [], gradients)
+        elif handed := self._handed(ours):
+            made = self._opposite_stage(opposite, edges, {}, handed, gradients)
+            self._row_stage(rows, [], dict(zip(handed, made, strict=True)), [], gradients)
         else:
-            loads = {}
-        self._row_stage(rows, [] if opposite else edges, loads, gradients)
+            shared = self._shared(ours, theirs)
+            made = self._row_stage(rows, [], {}, shared, gradients) if shared else []
+            self._opposite_stage(opposite, edges, dict(zip(shared, made, strict=True)), [], gradients)
+            if not shared:
+                self._row_stage(rows, [], {}, [], gradients)
         made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, sums in layers for sum_ in sums])
         for k, sums in layers:
             gradients[k] = Gradient(tuple(made[: len(sums)]), False)
             made = made[len(sums) :]
         return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 
+    def _opposite_stage(
+        self,
+        opposite: list[_Found],
+        edges: list[_Found],
+        given: dict[int, int],
+        stored: list[int],
+        gradients: list[Gradient | None],
+    ) -> list[int]:
+        """The walk over the other end's rows. What is given it reads from temporaries; those of what it stores."""
+        put = self._putting(given)
+        roots = [(put(t.edge or 0), True, n.dtype) for _, n, t in opposite]
+        roots += [(self.b.on_edges(put(t.edge or 0)), False, n.dtype) for _, n, t in edges]
+        roots += [(value, False, self.compute) for value in stored]
+        made = self.stages.add(self.region.by.opposite, roots)
+        for (k, _, _), temporary in zip(opposite + edges, made, strict=False):
+            gradients[k] = Gradient((temporary,), False)
+        return made[len(opposite + edges) :]
+
     def _row_stage(
         self,
-        rows: list[tuple[int, Node, _Cotangents]],
-        edges: list[tuple[int, Node, _Cotangents]],
-        handed: dict[int, int],
+        rows: list[_Found],
+        edges: list[_Found],
+        given: dict[int, int],
+        stored: list[int],
         gradients: list[Gradient | None],
-    ) -> None:
-        walked = [f for f in rows if f[2].edge is not None]
-        roots = [(self._edge_total(t.edge or 0, handed), True, self._row_dtype(n)) for _, n, t in walked]
+    ) -> list[int]:
+        """The same for the region's own rows, and what is left of their gradients without a walk."""
+        walked, put = [f for f in rows if f[2].edge is not None], self._putting(given)
+        roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in walked]
         roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
+        roots += [(value, False, self.compute) for value in stored]
         made = self.stages.add(self.region.by, roots)
-        for (k, _, _), temporary in zip(walked + edges, made, strict=True):
+        for (k, _, _), temporary in zip(walked + edges, made, strict=False):
             gradients[k] = Gradient((temporary,), False)
+        kept = made[len(walked + edges) :]
         direct = [f for f in rows if f[2].row is not None]
         made = self.stages.add(self.region.by, [(t.row or 0, False, self._row_dtype(n)) for _, n, t in direct])
         for (k, _, _), temporary in zip(direct, made, strict=True):
@@ -513,12 +448,35 @@ class _Differentiation:
             made_of = gradients[k]
             if node.space is Space.PARAMETER and made_of is not None:
                 gradients[k] = Gradient(made_of.temporaries, True)
+        return kept
+
+    def _putting(self, given: dict[int, int]) -> Transplant:
+        """Rewrites expressions so that values are read from temporaries."""
+        loads = {value: self.stages.load(temporary, Space.EDGE, value) for value, temporary in given.items()}
+        inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
+        return Transplant(self.b, self.b, self.operands, {**inputs, **loads})
+
+    def _shared(self, ours: list[int], theirs: list[int]) -> list[int]:
+        """Values with one number per edge and head that both walks need, if the one over the region's own rows is to go
+        first and store them: the other then gathers less.
+        """
+        nodes, common = self.b.nodes, behind(self.b.nodes, ours)
+        found, left, todo = [], set(), list(theirs)
+        while todo:
+            at = todo.pop()
+            node = nodes[at]
+            if at in common and node.space is Space.EDGE and node.shape[1] == 1 and node.args and node.dtype != BOOL:
+                found.append(at)
+            elif at not in left:
+                left.add(at)
+                todo.extend(node.args)
+        read = [at for at in behind(nodes, theirs) - left if nodes[at].op == "input"]
+        saved = elements(nodes[at] for at in read if nodes[at].space is self.region.by)
+        found = list(dict.fromkeys(found))
+        return found if saved > 4 * elements(nodes[at] for at in found) else []
 
     def _row_dtype(self, node: Node) -> str:
         return self.compute if node.space is Space.PARAMETER else node.dtype
-
-    def _edge_total(self, value: int, handed: dict[int, int]) -> int:
-        return self.stages.load(handed[value], Space.EDGE, value) if value in handed else value
 
     def _handed(self, values: list[int]) -> list[int]:
         """Which values per edge are stored for the walk over the region's own rows, unless it gathers all of them for
@@ -530,7 +488,7 @@ class _Differentiation:
 
     def _hand_over(self, value: int) -> bool:
         """Whether storing a per-edge value costs less than gathering again what it is made of."""
-        return _elements(self._gathered(value)) > 2 * _elements([self.b.nodes[value]])
+        return elements(self._gathered(value)) > 2 * elements([self.b.nodes[value]])
 
     def _gathered(self, value: int) -> list[Node]:
         return [n for n in self._behind(value) if n.op == "input" and n.space is self.region.by.opposite]

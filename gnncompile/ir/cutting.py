@@ -1,0 +1,105 @@
+"""Cuts stages out of the expressions of a scratch builder in which a backward is first written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gnncompile.ir import linear
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import FEATURE_REDUCTIONS, Node, Output, Shape, Space
+from gnncompile.ir.stages import Operand, Stage
+
+
+def elements(nodes: Iterable[Node]) -> int:
+    """How many elements a row of all these values has."""
+    return sum(n.shape[0] * n.shape[1] for n in nodes)
+
+
+def trailing(shape: Shape) -> tuple[int, ...]:
+    """The tensor shape of a value: heads only where there are any."""
+    return shape if shape[0] != 1 else shape[1:]
+
+
+@dataclass
+class Stages:
+    """Cuts expressions of the scratch builder into stages."""
+
+    scratch: Builder
+    operands: list[Operand]
+    compute: str
+    stages: list[Stage] = field(default_factory=list)
+    temporaries: int = 0
+
+    def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
+        """Adds one stage and returns its temporaries; a root is (expression, whether to sum it over edges, dtype)."""
+        if not roots:
+            return []
+        b = Builder(by, self.scratch.whole)
+        copy = Transplant(self.scratch, b, self.operands)
+        outputs = []
+        stores_edges = any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
+        for value, reduce, dtype in roots:
+            node = copy(value)
+            if reduce:
+                # A dot product per edge that is stored for every edge is there anyway.
+                node = b.reduce("sum", node) if stores_edges else linear.sum_over_edges(b, node)
+            outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
+        self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
+        first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
+        return list(range(first, self.temporaries))
+
+    def load(self, temporary: int, space: Space, like: int) -> int:
+        """The scratch expression that reads a temporary with the feature shape of `like`."""
+        self.operands.append(Operand("temporary", temporary))
+        return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, self.compute)
+
+
+class Transplant:
+    """Copies expressions into another builder, numbering the operands they read.
+
+    `copied` says what is there already, by its value in the scratch builder.
+    """
+
+    def __init__(
+        self, scratch: Builder, target: Builder, operands: list[Operand], copied: dict[int, int] | None = None
+    ) -> None:
+        self.scratch, self.target, self.operands = scratch, target, operands
+        self.used: list[Operand] = []
+        self.copied = dict(copied or {})
+
+    def __call__(self, value: int) -> int:
+        """The copy of a value."""
+        if value not in self.copied:
+            self.copied[value] = self._copy(self.scratch.nodes[value])
+        return self.copied[value]
+
+    def _copy(self, node: Node) -> int:
+        if node.op == "input":
+            return self.target.input(self._position(node), node.space, node.shape, node.dtype)
+        if node.op == "const":
+            return self.target.const(float(node.value or 0.0))
+        args = [self(a) for a in node.args]
+        if node.op == "dropout":
+            return self.target.dropout(args[0], float(node.value or 0.0), node.shape)
+        if node.op in FEATURE_REDUCTIONS:
+            return self.target.over_features(node.op, args[0])
+        if node.op.startswith("reduce_"):
+            return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
+        if node.op == "linear":
+            return self.target.linear(args[0], args[1])
+        if node.op == "transposed":
+            return self.target.transposed(args[0], args[1], node.shape[1])
+        if node.op == "outer":
+            return self.target.outer(args[0], args[1], node.shape)
+        return self.target.op(node.op, *args)
+
+    def _position(self, node: Node) -> int:
+        """Where the target finds an input: in the order of its own walk, if it goes by one."""
+        operand = self.operands[int(node.value or 0)]
+        wanted = [replace(operand, index=operand.index + k) for k in range(len(node.positions))]
+        if self.target.by is not self.scratch.by:
+            wanted.reverse()
+        if wanted[0] not in self.used:
+            self.used += wanted
+        return self.used.index(wanted[0])
