@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from gnncompile.codegen.triton_plan import Part, Tile, choose_tile, hub_tile, partials, schedule
+from gnncompile.codegen.triton_plan import Part, Tile, choose_tile, hub_tile, joining_tile, partials, schedule
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -57,7 +57,7 @@ class TritonKernel:
         if self.hub_tile is not None:
             self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
             if not all(map(region.per_edge, region.outputs)):
-                self._hubs = [Variant(region, plan, self.hub_tile, Part("hubs"))]
+                self._hubs = [Variant(region, plan, joining_tile(region, self.hub_tile), Part("hubs"))]
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
 

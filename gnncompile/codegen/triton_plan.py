@@ -18,6 +18,9 @@ MAX_EDGE = 8192
 ELEMENTS = 2048
 """Elements of a tile per warp, where no accumulator is as large as the tile."""
 
+JOINING_WARPS = 8
+"""Warps of a program that puts the pieces of a hub together."""
+
 MOST_EDGES = 128
 """Most edges per step of a row."""
 
@@ -369,6 +372,14 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
     return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
+
+
+def joining_tile(region: Region, tile: Tile) -> Tile:
+    """The tile for putting the pieces of a hub together, of which there may be hundreds: one program does it, so it has
+    many warps. `tile` is that of the pieces, with whose channels it must agree.
+    """
+    width = power_of_two(region.grid[0]) * tile.channels
+    return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
 
 
 def _wide_streams(region: Region, plan: Schedule) -> int:
