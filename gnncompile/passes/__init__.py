@@ -26,6 +26,7 @@ from gnncompile.passes import (
     node_side,
     ordered,
     per_node,
+    recomputed,
     regions,
     shared,
     siblings,
@@ -49,6 +50,7 @@ PASSES = (
     siblings,
     lower,
     ordered,
+    recomputed,
 )
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 

@@ -20,7 +20,7 @@ from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes import dropout
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
-from gnncompile.passes.message import Message, NotFusable, size_node
+from gnncompile.passes.message import POINTWISE, Message, NotFusable, size_node
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -36,6 +36,9 @@ def run(ctx: Context) -> None:
         if node.target is own.segment_softmax.default:
             forming.softmax(node)
     dropout.settle(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.linear.default and node.args[0].target in POINTWISE:
+            forming.arithmetic(node.args[0])
     for node in list(ctx.graph.nodes):
         if node.target is aten.index_select.default and forming.feeds_regions(node):
             forming.gather(node)
@@ -73,6 +76,26 @@ class _Forming:
             self.ctx.skip("softmax over edges", str(reason), node)
             return
         node.replace_all_uses_with(new)
+
+    def arithmetic(self, node: fx.Node) -> None:
+        """Arithmetic on gathered rows that a layer reads for every edge is stored by a region. Its gradient becomes a
+        walk by each end of the edges instead of additions with atomics.
+        """
+        if node not in self.ctx.needs_grad or node in self.ctx.written or value(node).dim() != 2:
+            return
+        for index, other, num_rows, _ in list(self.layouts):
+            if index > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
+                continue  # an edge that is dead here may be alive where the rows are read
+            try:
+                message = self._message(node, node, index, num_rows)
+                result = message.builder.on_edges(message.lower(node, (1,), strict=True))
+                if message.source is None or message.builder.nodes[result].op == "input":
+                    continue
+                new = self._emit(node, message, result)
+            except NotFusable:
+                continue
+            node.replace_all_uses_with(new)
+            return
 
     def feeds_regions(self, node: fx.Node) -> bool:
         """Whether a gather of rows that a gradient flows to, left outside of regions, is read by them alone."""
