@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton_layers import masked
-from gnncompile.codegen.triton_plan import Part, Schedule, Tile, every_step, partials
+from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
 from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout
@@ -60,9 +60,6 @@ class HubWriter(Writer):
             node = self.region.nodes[i]
             if node.op == "softmax":
                 self._merge_softmax(i)
-            elif i in self.counted:
-                counts = self._load_partial(i, "0.0", node.shape[0] * node.shape[1])
-                self._combine_counted(i, self._load_partial(i, START[node.op]), counts)
             else:
                 self._combine(i, self._load_partial(i, START[node.op]))
         self.indent -= 1
@@ -115,15 +112,8 @@ class PieceWriter(HubWriter):
                 self.line(f"sum{i} = {self._over_edges(f's{i} * {scale}', node.shape)}")
                 self._store_partial(i, f"max{i}")
                 self._store_partial(i, f"sum{i}", node.shape[0] * node.shape[1])
-            elif i in self.counted and not every_step(node):
-                self.line(f"top{i} = {self._reduced(i)}")
-                ties = self._over_edges(f"tl.where(acc{i} == top{i}, ties{i}, 0.0)", node.shape)
-                self._store_partial(i, f"top{i}")
-                self._store_partial(i, ties, node.shape[0] * node.shape[1])
             else:
                 self._store_partial(i, self._reduced(i))
-                if i in self.counted:
-                    self._store_partial(i, f"ties{i}", node.shape[0] * node.shape[1])
 
     def _store_partial(self, i: int, text: str, further: int = 0) -> None:
         place, masks = self._partial(i, "piece.to(tl.int64)", further)

@@ -22,6 +22,7 @@ from gnncompile.codegen.triton_plan import (
     edgewise,
     every_step,
     power_of_two,
+    reads,
 )
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
@@ -46,7 +47,7 @@ KERNEL = "region_kernel"
 
 PROPAGATE = "propagate_nan=tl.PropagateNan.ALL"
 COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
-START = {"reduce_sum": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
+START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
@@ -92,7 +93,6 @@ class Writer:
             "head": region.grid[0] > 1,
             "channel": region.grid[1] > 1,
         }
-        self.counted = {n.args[0] for n in (region.nodes[i] for i in plan.need) if n.op == "ties"}
         self.axes = [name for name, used in many.items() if used]
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
@@ -246,7 +246,7 @@ class Writer:
         """Row-wise values that are ready before a pass (or, after the last one, for the outputs)."""
         for i in self.plan.finished_in(step - 1):
             node = self.region.nodes[i]
-            if node.op in REDUCTIONS:
+            if node.op in (*REDUCTIONS, "ties"):
                 self._finish_reduction(i)
             elif node.op == "softmax":
                 self._finish_softmax(i)
@@ -258,7 +258,7 @@ class Writer:
         targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
-        roots = [a for i in targets for a in self.region.nodes[i].args] + [o.node for _, o in stores]
+        roots = [a for i in targets for a in reads(self.region, self.region.nodes[i])] + [o.node for _, o in stores]
         needed = self._edge_closure(roots)
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in targets:
@@ -302,7 +302,7 @@ class Writer:
                     self.line(f"{name} = {shown}")
 
     def _reduced_in(self, step: int) -> list[int]:
-        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "softmax")]
+        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "ties", "softmax")]
 
     def _is_edge(self, i: int) -> bool:
         return self.varies(self.region.nodes[i])
@@ -337,8 +337,6 @@ class Writer:
             self.line(f"s{i} = tl.full({shape}, 0.0, {self.compute})")
         else:
             self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
-            if i in self.counted:
-                self.line(f"ties{i} = tl.full({shape}, 0.0, {self.compute})")
 
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
@@ -355,8 +353,8 @@ class Writer:
             source_node = self.region.nodes[arg]
             zero_already = source_node.op == "input" and self.varies(source_node)
             self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
-        elif i in self.counted:
-            self._combine_counted(i, f"tl.where(alive, {value}, {START[node.op]})", "tl.where(alive, 1.0, 0.0)")
+        elif node.op == "ties":
+            self._combine(i, f"tl.where(alive & ({self.operand(self.region.nodes[arg].args[0])} == {value}), 1.0, 0.0)")
         else:
             self._combine(i, f"tl.where(alive, {value}, {START[node.op]})")
 
@@ -370,20 +368,6 @@ class Writer:
         else:
             self.line(f"acc{i} += {masked}")
 
-    def _combine_counted(self, i: int, values: str, counts: str) -> None:
-        """Takes values into an extremum, and how many edges reach it by how many each of the values stands for."""
-        node = self.region.nodes[i]
-        combine = COMBINE[node.op]
-        self.line(f"x = {values}")
-        self.line(f"count = {counts}")
-        if every_step(node):
-            self.line(f"top = {self._over_edges('x', node.shape, combine)}")
-            self.line(f"count = {self._over_edges('tl.where(x == top, count, 0.0)', node.shape)}")
-            self.line("x = top")
-        self.line(f"top = tl.{combine}(acc{i}, x, {PROPAGATE})")
-        self.line(f"ties{i} = tl.where(acc{i} == top, ties{i}, 0.0) + tl.where(x == top, count, 0.0)")
-        self.line(f"acc{i} = top")
-
     def _over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""
         scalar = self.tile.rows == 1 and shape == (1, 1)
@@ -396,11 +380,7 @@ class Writer:
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
         total = self._reduced(i)
-        if i in self.counted and not every_step(node):
-            self.line(f"top{i} = {total}")
-            self.line(f"ties{i} = {self._over_edges(f'tl.where(acc{i} == top{i}, ties{i}, 0.0)', node.shape)}")
-            total = f"top{i}"
-        if node.op != "reduce_sum":
+        if node.op in COMBINE:
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
             self.names[i] = total
@@ -431,9 +411,7 @@ class Writer:
         """Computes one value that is neither a constant nor a reduction."""
         node = self.region.nodes[i]
         letter = {self.region.by: "i", self.region.by.opposite: "j", Space.PARAMETER: "p"}.get(node.space, "e")
-        if node.op == "ties":
-            self.names[i] = f"ties{node.args[0]}"
-        elif node.op in SOFTMAX_ROWS:
+        if node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":
             self._bind(i, f"alpha{i}", f"tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")
