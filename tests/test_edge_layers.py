@@ -320,3 +320,11 @@ def test_gradient_of_the_weights_is_one_sum_over_all_edges():
     stages = vjp(region, (True, False, True), tuple(k == 0 for k in range(len(region.outputs)))).stages
     assert [s.region.sums_all for s in stages].count(True) == 1
     assert all(s.region.rows(o, 100, 1000) != 1000 for s in stages for o in s.region.outputs)
+
+
+def test_why_a_layer_is_stored():
+    x, e = torch.randn(NODES, 6), torch.randn(EDGE_LISTS[FULL].size(1), 4)
+    report = gnncompile.explain(gnncompile.compile(LAYERS["GINE"]()), x, EDGE_LISTS[FULL], e.requires_grad_())
+    assert [(s.what, s.reason[:29]) for s in report.skipped] == [
+        ("linear layer stored per edge", "its features need a gradient,")
+    ]

@@ -125,7 +125,9 @@ class Context:
 
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records that something was not fused."""
-        self.record.skipped.append(Skip(what, reason, user_line(node)))
+        found = Skip(what, reason, user_line(node))
+        if found not in self.record.skipped:
+            self.record.skipped.append(found)
 
 
 def carries_gradient(node: fx.Node) -> bool:

@@ -36,9 +36,9 @@ def refusal(ctx: Context, layer: fx.Node) -> str:
     rows, weight, *bias = args
     features, weights = int(value(weight).shape[1]), int(value(weight).numel())
     if value(rows).dim() != 2 or (bias and bias[0] is not None):
-        return "it is a linear layer with a bias, or of rows with several axes"
+        return "it has a bias and heads, or its rows have several axes"
     if not 0 < features <= MOST_FEATURES or weights > MOST_WEIGHTS:
-        return f"it is a linear layer of more than {MOST_FEATURES} features or {MOST_WEIGHTS} weights"
+        return f"it has {features} features and {weights} weights, a kernel takes {MOST_FEATURES} and {MOST_WEIGHTS}"
     if weights <= features**2:
         return "its rows are no wider than its features"
     if not value(rows).dtype.is_floating_point or {rows, weight, layer} & ctx.written:

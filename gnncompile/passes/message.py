@@ -214,8 +214,11 @@ class Message:
     def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
         """A linear layer of edge features, perhaps with its own features taken apart into heads."""
         reason = edge_layers.refusal(self.ctx, layer)
-        if reason or not self.visible(layer) or not makes_messages(layer):
-            raise NotFusable(reason or "the rows of a linear layer are used otherwise as well")
+        if not reason and not (self.visible(layer) and makes_messages(layer)):
+            reason = "its rows are used otherwise as well, or made in another mode"
+        if reason:
+            self.ctx.skip("linear layer stored per edge", reason, layer)
+            raise NotFusable(reason)
         rows, weight = layer.args[:2]
         features = self.input(rows, Space.EDGE, (1,))  # type: ignore[arg-type]
         shape = _region_shape(value(node).shape[1:], slots)
