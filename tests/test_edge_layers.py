@@ -137,6 +137,18 @@ def test_kernels_on_long_rows(make: Make, dtype: str, tolerance: float, which: s
         check(make(dtype, 1, 24, 8), "long rows", 8, device, tolerance)
 
 
+@pytest.mark.parametrize("which, device", DEVICES)
+def test_as_many_features_as_channels(which: str, device: str):
+    """What is read once per channel, for all heads, is not mistaken for features of edges."""
+    needs_interpreter(which, device)
+    b = Builder(D)
+    x, e = b.input(0, S, (2, 3), "float32"), b.input(1, E, (1, 3), "float32")
+    z = b.op("mul", b.op("add", x, b.linear(e, b.input(2, F, (2, 3), "float32"))), b.input(3, D, (1, 3), "float32"))
+    region = b.finish([Output(b.reduce("sum", z), "float32", (2, 3))])
+    with kernels(which):
+        check(region, FULL, 3, device, 2e-6)
+
+
 def test_features_that_do_not_stand_at_multiples_of_eight_bytes():
     """A GPU can't load a word from an odd place, so such a tensor is copied first."""
     region = message("float32", 1, 4, 2)

@@ -355,9 +355,8 @@ class _Writer:
     def _nest(self, nest: Nest) -> None:
         self.shape, self.named, self.outer, self.inner = nest.shape, {}, [], []
         heads, channels = nest.shape
-        touched = {self.nodes[a].shape for s in nest.steps for a in reads(self.region, s)}
-        touched |= {self.nodes[s.node].shape for s in nest.steps}
-        touched -= {self.nodes[i].shape for i in self.region.only_columns} - {(1, 1)}
+        whole = {a for s in nest.steps for a in reads(self.region, s)} - self.region.only_columns
+        touched = {self.nodes[i].shape for i in (*whole, *(s.node for s in nest.steps))}
         if any(self.nodes[s.node].op == "transposed" for s in nest.steps):
             touched.add((heads, 1))
         self.flat = heads > 1 and channels > 1 and touched <= {nest.shape, (1, 1)}

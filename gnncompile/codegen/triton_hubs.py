@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton_layers import masked
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
+from gnncompile.codegen.triton_text import masked
 from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout

@@ -10,19 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gnncompile.codegen.triton_plan import WEIGHTS, weights
+from gnncompile.codegen.triton_text import masked
 from gnncompile.ir.region import Node, Region, Shape
 
 if TYPE_CHECKING:
     from gnncompile.codegen.triton_writer import Writer
 
 _BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
-
-
-def masked(masks: list[str], other: str = "") -> str:
-    """The arguments of a load or a store that its masks need, after a leading comma."""
-    if not masks:
-        return ""
-    return f", mask={' & '.join(masks)}{f', other={other}' if other else ''}"
 
 
 def _per_word(node: Node) -> int:

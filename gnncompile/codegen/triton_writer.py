@@ -9,11 +9,9 @@ and are masked where edges are reduced.
 
 from __future__ import annotations
 
-import math
 import re
 
 from gnncompile.codegen import triton_layers
-from gnncompile.codegen.triton_layers import masked
 from gnncompile.codegen.triton_plan import (
     WHOLE,
     Part,
@@ -24,6 +22,7 @@ from gnncompile.codegen.triton_plan import (
     power_of_two,
     reads,
 )
+from gnncompile.codegen.triton_text import literal, masked, without_parentheses
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
@@ -481,15 +480,15 @@ class Writer:
                 one, tile = args if alone[0] else reversed(args)
                 return f"tl.where({one}, {tile}, False)" if node.op == "and" else f"tl.where({one}, True, {tile})"
         text = POINTWISE[node.op].triton.format(*args)
-        return _without_parentheses(re.sub(r"\bT\b", self.compute, text))
+        return without_parentheses(re.sub(r"\bT\b", self.compute, text))
 
     def operand(self, i: int, bare: bool = False) -> str:
         """The text that stands for a value; a constant's, unless `bare`, with its type."""
         node = self.region.nodes[i]
         if node.op != "const":
             return self.names[i]
-        literal = _literal(float(node.value or 0.0))
-        return literal if bare else f"tl.full((), {literal}, {self.compute})"
+        number = literal(float(node.value or 0.0))
+        return number if bare else f"tl.full((), {number}, {self.compute})"
 
     def _store_rows(self) -> None:
         self._rows_before(self.plan.passes)
@@ -508,21 +507,3 @@ class Writer:
         offset, masks = self.place(rows)
         # Where channels are split over programs, each of them stores a narrow value: the same bits, by the same code.
         self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")
-
-
-def _literal(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value) if math.copysign(1.0, value) > 0 else f"({value!r})"
-    return f'float("{value!r}")'
-
-
-def _without_parentheses(text: str) -> str:
-    """Drops a pair of parentheses around a whole expression."""
-    if not text.startswith("("):
-        return text
-    depth = 0
-    for at, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if depth == 0:
-            return text[1:-1] if at == len(text) - 1 else text
-    return text

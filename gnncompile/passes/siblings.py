@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from gnncompile.ir.merge import Part, merge
-from gnncompile.ir.region import Region, parse
+from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.context import (
@@ -99,7 +99,7 @@ def _call(node: fx.Node, mode: int) -> _Call:
     kept = tuple(sorted({int(user.args[1]) for user in node.users}))  # type: ignore[arg-type]
     rows: dict[fx.Node, int] = {}
     for read in region.inputs:
-        if read.space not in (region.by, read.space.PARAMETER):
+        if read.space not in (region.by, Space.PARAMETER, Space.FEATURE):
             rows[node.args[0][int(read.value or 0)]] = prod(read.shape)  # type: ignore[index]
     return _Call(node, region, kept, rows, mode)
 
