@@ -83,14 +83,15 @@ class _Forming:
         """
         if node not in self.ctx.needs_grad or node in self.ctx.written or value(node).dim() != 2:
             return
-        for index, other, num_rows, _ in list(self.layouts):
-            if index > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
-                continue  # an edge that is dead here may be alive where the rows are read
+        for (index, other, num_rows, _), layout in list(self.layouts.items()):
+            if max(layout) > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
+                continue  # not known yet, or an edge that is dead here may be alive where the rows are read
             try:
                 message = self._message(node, node, index, num_rows)
                 result = message.builder.on_edges(message.lower(node, (1,), strict=True))
-                if message.source is None or message.builder.nodes[result].op == "input":
-                    continue
+                gathers = message.source is not None and other in (index, message.source)
+                if not gathers or message.builder.nodes[result].op == "input":
+                    continue  # nothing is gathered, or by the ends of other edges, as many by chance
                 new = self._emit(node, message, result)
             except NotFusable:
                 continue
