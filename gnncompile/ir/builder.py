@@ -173,6 +173,26 @@ class Builder:
         """``"sum"``, ``"max"`` or ``"min"`` over the edges of each row."""
         return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))
 
+    def again(self, node: Node, args: Sequence[int]) -> int:
+        """The operation of a node of another region, on other arguments; no input and nothing that belongs to a softmax
+        or an extremum.
+        """
+        if node.op == "const":
+            return self.const(float(node.value or 0.0))
+        if node.op == "dropout":
+            return self.dropout(args[0], float(node.value or 0.0), node.shape)
+        if node.op in FEATURE_REDUCTIONS:
+            return self.over_features(node.op, args[0])
+        if node.op.startswith("reduce_"):
+            return self.reduce(node.op.removeprefix("reduce_"), args[0])
+        if node.op == "linear":
+            return self.linear(args[0], args[1])
+        if node.op == "transposed":
+            return self.transposed(args[0], args[1], node.shape[1])
+        if node.op == "outer":
+            return self.outer(args[0], args[1], node.shape)
+        return self.op(node.op, *args)
+
     def finish(self, outputs: Sequence[Output]) -> Region:
         """The region with these outputs, without the values that none of them needs.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import FEATURE_REDUCTIONS, Node, Output, Shape, Space
+from gnncompile.ir.region import Node, Output, Shape, Space
 from gnncompile.ir.stages import Operand, Stage
 
 
@@ -77,22 +77,7 @@ class Transplant:
     def _copy(self, node: Node) -> int:
         if node.op == "input":
             return self.target.input(self._position(node), node.space, node.shape, node.dtype)
-        if node.op == "const":
-            return self.target.const(float(node.value or 0.0))
-        args = [self(a) for a in node.args]
-        if node.op == "dropout":
-            return self.target.dropout(args[0], float(node.value or 0.0), node.shape)
-        if node.op in FEATURE_REDUCTIONS:
-            return self.target.over_features(node.op, args[0])
-        if node.op.startswith("reduce_"):
-            return self.target.reduce(node.op.removeprefix("reduce_"), args[0])
-        if node.op == "linear":
-            return self.target.linear(args[0], args[1])
-        if node.op == "transposed":
-            return self.target.transposed(args[0], args[1], node.shape[1])
-        if node.op == "outer":
-            return self.target.outer(args[0], args[1], node.shape)
-        return self.target.op(node.op, *args)
+        return self.target.again(node, [self(a) for a in node.args])
 
     def _position(self, node: Node) -> int:
         """Where the target finds an input: in the order of its own walk, if it goes by one."""

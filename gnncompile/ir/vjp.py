@@ -19,13 +19,12 @@ from functools import lru_cache
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import Stages, Transplant, elements, trailing
-from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
     BOOL,
     FEATURE_MAXIMA,
-    FEATURE_REDUCTIONS,
     FEATURE_SUMS,
     LAYERS,
+    REDUCTIONS,
     SOFTMAX_ROWS,
     STATISTICS,
     Node,
@@ -145,21 +144,11 @@ class _Differentiation:
     def _forward(self, at: int, node: Node) -> int:
         if node.op == "input":
             return self._operand(Operand("input", int(node.value or 0)), node.space, node)
-        if node.op == "const":
-            return self.b.const(float(node.value or 0.0))
-        if node.op in POINTWISE:
-            return self.b.op(node.op, *(self.value(a) for a in node.args))
-        if node.op in FEATURE_REDUCTIONS:
-            return self.b.over_features(node.op, self.value(node.args[0]))
-        if node.op == "dropout":
-            return self.b.dropout(self.value(node.args[0]), float(node.value or 0.0), node.shape)
-        if node.op == "linear":
-            return self.b.linear(self.value(node.args[0]), self.value(node.args[1]))
-        if node.op == "transposed":
-            return self.b.transposed(self.value(node.args[0]), self.value(node.args[1]), node.shape[1])
         if node.op == "softmax":
             return self.b.op("div", self._exponential(at), self._statistic("softmax_sum", at))
-        return self._saved(at)
+        if node.op in (*REDUCTIONS, *STATISTICS, "outer"):
+            return self._saved(at)
+        return self.b.again(node, [self.value(a) for a in node.args])
 
     def _exponential(self, softmax: int) -> int:
         logits = self.value(self.region.nodes[softmax].args[0])
@@ -366,8 +355,7 @@ class _Differentiation:
         if not set(self._sums(value)) <= set(sums):
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
-        inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
-        value = Transplant(self.b, self.b, self.operands, {**inputs, **saved})(value)
+        value = self._putting(saved)(value)
         return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.
@@ -389,38 +377,40 @@ class _Differentiation:
         ours, theirs = ([t.edge for _, _, t in fs if t.edge is not None] for fs in (rows, opposite))
         if not opposite:
             self._row_stage(rows, edges, {}, [], gradients)
-        elif handed := self._handed(ours):
-            made = self._opposite_stage(opposite, edges, {}, handed, gradients)
-            self._row_stage(rows, [], dict(zip(handed, made, strict=True)), [], gradients)
+        elif shared := [] if (handed := self._handed(ours)) else self._shared(ours, theirs):
+            given = self._row_stage(rows, [], {}, shared, gradients)
+            self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
         else:
-            shared = self._shared(ours, theirs)
-            made = self._row_stage(rows, [], {}, shared, gradients) if shared else []
-            self._opposite_stage(opposite, edges, dict(zip(shared, made, strict=True)), [], gradients)
-            if not shared:
-                self._row_stage(rows, [], {}, [], gradients)
+            given = self._walk(self.region.by.opposite, opposite, edges, {}, handed, gradients)
+            self._row_stage(rows, [], given, [], gradients)
         made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, sums in layers for sum_ in sums])
         for k, sums in layers:
             gradients[k] = Gradient(tuple(made[: len(sums)]), False)
             made = made[len(sums) :]
         return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 
-    def _opposite_stage(
+    def _walk(
         self,
-        opposite: list[_Found],
+        by: Space,
+        summed: list[_Found],
         edges: list[_Found],
         given: dict[int, int],
         stored: list[int],
         gradients: list[Gradient | None],
-    ) -> list[int]:
-        """The walk over the other end's rows. What is given it reads from temporaries; those of what it stores."""
-        put = self._putting(given)
-        roots = [(put(t.edge or 0), True, n.dtype) for _, n, t in opposite]
+    ) -> dict[int, int]:
+        """A stage with the gradients of inputs that are sums over edges, and of those per edge.
+
+        What is `given` it reads from temporaries; it returns the temporaries of what it has `stored` per edge.
+        """
+        put = self._putting(self._loads(given))
+        roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in summed]
         roots += [(self.b.on_edges(put(t.edge or 0)), False, n.dtype) for _, n, t in edges]
         roots += [(value, False, self.compute) for value in stored]
-        made = self.stages.add(self.region.by.opposite, roots)
-        for (k, _, _), temporary in zip(opposite + edges, made, strict=False):
+        made = self.stages.add(by, roots)
+        count = len(summed) + len(edges)
+        for (k, _, _), temporary in zip(summed + edges, made[:count], strict=True):
             gradients[k] = Gradient((temporary,), False)
-        return made[len(opposite + edges) :]
+        return dict(zip(stored, made[count:], strict=True))
 
     def _row_stage(
         self,
@@ -429,16 +419,10 @@ class _Differentiation:
         given: dict[int, int],
         stored: list[int],
         gradients: list[Gradient | None],
-    ) -> list[int]:
-        """The same for the region's own rows, and what is left of their gradients without a walk."""
-        walked, put = [f for f in rows if f[2].edge is not None], self._putting(given)
-        roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in walked]
-        roots += [(self.b.on_edges(t.edge or 0), False, n.dtype) for _, n, t in edges]
-        roots += [(value, False, self.compute) for value in stored]
-        made = self.stages.add(self.region.by, roots)
-        for (k, _, _), temporary in zip(walked + edges, made, strict=False):
-            gradients[k] = Gradient((temporary,), False)
-        kept = made[len(walked + edges) :]
+    ) -> dict[int, int]:
+        """The walk over the region's own rows, and what is left of their gradients without one."""
+        walked = [f for f in rows if f[2].edge is not None]
+        kept = self._walk(self.region.by, walked, edges, given, stored, gradients)
         direct = [f for f in rows if f[2].row is not None]
         made = self.stages.add(self.region.by, [(t.row or 0, False, self._row_dtype(n)) for _, n, t in direct])
         for (k, _, _), temporary in zip(direct, made, strict=True):
@@ -450,11 +434,14 @@ class _Differentiation:
                 gradients[k] = Gradient(made_of.temporaries, True)
         return kept
 
-    def _putting(self, given: dict[int, int]) -> Transplant:
-        """Rewrites expressions so that values are read from temporaries."""
-        loads = {value: self.stages.load(temporary, Space.EDGE, value) for value, temporary in given.items()}
+    def _loads(self, given: dict[int, int]) -> dict[int, int]:
+        """For values that stand in temporaries per edge, the expressions that read them."""
+        return {value: self.stages.load(temporary, Space.EDGE, value) for value, temporary in given.items()}
+
+    def _putting(self, replaced: dict[int, int]) -> Transplant:
+        """Rewrites expressions with some values replaced by others."""
         inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
-        return Transplant(self.b, self.b, self.operands, {**inputs, **loads})
+        return Transplant(self.b, self.b, self.operands, {**inputs, **replaced})
 
     def _shared(self, ours: list[int], theirs: list[int]) -> list[int]:
         """Values with one number per edge and head that both walks need, if the one over the region's own rows is to go
