@@ -19,8 +19,9 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import SEED, Output, Region, Space, parse
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch, region_op  # noqa: F401  (registers the op)
 from tests.graphs import layout
 from tests.harness import kernels

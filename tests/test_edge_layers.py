@@ -17,8 +17,9 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import Output, Region, Space, parse
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import InvalidRegionError, verify
-from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch
 from gnncompile.runtime import layout as runtime_layout
 from tests.graphs import EDGE_LISTS, layout

@@ -22,8 +22,8 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.printer import summary
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space, parse
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.ordered import WIDEST
 from gnncompile.runtime import region_op  # noqa: F401  (registers the op)
 from tests.graphs import layout

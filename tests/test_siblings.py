@@ -18,7 +18,7 @@ import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
-from gnncompile.ir.vjp import with_residuals
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.passes.siblings import MOST_REDUCTIONS
 from tests.graphs import layout
 from tests.harness import kernels, launched, light, needs_interpreter

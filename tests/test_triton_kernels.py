@@ -13,7 +13,8 @@ from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import choose_tile, schedule
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output
-from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.vjp import vjp
 from tests.triton_regions import (
     CASES,
     GRAPHS,

@@ -12,9 +12,10 @@ from torch import Tensor
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.stages import Backward
 from gnncompile.ir.verify import InvalidRegionError, verify
-from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch, region_op, structure_ops  # noqa: F401  (registers the ops)
 from tests.graphs import layout
 from tests.harness import kernels

@@ -17,6 +17,7 @@ from torch._inductor.lowering import fallback_handler, lowerings, register_lower
 from torch._inductor.virtualized import V
 
 from gnncompile.capture.inductor_call import Call
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.runtime import region_op  # noqa: F401  (defines the op)
 
@@ -66,7 +67,7 @@ def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
     empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
     made = []
     for out in region.outputs:
-        like = {"dtype": getattr(torch, out.dtype), "device": layout[0].get_device()}
+        like = {"dtype": tensor_type(out.dtype), "device": layout[0].get_device()}
         size = [region.rows(out, rows, edges), *out.trailing]
         if region.cleared(out):
             made.append(full(size, 0, **like))

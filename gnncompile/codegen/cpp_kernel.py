@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnncompile.codegen.cpp_compiler import load
 from gnncompile.codegen.cpp_source import positions, source
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 
@@ -38,8 +39,8 @@ class CppKernel:
         self.source = source(region)
         self._positions = positions(region)
         kinds = {int(n.value or 0): n.dtype for n in region.inputs}
-        self._dtypes = tuple(getattr(torch, kinds[at]) for at in self._positions)
-        self._dtypes += tuple(getattr(torch, out.dtype) for out in region.outputs)
+        self._dtypes = tuple(tensor_type(kinds[at]) for at in self._positions)
+        self._dtypes += tuple(tensor_type(out.dtype) for out in region.outputs)
         self._library = load(self.source, contract=not region.exact)
         self._entry = self._library.run
         # Bytes made by struct reach C several times faster than an array made by ctypes.

@@ -18,6 +18,7 @@ STORAGE = {
     "float16": "uint16_t",
     "bool": "uint8_t",
     "int64": "int64_t",
+    "bits": "uint32_t",
 }
 """The C++ type that a tensor of each dtype is read as."""
 
@@ -145,6 +146,31 @@ static int64_t share(const int32_t* rowptr, int64_t rows, int64_t target) {
 }
 """
 
+_PACK = """\
+// Each byte of `flags` is 0 or 1; the product moves the bits of eight of them into its highest byte.
+static inline void pack(const uint8_t* flags, int64_t words, uint32_t* __restrict__ packed) {
+  for (int64_t w = 0; w < words; ++w) {
+    uint32_t word = 0;
+    for (int part = 0; part < 4; ++part) {
+      uint64_t eight;
+      __builtin_memcpy(&eight, flags + w * 32 + part * 8, 8);
+      word |= uint32_t((eight * 0x0102040810204080u) >> 56) << (part * 8);
+    }
+    packed[w] = word;
+  }
+}
+"""
+
+_UNPACK = """\
+static inline void unpack(const uint32_t* packed, int64_t words, uint8_t* __restrict__ flags) {
+  for (int64_t w = 0; w < words; ++w) {
+    const uint32_t word = packed[w];
+#pragma omp simd
+    for (int b = 0; b < 32; ++b) flags[w * 32 + b] = (word >> b) & 1u;
+  }
+}
+"""
+
 _DROPOUT = f"""\
 // What dropout multiplies with: `scale`, or 0 where the word of Philox-4x32-{philox.ROUNDS} is below `least`.
 static inline T dropout(uint64_t seed, uint32_t edge, uint32_t feature, uint32_t least, T scale) {{
@@ -165,6 +191,8 @@ static inline T dropout(uint64_t seed, uint32_t edge, uint32_t feature, uint32_t
 
 _SHARED = {
     "dropout": _DROPOUT,
+    "pack": _PACK,
+    "unpack": _UNPACK,
     "op_max": _MAX,
     "op_min": _MIN,
     "total": _TOTAL,

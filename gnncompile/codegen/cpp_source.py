@@ -15,9 +15,9 @@ import math
 from gnncompile.codegen.cpp_plan import Kind, Nest, Plan, Step, is_buffered, is_direct, iteration, on_edges, plan, reads
 from gnncompile.codegen.cpp_prelude import STORAGE, prelude
 from gnncompile.errors import Unsupported
-from gnncompile.ir import philox
+from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BITS, BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
 """Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
@@ -28,7 +28,7 @@ PREFETCH_EDGES = 16
 PREFETCH_BYTES = 1024
 """How much of a gathered row is prefetched; the hardware follows from there."""
 
-WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "int64_t": 8}
+WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
 """Bytes of a storage type."""
 
 SHARES = 64
@@ -66,7 +66,7 @@ def _check(region: Region) -> None:
         node = region.nodes[out.node]
         if node.space is region.by.opposite:
             raise Unsupported("C++ kernel: an output is a gathered row; add it in EDGE space or do not store it")
-        if math.prod(out.trailing) != math.prod(node.shape):
+        if out.dtype != BITS and math.prod(out.trailing) != math.prod(node.shape):
             raise Unsupported(f"C++ kernel: output shape {out.trailing} does not hold features {node.shape}")
 
 
@@ -87,6 +87,11 @@ def _header(region: Region) -> str:
 
 def _size(shape: Shape) -> int:
     return shape[0] * shape[1]
+
+
+def _stored(node: Node) -> Shape:
+    """The shape of an input's rows as they stand in memory."""
+    return (1, bits.words(node.shape)) if node.dtype == BITS else node.shape
 
 
 def _lanes(channels: int) -> int:
@@ -220,10 +225,10 @@ class _Writer:
 
     def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
         """Asks for the rows of edges further on that are read or written, as far as they are wide."""
-        rows = {f"t{node.value}": (node.space, node.shape, node.dtype) for node in gathered}
+        rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
         for at in stored:
             out = self.region.outputs[at]
-            rows[f"o{at}"] = (Space.EDGE, self.nodes[out.node].shape, out.dtype)
+            rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
         ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
         numbered: set[str] = set()
         for name, (space, shape, dtype) in rows.items():
@@ -336,6 +341,11 @@ class _Writer:
                 self._pointer(i, node, "row" if space is self.region.by else "0")
 
     def _pointer(self, i: int, node: Node, index: str) -> None:
+        if node.dtype == BITS:
+            words = bits.words(node.shape)
+            self._put(f"uint8_t p{i}[{words * bits.PER_WORD}];")
+            self._put(f"unpack(t{node.value} + {index} * {words}, {words}, p{i});")
+            return
         kind, size = STORAGE[node.dtype], _size(node.shape)
         offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
         self._put(f"const {kind}* const p{i} = t{node.value}{offset};")
@@ -343,7 +353,7 @@ class _Writer:
     def _load(self, i: int, index: str) -> str:
         node = self.nodes[i]
         raw = f"p{i}[{index}]"
-        if node.dtype == BOOL:
+        if node.boolean:
             return f"{raw} != 0"
         if node.dtype in ("bfloat16", "float16"):
             return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
@@ -366,6 +376,13 @@ class _Writer:
             self._step(step, nest, after)
         over_heads = any(s.kind is Kind.FEATURES and not self._by_channels(s.node) for s in nest.steps)
         self._emit_loops(after, ordered=channels == 1 and over_heads)
+        for step in nest.steps:
+            if self._packs(step):
+                words = self.region.outputs[step.output].trailing[0]
+                self._put(f"pack(flags{step.output}, {words}, o{step.output} + e * {words});")
+
+    def _packs(self, step: Step) -> bool:
+        return step.kind is Kind.STORE and self.region.outputs[step.output].dtype == BITS
 
     def _emit_loops(self, after: list[str], ordered: bool) -> None:
         """Puts the collected lines into the loops; `ordered` ones must not be vectorised."""
@@ -400,6 +417,8 @@ class _Writer:
                 self._declare(f"x{step.node}" if node.shape == (1, 1) else f"kept{step.node}", node.shape, start)
             elif step.kind is Kind.FEATURES and node.shape != (1, 1):
                 self._put(f"T kept{step.node}[{_size(node.shape)}];")
+            elif self._packs(step):
+                self._put(f"uint8_t flags{step.output}[{bits.words(node.shape) * bits.PER_WORD}] = {{}};")
 
     def _step(self, step: Step, nest: Nest, after: list[str]) -> None:
         i, node = step.node, self.nodes[step.node]
@@ -495,12 +514,15 @@ class _Writer:
 
     def _store(self, step: Step) -> None:
         node, out = self.nodes[step.node], self.region.outputs[step.output]
+        if out.dtype == BITS:
+            self.inner.append(f"flags{step.output}[{self._index(node.shape)}] = {self._ref(step.node)};")
+            return
         where = "e" if self._on_edges(step) else "row"
         size, index = _size(node.shape), self._index(node.shape)
         at = where if size == 1 else f"{where} * {size} + {index}"
         value = self._ref(step.node)
         if out.dtype == BOOL:
-            value = f"{value} != 0" if node.dtype != BOOL else value
+            value = value if node.boolean else f"{value} != 0"
         elif out.dtype in ("bfloat16", "float16"):
             value = f"to_{out.dtype}(float({value}))"
         else:
@@ -510,7 +532,7 @@ class _Writer:
     # Values.
 
     def _type(self, node: Node) -> str:
-        return {BOOL: "bool", SEED: "uint64_t"}.get(node.dtype, "T")
+        return {BOOL: "bool", BITS: "bool", SEED: "uint64_t"}.get(node.dtype, "T")
 
     def _index(self, shape: Shape) -> str:
         """The position of a value of this shape in its array, inside the current nest."""

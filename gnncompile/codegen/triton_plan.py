@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
+from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -144,7 +144,7 @@ def _check(region: Region, node: Node) -> None:
     known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *STATISTICS, *FEATURE_REDUCTIONS, *LAYERS)
     if node.op not in known and node.op not in POINTWISE:
         raise Unsupported(f"no Triton code for the operation {node.op!r}")
-    if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].dtype == BOOL:
+    if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].boolean:
         raise Unsupported(f"{node.op} of a bool value")
 
 

@@ -23,6 +23,7 @@ from gnncompile.codegen.triton_layers import read_as_words
 from gnncompile.codegen.triton_plan import PROGRAMS, SHARE, Part, Schedule, Tile, power_of_two
 from gnncompile.codegen.triton_source import source
 from gnncompile.codegen.triton_writer import KERNEL, parameters
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 
@@ -179,10 +180,10 @@ def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dt
             found.append((before - 1, getattr(torch, region.compute)))
         elif name.startswith("out"):
             at = int(name[3:])
-            found.append((before + at, getattr(torch, region.outputs[at].dtype)))
+            found.append((before + at, tensor_type(region.outputs[at].dtype)))
         elif name != "num_rows":
             at = int(name[1:])
-            found.append((before + len(region.outputs) + at, getattr(torch, types[at])))
+            found.append((before + len(region.outputs) + at, tensor_type(types[at])))
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from gnncompile.codegen import triton_layers
+from gnncompile.codegen import triton_bits, triton_layers
 from gnncompile.codegen.triton_plan import (
     WHOLE,
     Part,
@@ -27,6 +27,7 @@ from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
+    BITS,
     BOOL,
     FEATURE_REDUCTIONS,
     FEATURE_SUMS,
@@ -433,6 +434,8 @@ class Writer:
             triton_layers.columns(self, i)
 
     def _load(self, node: Node) -> str:
+        if node.dtype == BITS:
+            return triton_bits.load(self, node)
         offset, masks = self.place(node)
         text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
         if node.dtype == SEED:
@@ -474,7 +477,7 @@ class Writer:
         bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
         args = [self.operand(a, bare) for a in node.args]
         if node.op in ("and", "or"):
-            args = [a if n.dtype == BOOL else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
+            args = [a if n.boolean else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
             alone = [self._alone(n) for n in nodes]
             if alone[0] != alone[1]:  # Triton's interpreter joins no single bool with a tile of them
                 one, tile = args if alone[0] else reversed(args)
@@ -498,10 +501,13 @@ class Writer:
 
     def _store(self, k: int, out: Output) -> None:
         node = self.region.nodes[out.node]
+        if out.dtype == BITS:
+            triton_bits.store(self, k, out.node)
+            return
         text = self.operand(out.node)
         if out.dtype != BOOL:
             text = f"{text}.to(tl.{out.dtype})"
-        elif node.dtype != BOOL:
+        elif not node.boolean:
             text = f"({text} != 0)"
         rows = Node(node.op, (), self.region.by, node.shape) if node.space is Space.PARAMETER else node
         offset, masks = self.place(rows)

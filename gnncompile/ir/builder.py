@@ -85,14 +85,14 @@ class Builder:
             return self.on_edges(args[0])
         if POINTWISE[name].result != BOOL and name not in ("where", "float"):
             # Arithmetic counts with bools; torch's own ops on them would be logical.
-            args = tuple(self.op("float", a) if self.nodes[a].dtype == BOOL else a for a in args)
+            args = tuple(self.op("float", a) if self.nodes[a].boolean else a for a in args)
         folded = self._simplify(name, args)
         if folded is not None:
             return folded
         nodes = [self.nodes[a] for a in args]
         shape = broadcast(*(n.shape for n in nodes))
         dtype = POINTWISE[name].result
-        if name == "where" and nodes[1].dtype == nodes[2].dtype == BOOL:
+        if name == "where" and nodes[1].boolean and nodes[2].boolean:
             dtype = BOOL
         return self.emit(Node(name, tuple(args), join(self.by, [n.space for n in nodes]), shape, dtype))
 
@@ -101,7 +101,7 @@ class Builder:
         node = self.nodes[value]
         if node.space is Space.EDGE:
             return value
-        dtype = BOOL if node.dtype == BOOL else COMPUTE
+        dtype = BOOL if node.boolean else COMPUTE
         return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, dtype))
 
     def _simplify(self, name: str, args: tuple[int, ...]) -> int | None:

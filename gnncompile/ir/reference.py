@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile.ir import philox
+from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, LAYERS, SEED, Node, Region, Space
+from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, LAYERS, SEED, Node, Region, Space
 
 
 class Layout(NamedTuple):
@@ -99,7 +99,8 @@ class _Run:
                 value = full.index_copy(0, self.edge, value)
             elif node.space is Space.PARAMETER:
                 value = value.expand(self.rows, *self._shape(node))
-            results.append(from_grid(value, out.trailing).to(getattr(torch, out.dtype)).contiguous())
+            value = bits.pack(value) if out.dtype == BITS else from_grid(value, out.trailing)
+            results.append(value.to(bits.tensor_type(out.dtype)).contiguous())
         return results
 
     def _shape(self, node: Node) -> tuple[int, ...]:
@@ -165,6 +166,8 @@ class _Run:
         tensor = self.tensors[int(node.value or 0)]
         if node.dtype == SEED:
             return tensor
+        if node.dtype == BITS:
+            return bits.unpack(tensor, self._shape(node)).index_select(0, self.edge)
         dtype = torch.bool if node.dtype == BOOL else self.dtype
         if node.space is Space.PARAMETER:
             return tensor.to(dtype).reshape(1, *self._shape(node))

@@ -46,6 +46,8 @@ class Space(str, Enum):
 
 
 BOOL = "bool"
+BITS = "bits"
+"""Type of bools that are stored packed, per edge: see :mod:`gnncompile.ir.bits`."""
 SEED = "int64"
 """Type of a seed: a tensor of one element, read by dropout alone."""
 COMPUTE = "compute"
@@ -81,7 +83,8 @@ class Node:
         args: Earlier nodes, by position.
         space: Where its rows live.
         shape: Feature shape, (heads, channels).
-        dtype: The storage type of an input (``"float32"``, ...), else ``"compute"`` or ``"bool"``.
+        dtype: The storage type of an input (``"float32"``, ``"bool"``, ``"bits"``, ...), else ``"compute"`` or
+            ``"bool"``.
         value: Position among the region's tensors for an input; the number for a constant; the probability of a zero
             for a dropout.
     """
@@ -96,7 +99,12 @@ class Node:
     @property
     def differentiable(self) -> bool:
         """Whether a value of this type can have a gradient; what is ordered by a walk is graph structure."""
-        return self.dtype not in (BOOL, SEED) and self.space is not Space.ORDERED
+        return not self.boolean and self.dtype != SEED and self.space is not Space.ORDERED
+
+    @property
+    def boolean(self) -> bool:
+        """Whether it is a bool, however it is stored."""
+        return self.dtype in (BOOL, BITS)
 
     @property
     def positions(self) -> range:
@@ -247,7 +255,7 @@ class Region:
         return json.dumps([FORMAT, self.by.value, nodes, outputs, self.whole], separators=(",", ":"))
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the string form; a cache written by another version is never read."""
 
 

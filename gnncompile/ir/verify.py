@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+from gnncompile.ir import bits
 from gnncompile.ir.builder import broadcast, join
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
+    BITS,
     BOOL,
     COMPUTE,
     FEATURE_REDUCTIONS,
@@ -14,6 +18,7 @@ from gnncompile.ir.region import (
     SOFTMAX_ROWS,
     STATISTICS,
     Node,
+    Output,
     Region,
     Space,
 )
@@ -50,11 +55,14 @@ def verify(region: Region) -> None:
             raise InvalidRegionError(
                 f"output %{out.node} lives on {node.space.value}, expected {region.by.value} or edge"
             )
-        width = 1
-        for size in out.trailing:
-            width *= size
-        if width != node.shape[0] * node.shape[1] or out.dtype not in STORAGE:
+        if not _holds(out, node):
             raise InvalidRegionError(f"output %{out.node}: {out.trailing} {out.dtype} does not hold {node.shape}")
+
+
+def _holds(out: Output, node: Node) -> bool:
+    if out.dtype == BITS:
+        return node.boolean and node.space is Space.EDGE and out.trailing == (bits.words(node.shape),)
+    return math.prod(out.trailing) == math.prod(node.shape) and out.dtype in STORAGE
 
 
 def _problem(region: Region, node: Node) -> str | None:
@@ -93,8 +101,10 @@ def _problem(region: Region, node: Node) -> str | None:
 
 
 def _input_problem(node: Node) -> str | None:
-    if not isinstance(node.value, int) or node.value < 0 or node.dtype not in (*STORAGE, SEED):
+    if not isinstance(node.value, int) or node.value < 0 or node.dtype not in (*STORAGE, SEED, BITS):
         return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
+    if node.dtype == BITS and node.space is not Space.EDGE:
+        return f"packed bools live on edges, found {node.space.value}"
     if node.dtype == SEED and (node.space is not Space.PARAMETER or node.shape != (1, 1)):
         return f"a seed is one parameter, found {node.shape} on {node.space.value}"
     return None

@@ -8,7 +8,7 @@ Cotangents are first written as one expression per input in a scratch builder, t
 4. one over all edges, for the weights of linear layers of edge features.
 
 A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
-gathers the same rows, keeps it (:func:`with_residuals`).
+gathers the same rows, keeps it (:mod:`gnncompile.ir.residuals`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from functools import lru_cache
 
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.cutting import Stages, Transplant, elements, trailing
+from gnncompile.ir.cutting import Stages, Transplant, elements
 from gnncompile.ir.region import (
+    BITS,
     BOOL,
     FEATURE_MAXIMA,
     FEATURE_SUMS,
@@ -28,7 +29,6 @@ from gnncompile.ir.region import (
     SOFTMAX_ROWS,
     STATISTICS,
     Node,
-    Output,
     Region,
     Shape,
     Space,
@@ -38,70 +38,23 @@ from gnncompile.ir.rules import GRADIENTS
 from gnncompile.ir.stages import Backward, Gradient, Operand, share_walks
 
 
-def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
-    """The region with the row values that its gradient needs as additional outputs: softmax statistics, extrema and how
-    many edges reach them, reductions hidden behind an epilogue, and sums that save the gradient a walk.
-
-    Args:
-        region: A region without residuals.
-        wanted: For each tensor, whether a gradient may be asked for; all if left out.
-    """
-    if wanted is not None and not any(wanted):
-        return region
-    b = Builder.of(region)
-    kept = _Residuals(region)
-    for at, node in enumerate(region.nodes):
-        if node.op == "softmax":
-            kept.add(b, b.softmax_row("softmax_max", at))
-            kept.add(b, b.softmax_row("softmax_sum", at))
-        elif node.op in ("reduce_max", "reduce_min"):
-            kept.add(b, at)
-            kept.add(b, b.ties(at))
-    seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
-    region = kept.finish(b)
-    given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)
-    for at in _missing(_Differentiation(region, given).backward(wanted or (True,) * region.count)):
-        kept.add(b, at)
-    region = kept.finish(b)
-    given += (False,) * (len(region.outputs) - len(given))
-    b = Builder.of(region)
-    for argument in _Differentiation(region, given).sums_of_the_forward(b, wanted):
-        kept.add(b, b.reduce("sum", argument))
-    return kept.finish(b)
-
-
-def _missing(plan: Backward) -> list[int]:
+def missing(plan: Backward) -> list[int]:
     """Reductions of the forward that a gradient reads, but that are no outputs."""
     return sorted({o.index for stage in plan.stages for o in stage.operands if o.kind == "missing"})
 
 
-class _Residuals:
-    """Outputs of a region, to which row values in compute precision are added."""
-
-    def __init__(self, region: Region) -> None:
-        self.by, self.compute = region.by, region.compute
-        self.outputs = list(region.outputs)
-
-    def add(self, b: Builder, node: int) -> None:
-        if not any(o.node == node and o.dtype == self.compute for o in self.outputs):
-            self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
-
-    def finish(self, b: Builder) -> Region:
-        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole)
-
-
 @lru_cache(maxsize=1024)
 def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
-    """The backward of a region that has its residuals (:func:`with_residuals`).
+    """The backward of a region that has its residuals.
 
     Args:
         region: The forward.
         wanted: For each forward tensor, whether its gradient is needed.
         given: For each forward output, whether it has a cotangent.
     """
-    plan = _Differentiation(region, given).backward(wanted)
-    if missing := _missing(plan):
-        raise ValueError(f"region has no output for %{missing[0]}, which its gradient reads: call with_residuals first")
+    plan = Differentiation(region, given).backward(wanted)
+    if lacking := missing(plan):
+        raise ValueError(f"region has no output for %{lacking[0]}, which its gradient reads: call with_residuals first")
     return plan
 
 
@@ -120,7 +73,14 @@ _Found = tuple[int, Node, _Cotangents]
 """An input whose gradient is wanted: its position, its node and its cotangent."""
 
 
-class _Differentiation:
+class Differentiation:
+    """The cotangents of all values of a region, as expressions of a scratch builder.
+
+    Args:
+        region: The forward.
+        given: For each forward output, whether it has a cotangent.
+    """
+
     def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
         self.region = region
         self.b = Builder(region.by, region.whole)
@@ -138,7 +98,8 @@ class _Differentiation:
     def value(self, at: int) -> int:
         """The scratch expression of a forward value."""
         if at not in self.values:
-            self.values[at] = self._forward(at, self.region.nodes[at])
+            packed = any(o.node == at and o.dtype == BITS for o in self.region.outputs)
+            self.values[at] = self._saved(at) if packed else self._forward(at, self.region.nodes[at])
         return self.values[at]
 
     def _forward(self, at: int, node: Node) -> int:
@@ -159,13 +120,15 @@ class _Differentiation:
         return self._saved(next(i for i, n in enumerate(nodes) if n.op == which and n.args == (softmax,)))
 
     def _saved(self, at: int) -> int:
-        """A row value of the forward, read back from its output in compute precision."""
+        """A value of the forward, read back from its output: in compute precision, or packed."""
         found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
-        exact = [k for k in found if self.region.outputs[k].dtype == self.compute]
+        exact = [k for k in found if self.region.outputs[k].dtype in (self.compute, BITS)]
         if not found:
             return self._operand(Operand("missing", at), self.region.by, self.region.nodes[at], self.compute)
         k = (exact or found)[0]
-        return self._operand(Operand("output", k), self.region.by, self.region.nodes[at], self.region.outputs[k].dtype)
+        node = self.region.nodes[at]
+        space = node.space if self.region.per_edge(self.region.outputs[k]) else self.region.by
+        return self._operand(Operand("output", k), space, node, self.region.outputs[k].dtype)
 
     def _operand(self, operand: Operand, space: Space, like: Node, dtype: str | None = None) -> int:
         if operand not in self.operands:
@@ -246,9 +209,13 @@ class _Differentiation:
 
     def _ties(self, at: int, node: Node, cotangent: int) -> int:
         """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
-        b = self.b
-        reached, one = b.op("eq", self.value(node.args[0]), self.value(at)), b.const(1)
-        counted = Builder.of(self.region).ties(at)
+        b, forward = self.b, Builder.of(self.region)
+        reaches = forward.op("eq", node.args[0], at)
+        if reaches < len(self.region.nodes):
+            reached = self.value(reaches)
+        else:
+            reached = b.op("eq", self.value(node.args[0]), self.value(at))
+        one, counted = b.const(1), forward.ties(at)
         if counted >= len(self.region.nodes):
             raise ValueError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self._saved(counted)
@@ -298,7 +265,7 @@ class _Differentiation:
 
         Args:
             b: A builder that goes on from the region; the values are made in it.
-            wanted: As in :func:`with_residuals`.
+            wanted: For each tensor, whether a gradient may be asked for; all if left out.
         """
         inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
         inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from gnncompile.ir.region import Output
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes import dropout
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of

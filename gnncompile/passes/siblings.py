@@ -18,8 +18,8 @@ from torch import fx
 
 from gnncompile.ir.merge import Part, merge
 from gnncompile.ir.region import Region, Space, parse
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.ir.vjp import with_residuals
 from gnncompile.passes.context import (
     Context,
     RegionRecord,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir import reference
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, parse
 
@@ -42,7 +43,7 @@ class Runner:
     def __init__(self, region: Region, kernel: Kernel) -> None:
         self.kernel, self._rows = kernel, region.rows
         self._outputs = [
-            (torch.zeros if region.cleared(o) else torch.empty, o, getattr(torch, o.dtype)) for o in region.outputs
+            (torch.zeros if region.cleared(o) else torch.empty, o, tensor_type(o.dtype)) for o in region.outputs
         ]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from gnncompile.ir import reference
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region, parse
+from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.stages import Operand
-from gnncompile.ir.vjp import vjp, with_residuals
+from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
@@ -44,7 +46,7 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     outputs = []
     for out in region.outputs:
         rows = region.rows(out, layout[0].size(0) - 1, layout[2].size(0))
-        outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=getattr(torch, out.dtype)))
+        outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=tensor_type(out.dtype)))
     return outputs
 
 

@@ -1,0 +1,161 @@
+"""What the forward of a region keeps for its gradient, beside what a user asks for.
+
+A row that the gradient needs is kept: statistics of softmaxes, extrema and how many edges reach them, reductions that
+an epilogue hides, sums that save the gradient a walk. Of what there is per edge only comparisons are kept, a bit each,
+where the gradient would otherwise gather wide rows, or compute a layer per edge, to compare again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from gnncompile.ir import bits
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.cutting import trailing
+from gnncompile.ir.region import BITS, LAYERS, REDUCTIONS, STATISTICS, Node, Output, Region, Space, behind
+from gnncompile.ir.stages import Backward, Operand, Stage
+from gnncompile.ir.vjp import Differentiation, missing
+
+MOST_BITS = 1024
+"""Widest comparison that is kept, in elements of an edge (padded to a power of two): one that no kernel splits."""
+
+
+@lru_cache(maxsize=1024)
+def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
+    """The region with the values that its gradient needs as additional outputs.
+
+    Args:
+        region: A region without residuals.
+        wanted: For each tensor, whether a gradient may be asked for; all if left out.
+    """
+    if wanted is not None and not any(wanted):
+        return region
+    b = Builder.of(region)
+    kept = _Residuals(region)
+    for at, node in enumerate(region.nodes):
+        if node.op == "softmax":
+            kept.add(b, b.softmax_row("softmax_max", at))
+            kept.add(b, b.softmax_row("softmax_sum", at))
+        elif node.op in ("reduce_max", "reduce_min"):
+            kept.add(b, at)
+            kept.add(b, b.ties(at))
+    seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
+    region = kept.finish(b)
+    given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)
+    for at in missing(Differentiation(region, given).backward(wanted or (True,) * region.count)):
+        kept.add(b, at)
+    region = kept.finish(b)
+    given += (False,) * (len(region.outputs) - len(given))
+    b = Builder.of(region)
+    for argument in Differentiation(region, given).sums_of_the_forward(b, wanted):
+        kept.add(b, b.reduce("sum", argument))
+    return _with_comparisons(kept.finish(b), given, wanted or (True,) * region.count)
+
+
+class _Residuals:
+    """Outputs of a region, to which row values in compute precision are added."""
+
+    def __init__(self, region: Region) -> None:
+        self.by, self.compute = region.by, region.compute
+        self.outputs = list(region.outputs)
+
+    def add(self, b: Builder, node: int) -> None:
+        if not any(o.node == node and o.dtype == self.compute for o in self.outputs):
+            self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
+
+    def finish(self, b: Builder) -> Region:
+        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole)
+
+
+def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:
+    """The region with comparisons as outputs, one after the other as long as each makes the backward cheaper."""
+    plan = _backward(region, given, wanted)
+    cost = _bytes(plan)
+    tried: set[Node] = set()
+    for stage in plan.stages:
+        for at in _comparisons(stage):
+            b = Builder.of(region)
+            found = _in_the_forward(b, region, stage, at)
+            if found is None or b.nodes[found] in tried:
+                continue
+            tried.add(b.nodes[found])
+            written = bits.words(b.nodes[found].shape)
+            output = Output(found, BITS, (written,))
+            candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.whole)
+            less = _bytes(_backward(candidate, given, wanted)) + WRITTEN * 4 * written
+            if less < cost:
+                region, cost = candidate, less
+    return region
+
+
+WRITTEN = 4
+"""Writing words in the order of the edge list costs as much as reading so many times as many bytes."""
+
+PRODUCT = 12
+"""Features of an edge whose layer costs as much as gathering a row of its width, about (GINE on an H200)."""
+
+
+def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Backward:
+    return Differentiation(region, given + (False,) * (len(region.outputs) - len(given))).backward(wanted)
+
+
+def _bytes(plan: Backward) -> float:
+    """About how many bytes the walks of a backward read per edge; layers of edge features count as reads."""
+    total = 0.0
+    for region in (stage.region for stage in plan.stages):
+        for at, node in enumerate(region.nodes):
+            if node.op == "input" and node.space in (region.by.opposite, Space.EDGE):
+                total += _row_bytes(node)
+            elif node.op in LAYERS:
+                rows = region.nodes[node.args[1]].shape if node.op == "transposed" else node.shape
+                total += 4 * rows[0] * rows[1] * region.features(at) / PRODUCT
+    return total
+
+
+def _row_bytes(node: Node) -> int:
+    if node.dtype == BITS:
+        return 4 * bits.words(node.shape)
+    return node.shape[0] * node.shape[1] * bits.tensor_type(node.dtype).itemsize
+
+
+def _comparisons(stage: Stage) -> Iterator[int]:
+    """The bools per edge of a stage that something else than a bool is made of, if bits can hold them."""
+    nodes = stage.region.nodes
+    for at, node in enumerate(nodes):
+        read = any(at in n.args and not n.boolean for n in nodes)
+        if node.op != "input" and node.boolean and node.space is Space.EDGE and read and _fits(node):
+            yield at
+
+
+def _fits(node: Node) -> bool:
+    heads, channels = node.shape
+    padded = 1 << (channels - 1).bit_length()
+    return (heads == 1 or padded == channels) and heads * padded <= MOST_BITS
+
+
+def _in_the_forward(b: Builder, region: Region, stage: Stage, at: int) -> int | None:
+    """A value of the backward, made in a builder that goes on from the forward; None if more enters than that has."""
+    copied: dict[int, int] = {}
+    for k in sorted(behind(stage.region.nodes, [at])):
+        node = stage.region.nodes[k]
+        if node.op == "input":
+            found = _origin(region, stage.operands[int(node.value or 0)], node)
+            if found is None:
+                return None
+            copied[k] = found
+        elif node.op in (*REDUCTIONS, *STATISTICS, "softmax"):
+            return None
+        else:
+            copied[k] = b.again(node, [copied[a] for a in node.args])
+    return copied[at] if b.nodes[copied[at]].space is Space.EDGE else None
+
+
+def _origin(region: Region, operand: Operand, node: Node) -> int | None:
+    """The forward's value that an input of the backward stands for."""
+    if node.space is Space.ORDERED or node.dtype == BITS:
+        return None
+    if operand.kind == "output":
+        return region.outputs[operand.index].node
+    inputs = {int(n.value or 0): at for at, n in enumerate(region.nodes) if n.op == "input"}
+    return inputs[operand.index] if operand.kind == "input" else None
