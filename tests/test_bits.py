@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnncompile.ir import bits, rules
+from gnncompile.ir import bits, residuals, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BITS, Output, Region, Space
@@ -21,11 +21,11 @@ from tests.graphs import layout
 from tests.harness import kernels, needs_interpreter
 
 D, S, E, F = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.FEATURE
-SHAPES = [(1, 1), (1, 5), (1, 32), (1, 33), (1, 100), (1, 257), (2, 4), (3, 8), (3, 64), (4, 32)]
+SHAPES = [(1, 1), (1, 5), (1, 32), (1, 33), (1, 100), (1, 257), (2, 32), (3, 64), (4, 32)]
 DEVICES = [("cpp", "cpu"), ("triton", "cpu"), pytest.param("triton", "cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 5), (4, 8)], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_packing_is_undone_by_unpacking(shape: tuple[int, int], rows: int):
     value = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0)) > 0.5
@@ -175,7 +175,17 @@ MADE: dict[Make, tuple[tuple[str, ...], int]] = {
     layer: (("cols", "edges", "features"), 1),
     gatv2: (("cols", "rows", "one"), 1),
 }
-"""What each region's tensors have rows for, and how many comparisons it keeps."""
+"""What each region's tensors have rows for, and how many comparisons it keeps if bits cost nothing."""
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch):
+    """Bits cost nothing, so that all comparisons that save a row are kept."""
+    monkeypatch.setattr(residuals, "WRITTEN", 0)
+    monkeypatch.setattr(residuals, "READ", 0)
+    with_residuals.cache_clear()
+    yield
+    with_residuals.cache_clear()
 
 
 def region_of(make: Make, width: int, dtype: str = "float32") -> Region:
@@ -190,7 +200,7 @@ def packed(region: Region) -> list[int]:
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_comparisons_are_kept_where_a_gradient_gathers_less_for_it(make: Make):
+def test_comparisons_are_kept_where_a_gradient_gathers_less_for_it(make: Make, cheap: None):
     plain = region_of(make, 64)
     region = with_residuals(plain)
     verify(region)
@@ -215,15 +225,21 @@ def _gathered(region: Region, plain: Region) -> float:
     return total
 
 
-def test_no_comparison_is_kept_of_narrow_rows_nor_where_no_gradient_is_wanted():
-    assert not packed(with_residuals(region_of(maximum, 2)))
-    assert not packed(with_residuals(region_of(rectified, 64), (False, False)))
-    # Of the rows alone: the sum of where the relu is open is kept per row.
-    assert not packed(with_residuals(region_of(rectified, 64), (False, True)))
+def test_comparisons_are_kept_if_they_save_more_than_bits_cost():
+    """Those of a layer of edge features, which three walks would compute; not of one wide row that is gathered."""
+    assert len(packed(with_residuals(region_of(layer, 128)))) == 1
+    assert not packed(with_residuals(region_of(layer, 8)))
+    assert not packed(with_residuals(region_of(maximum, 128)))
+    assert not packed(with_residuals(region_of(layer, 128), (False, False, False)))
 
 
-def test_no_comparison_is_kept_that_a_kernel_would_split():
+def test_no_comparison_is_kept_that_a_kernel_would_split(cheap: None):
     assert packed(with_residuals(region_of(maximum, 1024))) and not packed(with_residuals(region_of(maximum, 1025)))
+
+
+def test_comparisons_of_rows_alone_are_not_packed(cheap: None):
+    """The sum of where the relu is open is kept per row."""
+    assert not packed(with_residuals(region_of(rectified, 64), (False, True)))
 
 
 # -- and its gradient ---------------------------------------------------------------------------------------------
@@ -250,7 +266,7 @@ def both_walks() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_gradients(make: Make):
+def test_gradients(make: Make, cheap: None):
     region = with_residuals(region_of(make, 64, "float64"))
     assert packed(region)
     visible, walk = len(make(Builder(D), 64, "float64")), both_walks()
@@ -266,7 +282,7 @@ def test_gradients(make: Make):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("which, device", DEVICES)
 @pytest.mark.parametrize("make", MADE)
-def test_gradients_of_kernels(make: Make, which: str, device: str):
+def test_gradients_of_kernels(make: Make, which: str, device: str, cheap: None):
     needs_interpreter(which, device)
     region = with_residuals(region_of(make, 128))
     assert packed(region)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
+from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
@@ -302,6 +302,8 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     ====================================  ===========  ===========  ===========  ===========
     """
     wide_lanes = any(_wide_lanes(region, plan, step) for step in range(plan.passes))
+    if _packs(region):  # words that Triton asks for one step ahead take three times as long
+        return ELEMENTS // 4, 1
     if _arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 16, 1
     if weights(region) > WEIGHTS:
@@ -388,11 +390,16 @@ def joining_tile(region: Region, tile: Tile) -> Tile:
     return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
 
 
+def _packs(region: Region) -> bool:
+    """Whether bools per edge are read or written as bits."""
+    return BITS in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]
+
+
 def _wide_streams(region: Region, plan: Schedule) -> int:
     """How many values about as wide as the tile are read or written per edge; at least 1."""
     read = [i for i in plan.need if i not in region.only_columns and region.nodes[i].op == "input"]
-    nodes = [n for n in (region.nodes[i] for i in read) if edgewise(region, n)]
-    nodes += [n for n in (region.nodes[o.node] for o in region.outputs) if n.space is Space.EDGE]
+    nodes = [n for n in (region.nodes[i] for i in read) if edgewise(region, n) and n.dtype != BITS]
+    nodes += [region.nodes[o.node] for o in region.outputs if region.per_edge(o) and o.dtype != BITS]
     return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
 
 

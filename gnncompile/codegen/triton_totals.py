@@ -46,7 +46,7 @@ class TotalsWriter(Writer):
 
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
-        shape = self._tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
+        shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
         for k in range(self.region.features(i)):
             self.line(f"acc{i}_{k} = tl.full({shape}, 0.0, {self.compute})")
 

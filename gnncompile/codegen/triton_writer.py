@@ -320,7 +320,8 @@ class Writer:
 
     # -- reductions over edges ------------------------------------------------------------------------------------
 
-    def _tile_shape(self, shape: Shape, edges: int) -> str:
+    def tile_shape(self, shape: Shape, edges: int) -> str:
+        """The lengths of a tile that holds a value of this shape for so many edges."""
         lengths = {
             "row": self.tile.rows,
             "edge": edges,
@@ -331,7 +332,7 @@ class Writer:
 
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
-        shape = self._tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
+        shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
         if node.op == "softmax":
             self.line(f'm{i} = tl.full({shape}, float("-inf"), {self.compute})')
             self.line(f"s{i} = tl.full({shape}, 0.0, {self.compute})")
@@ -417,7 +418,8 @@ class Writer:
             self._bind(i, f"alpha{i}", f"tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")
         elif node.op == "input":
             if i not in self.region.only_columns:
-                self._bind(i, f"{letter}{i}", self._load(node))
+                text = triton_bits.load(self, i) if node.dtype == BITS else self._load(node)
+                self._bind(i, f"{letter}{i}", text)
         elif node.op in FEATURE_REDUCTIONS:
             self._bind(i, f"{letter}{i}", self._over_features(node))
         elif node.op == "dropout":
@@ -434,8 +436,6 @@ class Writer:
             triton_layers.columns(self, i)
 
     def _load(self, node: Node) -> str:
-        if node.dtype == BITS:
-            return triton_bits.load(self, node)
         offset, masks = self.place(node)
         text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
         if node.dtype == SEED:

@@ -22,6 +22,11 @@ def words(shape: Shape) -> int:
     return -(-math.prod(shape) // PER_WORD)
 
 
+def packable(shape: Shape) -> bool:
+    """Whether no word belongs to two heads. Triton 3.6 mixes up what heads of 8 channels put into them."""
+    return shape[0] == 1 or shape[1] % PER_WORD == 0
+
+
 def tensor_type(dtype: str) -> torch.dtype:
     """The type of a tensor that holds values of a storage type of the IR."""
     return torch.int32 if dtype == BITS else getattr(torch, dtype)

@@ -7,6 +7,7 @@ where the gradient would otherwise gather wide rows, or compute a layer per edge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -18,7 +19,14 @@ from gnncompile.ir.stages import Backward, Operand, Stage
 from gnncompile.ir.vjp import Differentiation, missing
 
 MOST_BITS = 1024
-"""Widest comparison that is kept, in elements of an edge (padded to a power of two): one that no kernel splits."""
+"""Widest region whose comparisons are kept, in elements of an edge (padded to powers of two): no kernel splits it."""
+
+WRITTEN, READ = 280, 256
+"""What it costs to write or read the bits of an edge, in bytes of a gathered row that take as long: a row of 512 bytes
+takes about 240 us, bits in the order of the edge list 130 and 120 (H200, 2.3M edges)."""
+
+PRODUCT = 12
+"""Features of an edge whose layer costs as much as gathering a row of its width, about (GINE on the same machine)."""
 
 
 @lru_cache(maxsize=1024)
@@ -80,20 +88,12 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
             if found is None or b.nodes[found] in tried:
                 continue
             tried.add(b.nodes[found])
-            written = bits.words(b.nodes[found].shape)
-            output = Output(found, BITS, (written,))
+            output = Output(found, BITS, (bits.words(b.nodes[found].shape),))
             candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.whole)
-            less = _bytes(_backward(candidate, given, wanted)) + WRITTEN * 4 * written
-            if less < cost:
+            less = _bytes(_backward(candidate, given, wanted))
+            if less + WRITTEN < cost:
                 region, cost = candidate, less
     return region
-
-
-WRITTEN = 4
-"""Writing words in the order of the edge list costs as much as reading so many times as many bytes."""
-
-PRODUCT = 12
-"""Features of an edge whose layer costs as much as gathering a row of its width, about (GINE on an H200)."""
 
 
 def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Backward:
@@ -101,7 +101,7 @@ def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...])
 
 
 def _bytes(plan: Backward) -> float:
-    """About how many bytes the walks of a backward read per edge; layers of edge features count as reads."""
+    """About how many bytes the walks of a backward read per edge, and what takes as long as reading so many."""
     total = 0.0
     for region in (stage.region for stage in plan.stages):
         for at, node in enumerate(region.nodes):
@@ -115,8 +115,8 @@ def _bytes(plan: Backward) -> float:
 
 def _row_bytes(node: Node) -> int:
     if node.dtype == BITS:
-        return 4 * bits.words(node.shape)
-    return node.shape[0] * node.shape[1] * bits.tensor_type(node.dtype).itemsize
+        return READ
+    return math.prod(node.shape) * bits.tensor_type(node.dtype).itemsize
 
 
 def _comparisons(stage: Stage) -> Iterator[int]:
@@ -124,14 +124,13 @@ def _comparisons(stage: Stage) -> Iterator[int]:
     nodes = stage.region.nodes
     for at, node in enumerate(nodes):
         read = any(at in n.args and not n.boolean for n in nodes)
-        if node.op != "input" and node.boolean and node.space is Space.EDGE and read and _fits(node):
+        if node.op != "input" and node.boolean and node.space is Space.EDGE and read and _fits(stage.region, node):
             yield at
 
 
-def _fits(node: Node) -> bool:
-    heads, channels = node.shape
-    padded = 1 << (channels - 1).bit_length()
-    return (heads == 1 or padded == channels) and heads * padded <= MOST_BITS
+def _fits(region: Region, node: Node) -> bool:
+    heads, channels = (1 << (length - 1).bit_length() for length in region.grid)
+    return bits.packable(node.shape) and heads * channels <= MOST_BITS
 
 
 def _in_the_forward(b: Builder, region: Region, stage: Stage, at: int) -> int | None:
