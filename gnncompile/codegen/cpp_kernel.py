@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -61,7 +61,8 @@ class CppKernel:
 
         Raises:
             ValueError: A tensor is not a contiguous CPU tensor of the region's dtype.
-            MemoryError: There is no memory for the softmax scratch (a few numbers per edge of the widest row).
+            MemoryError: There is no memory for scratch: a few numbers per edge of the widest row for a softmax, some
+                dozens of partial sums for gradients of weights.
         """
         rowptr, col, edge = layout.rowptr, layout.col, layout.edge
         addresses = [rowptr.size(0) - 1, torch.get_num_threads(), rowptr.data_ptr(), col.data_ptr(), edge.data_ptr()]
@@ -77,23 +78,34 @@ class CppKernel:
             if output.nbytes >= FRESH_BYTES:
                 _prefer_huge_pages(output)
         if self._entry(self._pack(*addresses)):
-            raise MemoryError("C++ kernel: no memory for the softmax of the widest row; split the graph")
+            raise MemoryError(
+                "C++ kernel: no memory for scratch (softmax of the widest row, or sums of weights); split the graph"
+            )
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same; the checks cost nothing beside a kernel that runs on the same processor."""
         self(tensors, Layout(*layout), outputs)
 
 
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    """The system's call that advises on pages; None where huge ones can't be asked for."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+_madvise = _find_madvise()
+
+
 def _prefer_huge_pages(tensor: Tensor) -> None:
     """Advises the kernel to back a tensor with huge pages: faulting in small ones takes longer than writing them."""
-    advice: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
+    if _madvise is None:
         return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise(first, last - first, advice)
+    _madvise(first, last - first, mmap.MADV_HUGEPAGE)
 
 
 def _complaint(tensor: Tensor, dtype: torch.dtype) -> str:

@@ -264,16 +264,18 @@ class _Writer:
         self._put("#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)")
         self._open("for (int64_t t = 0; t < threads; ++t)")
         if walks:
-            self._put("const int64_t first = share(rowptr, rows, work * t / threads);")
-            self._put(
-                "const int64_t last = t + 1 == threads ? rows : share(rowptr, rows, work * (t + 1) / threads);",
-            )
+            self._share("threads")
         else:
             self._put("const int64_t first = rows * t / threads, last = rows * (t + 1) / threads;")
         self._put(f"failed |= !walk(first, last, {names});")
         self._close()
         self._put("return failed;")
         self._close()
+
+    def _share(self, count: str) -> None:
+        """The rows of share `t` of so many."""
+        self._put(f"const int64_t first = share(rowptr, rows, work * t / {count});")
+        self._put(f"const int64_t last = t + 1 == {count} ? rows : share(rowptr, rows, work * (t + 1) / {count});")
 
     def _shares(self, names: str) -> None:
         """The rest of the entry for sums over all edges: as many partial sums as the graph is large, whatever the
@@ -284,8 +286,7 @@ class _Writer:
         self._put("if (!sums) return 1;")
         self._put("#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)")
         self._open("for (int64_t t = 0; t < shares; ++t)")
-        self._put("const int64_t first = share(rowptr, rows, work * t / shares);")
-        self._put("const int64_t last = t + 1 == shares ? rows : share(rowptr, rows, work * (t + 1) / shares);")
+        self._share("shares")
         self._put(f"walk(first, last, {names}, sums + t * {self.length});")
         self._close()
         for k, out in enumerate(self.region.outputs):

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from gnncompile.codegen.triton_plan import Part, Tile, choose_tile, hub_tile, joining_tile, partials, schedule
+from gnncompile.codegen.triton_plan import (
+    PROGRAMS,
+    SHARE,
+    Part,
+    Tile,
+    choose_tile,
+    hub_tile,
+    joining_tile,
+    partials,
+    schedule,
+)
 from gnncompile.codegen.triton_variant import Variant
+from gnncompile.codegen.triton_writer import parameters
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
@@ -85,7 +96,7 @@ class TritonKernel:
         rows = rowptr.size(0) - 1
         if rows:
             device = rowptr.get_device()
-            self._ordinary.trusted((*layout, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
+            self._ordinary.trusted((*layout, rowptr, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
             if self._pieces:
                 self._walk_hubs(tensors, layout, outputs, device)
 
@@ -93,7 +104,7 @@ class TritonKernel:
         rowptr = layout.rowptr
         rows = rowptr.size(0) - 1
         if rows:
-            self._ordinary((*layout, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
+            self._ordinary((*layout, rowptr, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
             if self._pieces:
                 self._walk_hubs(tensors, layout, outputs, device)
 
@@ -107,7 +118,7 @@ class TritonKernel:
             return
         length, dtype = self._partial
         partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
-        given = (*layout, hubs.rows, hubs.pieces, partial, *outputs, *tensors)
+        given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
         for variant in self._pieces:
             variant(given, pieces, device)
         for variant in self._hubs:
@@ -132,26 +143,36 @@ class TritonTotals:
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
         plan = schedule(region)
         self.tile = tile or choose_tile(region, plan)
-        self._variant = Variant(region, plan, self.tile, Part("edges"))
+        part = Part("edges")
+        self._variant = Variant(region, plan, self.tile, part)
         self.text = self._variant.text
         offsets, self._length = partials(region, plan)
         self._offsets = [offsets[out.node] for out in region.outputs]
         self._dtype = getattr(torch, region.compute)
-        self._reads_rows = any(n.space is region.by for n in region.inputs)
+        self._reads_rows = "rows" in parameters(region, plan, self.tile, part)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel; arguments as those of :class:`TritonKernel`, an output has a row per edge feature."""
         with _on(outputs[0].get_device()):
-            self.trusted(tensors, layout, outputs)
+            self._launch(self._variant, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The same for a caller who knows the device to be the current one."""
+        """The same for a caller who knows types and devices to be right, and the device to be the current one."""
+        self._launch(self._variant.trusted, tensors, layout, outputs)
+
+    def _launch(
+        self,
+        start: Callable[[Sequence[Tensor], int, int, int], None],
+        tensors: Sequence[Tensor],
+        layout: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:
         rowptr, edges = layout[0], layout[2].size(0)
-        programs = self._variant.programs(edges)
+        programs = min(max(edges // (SHARE * self.tile.edges), 1), PROGRAMS)
         partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
-        given = (*layout, rows, rowptr, partial, *outputs, *tensors)
-        self._variant(given, rowptr.size(0) - 1, rowptr.get_device(), programs)
+        given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
+        start(given, rowptr.size(0) - 1, rowptr.get_device(), programs)
         for offset, output in zip(self._offsets, outputs, strict=True):
             output.view(-1).copy_(partial[:, offset : offset + output.numel()].sum(0))
 

@@ -103,7 +103,7 @@ def schedule(region: Region) -> Schedule:
     for node in region.nodes:
         _check(region, node)
         before = max((ready[a] for a in reads(region, node)), default=0)
-        ready.append(before + 1 if node.op in _ENDS else before)
+        ready.append(before + 1 if node.op in ENDS else before)
     wanted = behind(region.nodes, (o.node for o in region.outputs))
     passes = max((ready[i] for i in wanted), default=0)
     for out in region.outputs:
@@ -123,13 +123,13 @@ def schedule(region: Region) -> Schedule:
         if i not in need:
             continue
         node = region.nodes[i]
-        k = need[i] - 1 if node.op in _ENDS else need[i]
+        k = need[i] - 1 if node.op in ENDS else need[i]
         for a in reads(region, node):
             need[a] = min(need.get(a, k), k)
     return Schedule(passes, need)
 
 
-_ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
+ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
 """Operations that end a pass over the edges. Ties are counted in the pass behind that of their extremum: its rows are
 in the caches by then, and to count in the same pass takes longer (SAGE with max, 128 channels: 2.31 ms a step, not
 2.14)."""
@@ -199,7 +199,7 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
     length = 0
     for i in sorted(plan.need):
         node = region.nodes[i]
-        if node.op in _ENDS:
+        if node.op in ENDS:
             offsets[i] = length
             copies = region.features(i) if node.op == "outer" else 2 if node.op == "softmax" else 1
             length += node.shape[0] * node.shape[1] * copies
@@ -368,7 +368,7 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     128 channels take 23 us with 32 edges, 30 with 16. Where several wide values per edge are read or written, fewer, so
     that ptxas spills nothing; where arithmetic takes longest, no more.
     """
-    if plan.passes == 0 or region.sums_all:
+    if plan.passes == 0:
         return None
     tile = replace(tile, rows=1)
     if _arithmetic(region, plan) > HEAVY or weights(region) > WEIGHTS:

@@ -35,9 +35,6 @@ class TotalsWriter(Writer):
             self.line("row = tl.load(rows + position, mask=inside, other=0).to(tl.int64)")
             self.line(f"row = {self.expand('row', 'edge')}")
 
-    def _reduced_in(self, step: int) -> list[int]:
-        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op == "outer"]
-
     def _body(self) -> None:
         self._rows_before(0)
         self._pass(0)

@@ -20,12 +20,16 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.codegen.cache_dir import cache_dir
 from gnncompile.codegen.triton_layers import read_as_words
-from gnncompile.codegen.triton_plan import PROGRAMS, SHARE, Part, Schedule, Tile, power_of_two
+from gnncompile.codegen.triton_plan import Part, Schedule, Tile, power_of_two
 from gnncompile.codegen.triton_source import source
 from gnncompile.codegen.triton_writer import KERNEL, parameters
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
+
+GIVEN = (*Layout._fields, "hubs", "rows", "pieces", "partial")
+"""What a kernel is given before its outputs and tensors: the edges, which rows are hubs, the row of each edge, the
+pieces of hubs, and what pieces or programs reduce to."""
 
 _NO_HOOKS = (None, None, None)
 """Launch metadata and hooks of a launch that nobody watches."""
@@ -46,7 +50,6 @@ class Variant:
         self._kernel: Any = getattr(_module(self.text), KERNEL)
         self._counts_rows = "num_rows" in names
         self._rows = tile.rows
-        self._edges = tile.edges
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
         # places of the arguments that are read as words of 64 bits, and must be aligned for it
@@ -58,16 +61,11 @@ class Variant:
             self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
         self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
 
-    def programs(self, edges: int) -> int:
-        """How many programs share so many edges, where sums are over all of them."""
-        return min(max(edges // (SHARE * self._edges), 1), PROGRAMS)
-
     def __call__(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
         """Launches programs for so many rows, or so many of them, on the current device; its index is -1 under the
         interpreter.
 
-        `given` holds rowptr, col, edge, the lists of hubs (or the row of each edge) and of pieces and what programs
-        reduce to (anything where these are not read), the outputs and the tensors.
+        `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors.
         """
         arguments: list[Any] = [given[at] for at, _ in self._arguments]
         for k in self._words:
@@ -96,14 +94,15 @@ class Variant:
         if compiled is not None:  # the interpreter returns None
             self.compiled[key] = _Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
 
-    def trusted(self, given: Sequence[Tensor], rows: int, device: int) -> None:
+    def trusted(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
         """The same without a look at types and devices."""
         pointers = [tensor.data_ptr() for tensor in self._pick(given)]
         launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
         if launcher is None:
-            self(given, rows, device)
+            self(given, rows, device, programs)
         elif self._counts_rows:
-            launcher(-(-rows // self._rows), self._columns, device, [*pointers, rows])
+            pointers.append(rows)
+            launcher(programs or -(-rows // self._rows), self._columns, device, pointers)
         else:
             launcher(rows, self._columns, device, pointers)
 
@@ -170,20 +169,16 @@ def _current_stream(device: int) -> int:
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
     """Place among all that a call is given (see :meth:`Variant.__call__`) and type, of every pointer of a kernel."""
     types = {int(n.value or 0): n.dtype for n in region.inputs}
-    indices = {**{name: at for at, name in enumerate(Layout._fields)}, "hubs": 3, "rows": 3, "pieces": 4}
-    before = 6
     found: list[tuple[int, torch.dtype]] = []
     for name in names:
-        if name in indices:
-            found.append((indices[name], torch.int32))
-        elif name == "partial":
-            found.append((before - 1, getattr(torch, region.compute)))
+        if name in GIVEN:
+            found.append((GIVEN.index(name), tensor_type(region.compute) if name == "partial" else torch.int32))
         elif name.startswith("out"):
             at = int(name[3:])
-            found.append((before + at, tensor_type(region.outputs[at].dtype)))
+            found.append((len(GIVEN) + at, tensor_type(region.outputs[at].dtype)))
         elif name != "num_rows":
             at = int(name[1:])
-            found.append((before + len(region.outputs) + at, tensor_type(types[at])))
+            found.append((len(GIVEN) + len(region.outputs) + at, tensor_type(types[at])))
     return found
 
 

@@ -13,6 +13,7 @@ import re
 
 from gnncompile.codegen import triton_bits, triton_layers
 from gnncompile.codegen.triton_plan import (
+    ENDS,
     WHOLE,
     Part,
     Schedule,
@@ -302,7 +303,7 @@ class Writer:
                     self.line(f"{name} = {shown}")
 
     def _reduced_in(self, step: int) -> list[int]:
-        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in (*REDUCTIONS, "ties", "softmax")]
+        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in ENDS]
 
     def _is_edge(self, i: int) -> bool:
         return self.varies(self.region.nodes[i])

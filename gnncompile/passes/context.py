@@ -163,10 +163,23 @@ def guarded_same(a: Any, b: Any) -> bool:
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two nodes are tensors of the same type and size, for every graph."""
+    return same_shape(one, other) and value(one).dtype == value(other).dtype
+
+
+def same_shape(one: Any, other: Any) -> bool:
+    """Whether two nodes are tensors of the same size, for every graph."""
     if not is_tensor(one) or not is_tensor(other):
         return False
-    a, b = value(one), value(other)
-    return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same_size, a.shape, b.shape))
+    a, b = value(one).shape, value(other).shape
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def per_row(factor: Any) -> bool:
+    """Whether a factor, a number or a tensor, is the same for all features of a row."""
+    if not is_tensor(factor):
+        return True
+    shape = value(factor).shape
+    return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
 
 
 def is_switch(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, is_tensor, own, same_size, value
+from gnncompile.passes.context import Context, alike, aten, is_tensor, own, per_row, same_size, value
 
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -128,17 +128,9 @@ def _scaled(node: Any) -> int | None:
     if node.target not in _PRODUCTS or node.kwargs:
         return None
     for k in (0,) if node.target in (aten.div.Tensor, aten.div.Scalar) else (0, 1):
-        if alike(node.args[k], node) and _per_row(node.args[1 - k]):
+        if alike(node.args[k], node) and per_row(node.args[1 - k]):
             return k
     return None
-
-
-def _per_row(factor: Any) -> bool:
-    """Whether a factor is the same for all features of a row."""
-    if not is_tensor(factor):
-        return True
-    shape = value(factor).shape
-    return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
 
 
 def _same_rows(one: Any, other: fx.Node) -> bool:

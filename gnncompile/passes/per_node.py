@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, is_tensor, own, same_size, value
+from gnncompile.passes.context import Context, alike, aten, is_tensor, own, per_row, same_shape, same_size, value
 from gnncompile.passes.message import is_one
 
 _VIEWS = (aten.view.default, aten.reshape.default)
@@ -72,7 +72,7 @@ class _Use:
     @property
     def wide(self) -> list[fx.Node]:
         """Factors that differ by channel."""
-        return [other for op, other in self.steps if op is aten.mul.Tensor and not _per_row(other)]
+        return [other for op, other in self.steps if op is aten.mul.Tensor and not per_row(other)]
 
     @property
     def index(self) -> fx.Node | None:
@@ -113,9 +113,9 @@ def _is_step(node: fx.Node, at: fx.Node) -> bool:
     args: Any = node.args
     if node.target not in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor) or node.kwargs or args[0] is args[1]:
         return False
-    if node.target is aten.div.Tensor and (args[0] is not at or not _per_row(args[1])):
+    if node.target is aten.div.Tensor and (args[0] is not at or not per_row(args[1])):
         return False
-    return _same_shape(node, at)
+    return same_shape(node, at)
 
 
 def _fits(use: _Use) -> bool:
@@ -153,7 +153,7 @@ def _rewritten(ctx: Context, use: _Use) -> fx.Node | None:
         rest = _without_layer(ctx, use)
         if rest is None:
             return part
-        if not _same_shape(rest, use.rows):
+        if not same_shape(rest, use.rows):
             return None
         rest = ctx.call(use.root.target, rest, *use.root.args[1:], like=use.root)
         return ctx.call(aten.add.Tensor, rest, part, like=use.root)
@@ -211,7 +211,7 @@ def _columns(ctx: Context, use: _Use) -> Any:
 def _scaled(ctx: Context, use: _Use, product: Any) -> Any:
     """A product times the factors that are the same for all channels."""
     for target, other in use.steps:
-        if target is not aten.add.Tensor and _per_row(other):
+        if target is not aten.add.Tensor and per_row(other):
             product = ctx.call(target, product, other, like=use.root)
     return product
 
@@ -249,14 +249,3 @@ def _movable(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
 
 def _is_gather(node: Any) -> bool:
     return node.target is aten.index_select.default and node.args[1] == 0
-
-
-def _per_row(factor: Any) -> bool:
-    """Whether a factor is the same for all channels of a row."""
-    return not is_tensor(factor) or value(factor).dim() == 0 or is_one(value(factor).shape[-1])
-
-
-def _same_shape(one: Any, other: fx.Node) -> bool:
-    if not is_tensor(one) or value(one).dim() != value(other).dim():
-        return False
-    return all(map(same_size, value(one).shape, value(other).shape))
