@@ -14,10 +14,14 @@ import torch
 import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
-from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
@@ -37,9 +41,12 @@ __all__ = [
     "inductor_option_names",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
+    "run_op_by_op",
     "size_now",
     "source_name",
     "static_cuda_launch",
+    "substitute_construction",
+    "substitute_largest",
     "substitute_methods",
     "symbolic_counts",
     "trace_aten",
@@ -65,9 +72,10 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     # No two sizes are assumed equal because they once were, none special because it was 0 or 1 (unless that is asked).
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=not _thread.empty_is_special),
     # dynamic=True would otherwise turn dropout rates and slopes into tensors.
+    # Recurrent layers may be looked at; to run one breaks the graph (gnncompile.capture.layers.uncaptured).
     # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
     lambda: dynamo_config.patch(
-        specialize_float=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
+        specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
 )
 
@@ -146,6 +154,59 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
         return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
 
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``ours()`` in place of making an object of a class or of one below it, where `active` says so."""
+    call = UserDefinedClassVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if issubclass(self.value, kind) and active():
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+        return call(self, tx, args, kwargs)
+
+    UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def substitute_largest(segments: Any, active: Callable[[], bool]) -> None:
+    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of integers, where `active` says so.
+
+    Args:
+        segments: An op from an index to the number of its segments, a size.
+        active: Whether to.
+    """
+    item = TensorVariable.method_item
+
+    def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        index = _maximum_of(self.as_proxy().node) if active() else None
+        if index is None:
+            return item(self, tx, *args, **kwargs)
+        proxy = fx.Proxy(index, self.as_proxy().tracer)
+        count = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", segments, (proxy,), {}))
+        largest = tx.output.create_proxy("call_function", operator.sub, (count.as_proxy(), 1), {})
+        return SymNodeVariable.create(tx, largest)
+
+    TensorVariable.method_item = method_item  # type: ignore[method-assign]
+
+
+def _maximum_of(node: fx.Node) -> fx.Node | None:
+    """The integers whose largest a node is."""
+    if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
+        return None
+    index: Any = node.args[0]
+    rows = index.args[0].args[0] if _is_row(index) else None
+    index = rows[index.args[1]] if rows is not None else index
+    found = index.meta.get("example_value")
+    whole = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
+    return index if whole and found.dtype != torch.bool else None
+
+
+def _is_row(node: fx.Node) -> bool:
+    """Whether a node takes one of the tensors again that were just put together."""
+    if node.target is not operator.getitem or not isinstance(node.args[1], int):
+        return False
+    stacked: Any = node.args[0]
+    return stacked.target is torch.stack and len(stacked.args) == 1 and not stacked.kwargs
 
 
 _EMPTINESS = {
@@ -259,6 +320,15 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
     compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Differentiates a graph as Inductor would be given it, and runs it uncompiled."""
+
+    def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(gm.forward)
+
+    return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:

@@ -40,12 +40,15 @@ class Backend:
         inductor: Inductor's settings.
         self_loops: "masked" or "exact": read by the substitutes while Dynamo traces.
         attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
+        asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
+            none, every step reads them.
     """
 
     own: dict[str, Any]
     inductor: dict[str, Any]
     self_loops: str = "masked"
     attaches_sizes: bool = False
+    asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
 
@@ -57,14 +60,14 @@ class Backend:
                 node.target = WRITTEN_OUT.get(node.target, node.target)
             gm.recompile()
             self.captured.append(Captured(Record(), None))
-            return _compat.compile_inductor(gm, inputs, self._patches())
+            return self._compile(gm, inputs)
         if result.hoisted is None:
             self.captured.append(Captured(result.record, None))
-            return _compat.compile_inductor(result.rest, inputs, self._patches())
+            return self._compile(result.rest, inputs)
         mode = _compat.backend_fake_mode()
         with mode:
             made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.hoisted.results]
-        compiled = _compat.compile_inductor(result.rest, [*inputs, *made], self._patches())
+        compiled = self._compile(result.rest, [*inputs, *made])
         limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
         structure = Structure(result.hoisted, *limits)
         self.captured.append(Captured(result.record, structure))
@@ -73,6 +76,11 @@ class Backend:
             return compiled(*args, *structure(args))
 
         return run
+
+    def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if not self.own["inductor"]:
+            return _compat.run_op_by_op(gm, inputs)
+        return _compat.compile_inductor(gm, inputs, self._patches())
 
     def _optimise(self, gm: fx.GraphModule) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):

@@ -65,7 +65,10 @@ class Program:
                 with _compat.symbolic_counts(self.empty_is_special):
                     return self.compiled(*parts)
             except SizeNeeded as needed:
-                self.derived.wanted.add(needed.source.removeprefix("L['").replace("']", "", 1))
+                source = needed.source.removeprefix("L['").replace("']", "", 1)
+                self.derived.wanted.add(source)
+                if needed.longest:
+                    self.derived.lengths.add(source)
                 self._start()
             except Masked:
                 self.backend.self_loops = "exact"

@@ -21,18 +21,20 @@ EDGE_INDEX = "edge_index"
 _INTEGERS = (torch.int64, torch.int32)
 
 
-class EdgePair(NamedTuple):
-    """An edge list ``[2, num_edges]`` as its two rows."""
-
-    row: Tensor
-    col: Tensor
-
-
 class Sized(NamedTuple):
-    """An index with its number of segments: ``carrier`` has shape ``[num_segments]``."""
+    """An index with its number of segments: ``carrier`` has shape ``[num_segments]``, or ``[num_segments, length of
+    the longest, 0]``.
+    """
 
     segment: Tensor
     carrier: Tensor
+
+
+class EdgePair(NamedTuple):
+    """An edge list ``[2, num_edges]`` as its two rows."""
+
+    row: Tensor | Sized
+    col: Tensor | Sized
 
 
 Path = tuple[Any, Any] | str
@@ -45,9 +47,13 @@ def split(value: Any, path: Path, derived: Derived) -> Any:
     if kind is Tensor:
         if value.dtype in _INTEGERS:
             if derived.splits and value.dim() == 2 and value.size(0) == 2:
-                return EdgePair(*derived.rows(value))
-            if derived.wanted and source_of(path) in derived.wanted:
-                return Sized(value, derived.carrier(value))
+                rows = derived.rows(value)
+                if not derived.wanted:
+                    return EdgePair(*rows)
+                ends = zip(rows, EdgePair._fields, strict=True)
+                return EdgePair(*(derived.sized(row, f"{source_of(path)}.{end}") for row, end in ends))
+            if derived.wanted:
+                return derived.sized(value, source_of(path))
         return value
     if kind is tuple or kind is list:
         return kind([split(v, (path, i), derived) for i, v in enumerate(value)])
@@ -64,7 +70,7 @@ def source_of(path: Path) -> str:
 def join(value: Any) -> Any:
     """The inverse of :func:`split`, traced by Dynamo."""
     if isinstance(value, EdgePair):
-        return torch.stack([value.row, value.col])
+        return torch.stack([join(value.row), join(value.col)])
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
     if type(value) is tuple:
@@ -81,24 +87,39 @@ class Derived:
 
     Attributes:
         wanted: Paths of the inputs whose number of segments the model needs.
+        lengths: Those of them whose longest segment's length it needs as well.
         splits: Whether edge lists are taken apart; not where the model writes to one.
         looks: How often data was read for that, which on a GPU is a sync.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.wanted: set[str] = set()
+        self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
         self._rows = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
+        self._long_carriers = IdentityCache(max_entries, max_bytes)
 
     def rows(self, edge_index: Tensor) -> list[Tensor]:
         """Both rows of an edge list as contiguous tensors of their own."""
         return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
 
+    def sized(self, index: Tensor, source: str) -> Tensor | Sized:
+        """The index, with its number of segments if the model needs that of this input."""
+        if source in self.lengths:
+            return Sized(index, self._long_carriers.get((index,), self._look_longer)[0])
+        return Sized(index, self.carrier(index)) if source in self.wanted else index
+
     def carrier(self, index: Tensor) -> Tensor:
         """An empty tensor ``[num_segments]`` for ``index.max() + 1`` segments."""
         return self._carriers.get((index,), self._look)[0]
+
+    def _look_longer(self, index: Tensor) -> list[Tensor]:
+        self.looks += 1
+        lengths = torch.bincount(index) if index.numel() else index
+        longest = int(lengths.max()) if index.numel() else 0
+        return [torch.empty(lengths.numel(), longest, 0, device=index.device)]
 
     def _look(self, index: Tensor) -> list[Tensor]:
         self.looks += 1

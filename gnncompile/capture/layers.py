@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch_geometric.nn import ChebConv, MFConv, SuperGATConv
-from torch_geometric.utils import degree, get_laplacian
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch_geometric.nn import Aggregation, ChebConv, ClusterGCNConv, JumpingKnowledge, MFConv, Set2Set, SuperGATConv
+from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
 from gnncompile._compat import copy_of
 from gnncompile.capture.relations.linear import typed_linear
@@ -21,6 +22,10 @@ _OPS: Any = torch.ops.gnncompile
 
 _mf_forward = copy_of(MFConv.forward)
 _cheb_norm = copy_of(ChebConv.__norm__)
+_cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
+_jumping_forward = copy_of(JumpingKnowledge.forward)
+_set2set_forward = copy_of(Set2Set.forward)
+_gru_cell = copy_of(nn.GRUCell.forward)
 
 
 def positive_sampling(self: Any, edge_index: Tensor) -> Tensor:
@@ -84,9 +89,122 @@ def mf_forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
     return out if x_r is None else out + typed_linear(self.lins_r, x_r, kind)
 
 
+def dense_rows(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    fill_value: float = 0.0,
+    max_num_elements: int | None = None,
+) -> Any:
+    """See ``torch_geometric.nn.Aggregation.to_dense_batch``; whether the index is sorted is asked once per index."""
+    self.assert_index_present(index)
+    self.assert_two_dimensional_input(x, dim)
+    return to_dense_batch(x, _OPS.sorted_index(index), fill_value, max_num_elements, dim_size)
+
+
+def gru_cell(self: Any, x: Tensor, hx: Tensor | None = None) -> Tensor:
+    """See :meth:`torch.nn.GRUCell.forward`: torch's own compares the number of rows with 1, which becomes a guard."""
+    if x.dim() != 2 or hx is None:
+        return _gru_cell(self, x, hx)  # type: ignore[no-any-return]
+    ours = linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
+    theirs = linear(hx, self.weight_hh, self.bias_hh).chunk(3, 1)
+    reset, update = torch.sigmoid(ours[0] + theirs[0]), torch.sigmoid(ours[1] + theirs[1])
+    new = torch.tanh(ours[2] + reset * theirs[2])
+    return new + update * (hx - new)
+
+
+def cluster_gcn_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+    """See :meth:`torch_geometric.nn.ClusterGCNConv.forward`: the diagonal is added where the loops are known to be."""
+    if type(edge_index) is not Tensor or not self.add_self_loops or type(self).forward is not ClusterGCNConv.forward:
+        return _cluster_gcn_forward(self, x, edge_index)
+    nodes = x.size(self.node_dim)
+    index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=nodes)
+    inverse = 1.0 / degree(index[1], num_nodes=nodes).clamp(min=1.0)
+    weight = inverse.index_select(0, index[1])
+    loops = torch.cat([weight.new_zeros(index.size(1) - nodes), weight.new_ones(nodes)])
+    out = self.propagate(index, x=x, edge_weight=weight * (1.0 + self.diag_lambda * loops))
+    return self.lin_out(out) + self.lin_root(x)
+
+
+def set2set_forward(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+) -> Any:
+    """See :class:`torch_geometric.nn.Set2Set`: every step of the LSTM as arithmetic, which Dynamo can trace."""
+    if not _is_plain(self.lstm) or index is None or ptr is not None or x.dim() != 2 or dim not in (-2, 0):
+        return _set2set_forward(self, x, index, ptr, dim_size, dim)
+    assert dim_size is not None  # the aggregation's own call sees to it
+    states = [(x.new_zeros(dim_size, x.size(1)),) * 2 for _ in range(self.lstm.num_layers)]
+    q_star = x.new_zeros(dim_size, self.out_channels)
+    for _ in range(self.processing_steps):
+        q = q_star
+        for layer in range(self.lstm.num_layers):
+            states[layer] = _lstm_step(self.lstm, f"_l{layer}", q, states[layer])
+            q = states[layer][0]
+        attention = softmax((x * q.index_select(0, index)).sum(dim=-1, keepdim=True), index, None, dim_size)
+        q_star = torch.cat([q, self.reduce(attention * x, index, ptr, dim_size, dim, reduce="sum")], dim=-1)
+    return q_star
+
+
+def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
+    """See :class:`torch_geometric.nn.JumpingKnowledge`: likewise."""
+    if self.mode != "lstm":
+        return _jumping_forward(self, xs)
+    both = []
+    for suffix, order in (("", xs), ("_reverse", xs[::-1])):
+        state = (xs[0].new_zeros(xs[0].size(0), self.lstm.hidden_size),) * 2
+        found = []
+        for x in order:
+            state = _lstm_step(self.lstm, f"_l0{suffix}", x, state)
+            found.append(state[0])
+        both.append(found[::-1] if suffix else found)
+    scores = [self.att(torch.cat([ahead, back], dim=-1)) for ahead, back in zip(*both, strict=True)]
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+    return (torch.stack(xs, dim=1) * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def uncaptured(*args: Any, **kwargs: Any) -> None:
+    """Breaks the graph, so that what must not be traced runs as it is.
+
+    A recurrent layer would be unrolled over time, and captured anew for every length; of a
+    :class:`torch_geometric.data.Batch` that a graph builds Dynamo makes an empty object.
+    """
+    torch._dynamo.graph_break()
+
+
+def _is_plain(lstm: nn.LSTM) -> bool:
+    return not (lstm.bidirectional or lstm.batch_first or lstm.dropout or lstm.proj_size)
+
+
+def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Hidden and cell state behind one step of one layer (the formula of :class:`torch.nn.LSTM`)."""
+    biases = (getattr(lstm, f"bias_ih{which}"), getattr(lstm, f"bias_hh{which}")) if lstm.bias else (None, None)
+    gates = linear(x, getattr(lstm, f"weight_ih{which}"), biases[0])
+    gates = gates + linear(state[0], getattr(lstm, f"weight_hh{which}"), biases[1])
+    into, forget, new, out = gates.chunk(4, 1)
+    cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     ChebConv.__norm__: cheb_norm,
+    ClusterGCNConv.forward: cluster_gcn_forward,
+    nn.GRUCell.forward: gru_cell,
+    **dict.fromkeys(
+        (nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward),
+        uncaptured,
+    ),
+    JumpingKnowledge.forward: jumping_forward,
     MFConv.forward: mf_forward,
+    Set2Set.forward: set2set_forward,
+    Aggregation.to_dense_batch: dense_rows,
     SuperGATConv.positive_sampling: positive_sampling,
     SuperGATConv.negative_sampling: negative_sampling,
 }

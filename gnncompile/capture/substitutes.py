@@ -15,6 +15,7 @@ import torch
 import torch_geometric
 import torch_geometric.utils as pyg
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from gnncompile import _compat
 from gnncompile.capture import layers, relations
@@ -25,6 +26,10 @@ _OPS: Any = torch.ops.gnncompile
 OFF, MASKED, EXACT = "off", "masked", "exact"
 
 
+_OURS = os.path.dirname(__file__) + os.sep
+"""Where the code stands that is traced in place of PyG's."""
+
+
 @torch.compiler.assume_constant_result
 def capturing() -> str:
     """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is.
@@ -32,8 +37,10 @@ def capturing() -> str:
     Edges are masked for PyG's own layers only: other code may count them.
     """
     found = _backend_setting()
-    if found == MASKED and "torch_geometric" not in _compat.calling_file(skip=__file__):
-        return EXACT
+    if found == MASKED:
+        caller = _compat.calling_file(skip=__file__)
+        if "torch_geometric" not in caller and not caller.startswith(_OURS):
+            return EXACT
     return found
 
 
@@ -43,6 +50,7 @@ def _backend_setting() -> str:
 
 _scatter = _compat.copy_of(pyg.scatter)
 _softmax = _compat.copy_of(pyg.softmax)
+_to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
 
@@ -67,6 +75,28 @@ def softmax(
     if num_nodes is None:
         num_nodes = _OPS.num_segments(index)
     return _OPS.segment_softmax(src, index, num_nodes)
+
+
+def to_dense_batch(
+    x: Tensor,
+    batch: Tensor | None = None,
+    fill_value: float | Tensor = 0.0,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Any:
+    """See :func:`torch_geometric.utils.to_dense_batch`; no size is compared with 1, which would become a guard."""
+    if capturing() == OFF or batch is None:
+        return _to_dense_batch(x, batch, fill_value, max_num_nodes, batch_size)
+    graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
+    longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
+    length = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
+    place = torch.arange(x.size(0), device=x.device) - (length.cumsum(0) - length).index_select(0, batch)
+    spare = graphs * longest  # where rows go that are too many
+    place = torch.where(place < longest, batch * longest + place, spare)
+    rows = x.new_zeros((spare + 1, *x.shape[1:])) + fill_value
+    filled = torch.zeros(spare + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
+    dense = rows.index_copy(0, place, x)[:spare].view(graphs, longest, *x.shape[1:])
+    return dense, filled[:spare].view(graphs, longest)
 
 
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
@@ -113,9 +143,12 @@ def install() -> None:
     for original, ours in (
         (pyg.scatter, scatter),
         (pyg.softmax, softmax),
+        (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
+    _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
+    _compat.substitute_largest(_OPS.num_segments.default, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)

@@ -8,13 +8,15 @@ Why it pays: it does not; it keeps everything right that the other passes left a
 from __future__ import annotations
 
 import operator
-from typing import Any
+import sys
+from typing import Any, cast
 
+import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile.ir.region import parse
-from gnncompile.passes.context import Context, Masked, aten, own, user_line, value
+from gnncompile.passes.context import Context, Masked, aten, mutates, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import POINTWISE
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
@@ -52,6 +54,26 @@ _WITHOUT_DEAD = {
     aten.sym_size.int,
 }
 """Operations whose result has no row for a dead edge."""
+
+_ALONG: dict[Any, tuple[int, ...]] = {
+    aten.sum.dim_IntList: (1,),
+    aten.mean.dim: (1,),
+    aten.amax.default: (1,),
+    aten.amin.default: (1,),
+    aten.linalg_vector_norm.default: (2,),
+    aten.norm.ScalarOpt_dim: (2,),
+    aten.cross.default: (2,),
+    aten.linalg_cross.default: (2,),
+    aten.transpose.int: (1, 2),
+    aten.chunk.default: (2,),
+    aten.split.Tensor: (2,),
+    aten.slice.Tensor: (1,),
+    aten.unbind.int: (1,),
+    aten.stack.default: (1,),
+    aten.max.dim: (1,),
+    aten.min.dim: (1,),
+}
+"""Operations that go along axes, and which of their arguments name these."""
 
 _FILLS = {aten.new_full.default, aten.full.default, aten.zeros_like.default, aten.ones_like.default}
 
@@ -147,7 +169,34 @@ def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
     if node.target in (aten.softmax.int, aten.log_softmax.int):
         axis: Any = node.args[1]
         return bool(axis % value(node).dim() != 0)
+    if node.target in (aten.matmul.default, aten.bmm.default):
+        second: Any = node.args[1]
+        return _all_keep_rows(node, tainted) and not (second in tainted and value(second).dim() < 3)
+    if node.target in _ALONG:
+        return _leaves_first_axis(node)
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()) and not mutates(node):
+        return _all_keep_rows(node, tainted)
     return node.target in _ROWWISE or node.target in _FILLS
+
+
+def _all_keep_rows(node: fx.Node, tainted: set[fx.Node]) -> bool:
+    """Whether the rows of all tainted arguments are those of the result: none is broadcast or reduced."""
+    rows = value(node).shape
+    found = [value(n).shape for n in node.all_input_nodes if n in tainted]
+    return all(len(f) == len(rows) > 0 and same_size(f[0], rows[0]) for f in found)
+
+
+def _leaves_first_axis(node: fx.Node) -> bool:
+    """Whether an operation that goes along axes leaves the first one alone."""
+    places, first = _ALONG[node.target], cast(Any, node.args[0])
+    rank = value(node).dim() if isinstance(first, (list, tuple)) else value(first).dim()
+    if len(node.args) <= max(places):
+        return False
+    if node.target is aten.slice.Tensor and node.args[1:] == (0, 0, sys.maxsize):
+        return True  # all rows, as in e[:, 0]
+    named: list[Any] = [node.args[place] for place in places]
+    axes = [axis for name in named for axis in (name if isinstance(name, (list, tuple)) else [name])]
+    return bool(axes) and all(axis is not None and axis % rank != 0 for axis in axes)
 
 
 def _ends_mask(node: fx.Node) -> bool:

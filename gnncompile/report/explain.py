@@ -102,7 +102,7 @@ def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
     before = sum(_compat.counters()["graph_break"].values())
     compiled(*args, **kwargs)
     breaks = sum(_compat.counters()["graph_break"].values()) - before
-    return _report(program, breaks, _syncs(compiled, args, kwargs))
+    return _report(program, breaks, count_syncs(compiled, args, kwargs))
 
 
 def _report(program: Program, breaks: int, syncs: int) -> Report:
@@ -158,7 +158,7 @@ class _SyncCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _syncs(compiled: Any, args: Any, kwargs: Any) -> int:
+def count_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
     """Device syncs of one steady call; on a CPU the same operations cost nothing but are counted too."""
     with _SyncCounter() as counter:
         compiled(*args, **kwargs)

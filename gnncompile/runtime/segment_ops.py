@@ -7,8 +7,10 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 - ``edge_dropout(src, seed, p)``: dropout of rows per edge by the mask that regions make of the same seed.
 - ``mark_dead(index, alive)``: ``index`` itself, with the knowledge that columns where ``alive`` is False are to be
   ignored: how self loops are removed without a data-dependent size.
-- ``num_segments(index)`` and ``sized(index, carrier)``: the number of segments, taken from the carrier's first
-  dimension where the caller attached one (:mod:`gnncompile.capture.inputs`).
+- ``num_segments(index)``, ``longest_segment(index)`` and ``sized(index, carrier)``: the number of segments and the
+  length of the longest, taken from the carrier's dimensions where the caller attached one
+  (:mod:`gnncompile.capture.inputs`).
+- ``sorted_index(index)``: the index itself, if it is sorted.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ LIBRARY.define("segment_softmax(Tensor src, Tensor index, SymInt num_segments) -
 LIBRARY.define("edge_dropout(Tensor src, Tensor seed, float p) -> Tensor")
 LIBRARY.define("mark_dead(Tensor index, Tensor alive) -> Tensor")
 LIBRARY.define("num_segments(Tensor index) -> SymInt")
+LIBRARY.define("longest_segment(Tensor index) -> SymInt")
+LIBRARY.define("sorted_index(Tensor index) -> Tensor")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
 
 
@@ -74,12 +78,12 @@ class SizeNeeded(BaseException):
     Not an Exception: Dynamo must not turn it into a graph break.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, longest: bool = False) -> None:
         super().__init__(source)
-        self.source = source
+        self.source, self.longest = source, longest
 
 
-_SEGMENTS = "_gnncompile_segments"
+_SEGMENTS, _LONGEST, _SOURCE = "_gnncompile_segments", "_gnncompile_longest", "_gnncompile_source"
 
 
 def _fake_num_segments(index: Tensor) -> Any:
@@ -93,17 +97,58 @@ def _fake_num_segments(index: Tensor) -> Any:
     return size
 
 
-def request_size(index: Tensor) -> None:
-    """Asks the caller for the number of segments of a model input; returns where there is nobody to ask."""
-    source = _compat.tracked_input_name(index)
+def request_size(index: Tensor, longest: bool = False) -> None:
+    """Asks the caller for the number of segments of a model input (and the length of the longest), once; returns where
+    there is nobody to ask.
+    """
+    source = getattr(index, _SOURCE, None) or _compat.tracked_input_name(index)
     backend = _compat.current_backend() if source is not None else None
-    if source is not None and getattr(backend, "attaches_sizes", False):
-        raise SizeNeeded(source)
+    if backend is None or source is None or not getattr(backend, "attaches_sizes", False):
+        return
+    if (source, longest) not in backend.asked:
+        backend.asked.add((source, longest))
+        raise SizeNeeded(source, longest)
+
+
+def _longest_segment(index: Tensor) -> int:
+    return int(torch.bincount(index).max()) if index.numel() else 0
+
+
+def _fake_longest_segment(index: Tensor) -> Any:
+    known = getattr(index, _LONGEST, None)
+    if known is not None:
+        return known
+    request_size(index, longest=True)
+    size = torch.library.get_ctx().new_dynamic_size()
+    torch._check(size >= 1)
+    return size
 
 
 def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
     out = torch.empty_like(index)
     setattr(out, _SEGMENTS, carrier.size(0))
+    setattr(out, _SOURCE, (_compat.tracked_input_name(index) or "").removesuffix(".segment") or None)
+    if carrier.dim() > 1:
+        setattr(out, _LONGEST, carrier.size(1))
+    return out
+
+
+def _sorted_index(index: Tensor) -> Tensor:
+    if not bool((index[:-1] <= index[1:]).all()):
+        raise ValueError(
+            "index: found an unsorted index, expected a sorted one, as this aggregation needs; sort the edges by "
+            "destination, e.g. with data.sort(sort_by_row=False)"
+        )
+    return index.clone()
+
+
+def _fake_sorted_index(index: Tensor) -> Tensor:
+    out = torch.empty_like(index)
+    for name in (_SEGMENTS, _LONGEST, _SOURCE):
+        if hasattr(index, name):
+            setattr(out, name, getattr(index, name))
+    if not hasattr(out, _SOURCE):
+        setattr(out, _SOURCE, _compat.tracked_input_name(index))
     return out
 
 
@@ -137,6 +182,8 @@ LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: index.clone(), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
+LIBRARY.impl("longest_segment", _longest_segment, "CompositeExplicitAutograd")
+LIBRARY.impl("sorted_index", _sorted_index, "CompositeExplicitAutograd")
 for _name, _fake in (
     ("segment_reduce", _fake_segment_reduce),
     ("segment_softmax", _fake_segment_softmax),
@@ -144,6 +191,8 @@ for _name, _fake in (
     ("mark_dead", lambda index, alive: torch.empty_like(index)),
     ("sized", _fake_sized),
     ("num_segments", _fake_num_segments),
+    ("longest_segment", _fake_longest_segment),
+    ("sorted_index", _fake_sorted_index),
 ):
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
 for _name in ("segment_reduce", "segment_softmax", "edge_dropout"):

@@ -1,0 +1,1 @@
+"""What of PyG is supported, found out by running it: ``python -m gnncompile support``."""

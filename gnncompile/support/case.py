@@ -1,0 +1,177 @@
+"""One entry of the table of support: a layer of PyG, how to make it and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CHANNELS = 8
+"""Features of a node, in and out."""
+
+EDGE_CHANNELS = 3
+"""Features of an edge."""
+
+TYPES = 3
+"""Types of edges in typed graphs."""
+
+LADDER = ((12, 40), (17, 61), (9, 23), (30, 100), (7, 0), (1, 1))
+"""Numbers of nodes and edges that one captured graph is to serve: ordinary ones, no edge, a single node."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Random inputs of one size, the same at every call; each attribute may be an argument of a case.
+
+    Floats are float64, so that a difference is none of rounding. Nodes belong to up to three graphs of a batch. Edges
+    are unsorted, with duplicates and self loops, and stay within a graph of the batch only in `batch_edge_index`. No
+    node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
+
+    Args:
+        nodes: Number of nodes.
+        edges: Number of edges.
+    """
+
+    nodes: int
+    edges: int
+
+    def normal(self, *size: int, seed: int) -> Tensor:
+        """Float features that take a gradient."""
+        random = torch.Generator().manual_seed(seed + 1000 * self.nodes + self.edges)
+        return torch.randn(size, generator=random, dtype=torch.float64).requires_grad_()
+
+    def integers(self, high: int, *size: int, seed: int) -> Tensor:
+        """Numbers below `high`."""
+        return torch.randint(high, size, generator=torch.Generator().manual_seed(seed + self.edges))
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Features, ``[nodes, CHANNELS]``."""
+        return self.normal(self.nodes, CHANNELS, seed=1)
+
+    @cached_property
+    def x0(self) -> Tensor:
+        """Other features, ``[nodes, CHANNELS]``."""
+        return self.normal(self.nodes, CHANNELS, seed=2)
+
+    @cached_property
+    def x_history(self) -> Tensor:
+        """Features of three layers, ``[nodes, 3, CHANNELS]``."""
+        return self.normal(self.nodes, 3, CHANNELS, seed=3)
+
+    @cached_property
+    def pos(self) -> Tensor:
+        """Positions, ``[nodes, 3]``."""
+        return self.normal(self.nodes, 3, seed=4)
+
+    @cached_property
+    def normals(self) -> Tensor:
+        """Unit vectors, ``[nodes, 3]``."""
+        return nn.functional.normalize(self.normal(self.nodes, 3, seed=5).detach(), dim=1)
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """Edges, ``[2, edges]``."""
+        found = self.integers(self.nodes, 2, self.edges, seed=6)
+        found[0] = torch.where(found[0] == found[1], (found[0] + 1) % self.nodes, found[0])
+        if self.edges >= 8:
+            found[:, 1] = found[:, 0]
+            found[:, 2:4] = torch.tensor([0, self.nodes - 1])
+        return found
+
+    @cached_property
+    def other_edge_index(self) -> Tensor:
+        """Other edges, ``[2, edges]``."""
+        return self.integers(self.nodes, 2, self.edges, seed=7)
+
+    @cached_property
+    def batch_edge_index(self) -> Tensor:
+        """Edges within the graphs of the batch, ``[2, edges]``."""
+        source = self.edge_index[0]
+        same = self.batch[source].unsqueeze(1) == self.batch.unsqueeze(0)
+        choice = self.integers(1 << 20, self.edges, seed=8) % same.sum(1).clamp(min=1)
+        target = (same.cumsum(1) - 1 == choice.unsqueeze(1)).logical_and(same).int().argmax(1)
+        return torch.stack([source, target]) if self.edges else self.edge_index
+
+    @cached_property
+    def edge_weight(self) -> Tensor:
+        """One positive number per edge, ``[edges]``."""
+        return self.normal(self.edges, seed=9).detach().abs().requires_grad_()
+
+    @cached_property
+    def edge_attr(self) -> Tensor:
+        """Features of edges, ``[edges, EDGE_CHANNELS]``."""
+        return self.normal(self.edges, EDGE_CHANNELS, seed=10)
+
+    @cached_property
+    def edge_type(self) -> Tensor:
+        """Types of edges, ``[edges]``."""
+        return self.integers(TYPES, self.edges, seed=11)
+
+    @cached_property
+    def node_type(self) -> Tensor:
+        """Types of nodes, ``[nodes]``."""
+        return self.integers(2, self.nodes, seed=12)
+
+    @cached_property
+    def z(self) -> Tensor:
+        """Numbers of atoms, ``[nodes]``."""
+        return self.integers(9, self.nodes, seed=13) + 1
+
+    @cached_property
+    def batch(self) -> Tensor:
+        """The graph of each node, sorted, ``[nodes]``; graph 1 is empty where there are few nodes."""
+        return (torch.arange(self.nodes) * 3 // max(self.nodes, 1)).clamp(max=2)
+
+    @cached_property
+    def sorted_index(self) -> Tensor:
+        """A group of each node, sorted, ``[nodes]``."""
+        return self.integers(max(self.nodes // 3, 1), self.nodes, seed=14).sort().values
+
+
+Argument = str | Callable[[Graph], Any]
+"""The name of an attribute of :class:`Graph`, or what makes an argument of it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, model or function of PyG.
+
+    Attributes:
+        name: What PyG calls it, and in brackets the variant.
+        make: Makes the module or returns the function.
+        inputs: Its positional arguments.
+        named: Its keyword arguments.
+        loose: How far results may be apart, relative to the largest.
+    """
+
+    name: str
+    make: Callable[[], Any]
+    inputs: tuple[Argument, ...] = ("x", "edge_index")
+    named: Mapping[str, Argument] = field(default_factory=dict)
+    loose: float = 1e-8
+
+    def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Its arguments on a graph."""
+        return tuple(_made(a, graph) for a in self.inputs), {k: _made(a, graph) for k, a in self.named.items()}
+
+
+def _made(argument: Argument, graph: Graph) -> Any:
+    return getattr(graph, argument) if isinstance(argument, str) else argument(graph)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An exported name that is no layer, or that can't run here even without a compiler.
+
+    Attributes:
+        name: What PyG calls it.
+        why: The reason.
+    """
+
+    name: str
+    why: str

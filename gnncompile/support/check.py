@@ -1,0 +1,181 @@
+"""Runs a case on a ladder of sizes, eager and compiled, and says what became of it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gnncompile import _compat
+from gnncompile.capture.compiled import compile, program_of
+from gnncompile.report.explain import count_syncs
+from gnncompile.support.case import LADDER, Case, Graph
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case.
+
+    Attributes:
+        name: The case's.
+        eager: Why PyG itself can't run it on some size; nothing if it can on all.
+        graphs: Captured graphs over the ladder.
+        breaks: Graph breaks over the ladder.
+        syncs: Host syncs of a step whose graph was seen before.
+        regions: Fused regions of the first captured graph.
+        wrong: What differs from eager, or the error; nothing if all is equal.
+        why: What was not fused, and other notes.
+    """
+
+    name: str
+    eager: str = ""
+    graphs: int = 0
+    breaks: int = 0
+    syncs: int = 0
+    regions: int = 0
+    wrong: str = ""
+    why: tuple[str, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is captured whole, once for all sizes, never waits for the device and equals eager."""
+        return (self.graphs, self.breaks, self.syncs, self.wrong) == (1, 0, 0, "")
+
+
+def check(case: Case, inductor: bool = False) -> Result:
+    """Runs a case.
+
+    Args:
+        case: The case.
+        inductor: Whether Inductor compiles what regions leave, which takes many times as long.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = case.make()
+    model = model.double() if isinstance(model, nn.Module) else model
+    sizes, refused = [], []
+    for size in LADDER:
+        try:
+            _run(case, _fresh(model), size)
+            sizes.append(size)
+        except Exception as error:
+            refused.append(f"{size[0]} nodes, {size[1]} edges: {_first_line(error)}")
+    if not sizes:
+        return Result(case.name, refused[0])
+    plain, compiled = _fresh(model), compile(_fresh(model), options={"inductor": inductor})
+    before, wrong = _breaks(), ""
+    for size in sizes:
+        try:
+            expected, found = _run(case, plain, size), _run(case, compiled, size)
+            wrong = wrong or _difference(expected, found, case.loose, size)
+        except Exception as error:
+            wrong = wrong or f"{size[0]} nodes, {size[1]} edges: {_first_line(error)}"
+            break
+    program = program_of(compiled)
+    assert program is not None
+    breaks = _breaks() - before
+    captured = program.backend.captured
+    notes = [f"{s.what}: {s.reason}" for c in captured for s in c.record.skipped] + [
+        f"{s.what}: {s.reason}" for s in program.backend.notes
+    ]
+    args, kwargs = case.arguments(Graph(*sizes[0]))
+    syncs = 0 if wrong else _steady_syncs(compiled, args, kwargs)
+    return Result(
+        case.name,
+        "; ".join(refused),
+        len(captured),
+        breaks,
+        syncs,
+        len(captured[0].record.regions) if captured else 0,
+        wrong,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _steady_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
+    """Host syncs of a call whose graph was seen before, on other floats."""
+
+    def anew(value: Any) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().clone().requires_grad_(value.requires_grad) if floats else value
+
+    first, second = (pytree.tree_map(anew, (args, kwargs)) for _ in range(2))
+    compiled(*first[0], **first[1])
+    return count_syncs(compiled, *second)
+
+
+def _fresh(model: Any) -> Any:
+    """A module of its own, so that running statistics start anew; a function as it is."""
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model
+
+
+def _run(case: Case, model: Any, size: tuple[int, int]) -> list[Tensor | None]:
+    """Outputs, and the gradients of all parameters and float inputs, of a weighted sum of the float outputs."""
+    args, kwargs = case.arguments(Graph(*size))
+    inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+    random.seed(0)
+    torch.manual_seed(0)
+    outputs = list(_tensors(model(*args, **kwargs)))
+    kept = [output.detach().clone() for output in outputs]  # invertible layers free their outputs in the backward
+    total: Any = 0
+    for output in outputs:
+        if output.requires_grad:
+            weight = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).view_as(output)
+            total = total + (output * weight).sum()
+    leaves = [*inputs, *(model.parameters() if isinstance(model, nn.Module) else ())]
+    gradients: list[Tensor | None] = []
+    if isinstance(total, Tensor) and leaves:
+        gradients = list(torch.autograd.grad(total, leaves, allow_unused=True))
+    return [*kept, *gradients]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of a result, those in objects included."""
+    if isinstance(value, Tensor):
+        yield value.coalesce().values() if value.is_sparse else value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value):
+        for entry in dataclasses.fields(value):
+            yield from _tensors(getattr(value, entry.name))
+    elif hasattr(value, "to_dict"):
+        yield from _tensors(value.to_dict())
+
+
+def _difference(expected: list[Tensor | None], found: list[Tensor | None], loose: float, size: tuple[int, int]) -> str:
+    where = f"{size[0]} nodes, {size[1]} edges"
+    if len(expected) != len(found):
+        return f"{where}: {len(found)} results, eager has {len(expected)}"
+    for k, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+        if theirs is None or ours is None:
+            if (theirs is None) != (ours is None):
+                return f"{where}: result {k} is {'missing' if ours is None else 'there'}, unlike eager's"
+        elif theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            return f"{where}: result {k} is {ours.dtype} {tuple(ours.shape)}, eager's {tuple(theirs.shape)}"
+        elif theirs.numel():
+            scale = max(float(theirs.abs().max()), 1.0) if theirs.is_floating_point() else 1.0
+            close = torch.allclose(ours.double() / scale, theirs.double() / scale, rtol=0, atol=loose, equal_nan=True)
+            if not close:
+                worst = float((ours.double() - theirs.double()).abs().max()) / scale
+                return f"{where}: result {k} is off by {worst:.1e}"
+    return ""
+
+
+def _breaks() -> int:
+    return sum(_compat.counters()["graph_break"].values())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:200]

@@ -1,0 +1,52 @@
+"""The pooling of ``torch_geometric.nn.pool``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import pool
+
+from gnncompile.support.case import CHANNELS as C
+from gnncompile.support.case import Absent, Case, Graph
+
+ROWS = ("x", "batch")
+GRAPH = ("x", "batch_edge_index")
+BATCH = {"batch": "batch"}
+CLUSTER = "needs torch-cluster"
+
+
+def _data(graph: Graph) -> Data:
+    return Data(x=graph.x, edge_index=graph.batch_edge_index, batch=graph.batch)
+
+
+def _clusters(graph: Graph) -> Tensor:
+    return graph.sorted_index
+
+
+POOL: tuple[Case | Absent, ...] = (
+    Case("global_add_pool", lambda: pool.global_add_pool, ROWS),
+    Case("global_mean_pool", lambda: pool.global_mean_pool, ROWS),
+    Case("global_max_pool", lambda: pool.global_max_pool, ROWS),
+    *(Absent(f"{kind}Index", "an index for search, no layer") for kind in ("KNN", "L2KNN", "MIPSKNN")),
+    *(Absent(f"Approx{kind}Index", "an index for search, no layer") for kind in ("L2KNN", "MIPSKNN")),
+    Case("TopKPooling", lambda: pool.TopKPooling(C), (*GRAPH, "edge_attr", "batch")),
+    Case("TopKPooling [least score]", lambda: pool.TopKPooling(C, min_score=0.05), GRAPH, BATCH),
+    Case("SAGPooling", lambda: pool.SAGPooling(C), GRAPH, BATCH),
+    Case("EdgePooling", lambda: pool.EdgePooling(C), (*GRAPH, "batch")),
+    Case("ClusterPooling", lambda: pool.ClusterPooling(C), (*GRAPH, "batch")),
+    Case("ASAPooling", lambda: pool.ASAPooling(C), GRAPH, BATCH),
+    Absent("PANPooling", "needs torch-sparse"),
+    Case("MemPooling", lambda: pool.MemPooling(C, C, heads=2, num_clusters=3), ROWS),
+    Case("max_pool", lambda: pool.max_pool, (_clusters, _data)),
+    Case("avg_pool", lambda: pool.avg_pool, (_clusters, _data)),
+    Case("max_pool_x", lambda: pool.max_pool_x, (_clusters, "x", "batch")),
+    Case("avg_pool_x", lambda: pool.avg_pool_x, (_clusters, "x", "batch")),
+    Case("max_pool_neighbor_x", lambda: pool.max_pool_neighbor_x, (_data,)),
+    Case("avg_pool_neighbor_x", lambda: pool.avg_pool_neighbor_x, (_data,)),
+    *(
+        Absent(name, CLUSTER)
+        for name in ("graclus", "voxel_grid", "fps", "knn", "knn_graph", "radius", "radius_graph", "nearest")
+    ),
+    Absent("approx_knn", "needs pynndescent, and searches on the CPU"),
+    Absent("approx_knn_graph", "needs pynndescent, and searches on the CPU"),
+)

@@ -1,0 +1,234 @@
+"""The table of support, and what it led to: sizes that only the data knows, dense batches, recurrent cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch_geometric import nn as pyg
+from torch_geometric.utils import to_dense_batch
+
+import gnncompile
+from gnncompile.capture.compiled import program_of
+from gnncompile.passes import lower
+from gnncompile.support.case import Absent, Case, Graph
+from gnncompile.support.check import Result, check
+from gnncompile.support.table import SECTIONS, exported, row, rows_of
+from tests.harness import light
+
+PAGE = Path(__file__).parents[1] / "docs" / "support.md"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _light():
+    with light():
+        yield
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_exported_name_is_in_the_table(section: str):
+    names = set(getattr(pyg, section).__all__)
+    assert exported(SECTIONS[section]) == names
+    assert names <= {name.split(" [")[0] for name in rows_of(PAGE.read_text(encoding="utf-8"))}
+
+
+QUICK = [
+    "GCNConv [weights]", "SAGEConv [several]", "GatedGraphConv", "DNAConv", "PPFConv", "HypergraphConv",
+    "ClusterGCNConv", "GINEConv", "MultiAggregation", "Set2Set", "MLPAggregation", "InstanceNorm", "GraphNorm",
+    "global_mean_pool",
+    "JumpingKnowledge [lstm]", "MetaLayer", "GroupAddRev", "max_pool",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_table_is_what_is_found(name: str):
+    """A part of it: all of it takes minutes."""
+    (case,) = [c for cases in SECTIONS.values() for c in cases if c.name == name]
+    assert isinstance(case, Case)
+    assert row(check(case)) == rows_of(PAGE.read_text(encoding="utf-8"))[name]
+
+
+def test_a_difference_and_an_error_are_found():
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (2 if torch.compiler.is_compiling() else 1)
+
+    class Refuses(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("no way")
+
+    assert "result 0 is off" in check(Case("wrong", Wrong, ("x",))).wrong
+    found = check(Case("refuses", Refuses, ("x",)))
+    assert found == Result("refuses", "12 nodes, 40 edges: RuntimeError: no way") and not found.passes
+    assert row(found) == "| refuses | | | | | | eager: 12 nodes, 40 edges: RuntimeError: no way |"
+
+
+def test_absent_names_have_a_reason():
+    assert all(c.why for cases in SECTIONS.values() for c in cases if isinstance(c, Absent))
+
+
+def test_inputs_are_as_they_are_described():
+    graph = Graph(30, 100)
+    loops = graph.edge_index[0][graph.edge_index[0] == graph.edge_index[1]]
+    assert loops.numel() == loops.unique().numel() == 2
+    within = graph.batch_edge_index
+    assert torch.equal(graph.batch[within[0]], graph.batch[within[1]]) and within.shape == (2, 100)
+    assert bool((graph.sorted_index.diff() >= 0).all())
+
+
+# -- sizes that only the data knows -------------------------------------------------------------------------------
+
+
+def one_graph_for(model: nn.Module, calls: list[tuple[Tensor, ...]]) -> None:
+    """Compares with eager; one captured graph, and no sync once an index was seen."""
+    compiled = gnncompile.compile(model)
+    for args in calls:
+        torch.testing.assert_close(compiled(*args), model(*args))
+    program = program_of(compiled)
+    assert program is not None and len(program.backend.captured) == 1
+    report = gnncompile.explain(model, *calls[0])
+    assert (report.graph_breaks, report.host_syncs) == (0, 0)
+
+
+class LargestPlusOne(nn.Module):
+    """As users write it: of an input, and of a row of an edge list."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        graphs = int(batch.max()) + 1
+        targets = edge_index[1].max().item() + 1
+        pooled = x.new_zeros(graphs, x.size(1)).index_add(0, batch, x)
+        sums = x.new_zeros(targets, x.size(1)).index_add(0, edge_index[1], x[edge_index[0]])
+        return torch.cat([pooled, sums])
+
+
+def test_largest_index_plus_one():
+    calls = []
+    for nodes, edges in ((12, 40), (5, 9), (30, 3)):
+        graph = Graph(nodes, edges)
+        calls.append((graph.x.detach(), graph.edge_index, graph.batch))
+    one_graph_for(LargestPlusOne(), calls)
+
+
+def test_a_size_that_can_not_be_attached_is_read_in_every_step():
+    """Behind a graph break the index is no argument of the model any more."""
+
+    class Breaks(nn.Module):
+        def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+            other = batch * 2
+            torch._dynamo.graph_break()
+            return x.new_zeros(int(other.max()) + 1, x.size(1)).index_add(0, other, x)
+
+    graph, model = Graph(12, 40), Breaks()
+    found = gnncompile.compile(model)(graph.x.detach(), graph.batch)
+    torch.testing.assert_close(found, model(graph.x.detach(), graph.batch))
+
+
+def test_the_largest_float_is_no_size():
+    def fn(x: Tensor) -> Tensor:
+        return x * float(x.max())
+
+    x = torch.rand(5)
+    torch.testing.assert_close(gnncompile.compile(fn)(x), fn(x))
+
+
+# -- dense batches ------------------------------------------------------------------------------------------------
+
+
+class Dense(nn.Module):
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__()
+        self.kwargs = kwargs
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        dense, mask = to_dense_batch(x, batch, **self.kwargs)  # type: ignore[arg-type]
+        return torch.cat([dense, mask.unsqueeze(-1).to(dense.dtype)], dim=-1)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"fill_value": -1.5}, {"max_num_nodes": 2}, {"batch_size": 5}], ids=str)
+def test_dense_batches(kwargs: dict[str, object]):
+    batches = [[0, 0, 1, 3, 3, 3], [0], [2, 2], [0, 1, 2, 3]]  # graphs without nodes, one node, several
+    calls = [(torch.randn(len(b), 3), torch.tensor(b)) for b in batches]
+    one_graph_for(Dense(**kwargs), calls)
+
+
+def test_gradient_of_a_dense_batch():
+    x, batch = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 0, 1, 3, 3, 3])
+    model = Dense(max_num_nodes=2)
+    weight = torch.randn(4, 2, 4)
+    (found,) = torch.autograd.grad((gnncompile.compile(model)(x, batch) * weight).sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad((model(x, batch) * weight).sum(), x)[0])
+    assert not found[5].any()  # it is one too many
+
+
+def test_an_unsorted_index_is_refused_where_rows_are_made_dense():
+    model = pyg.MLPAggregation(3, 3, 4, num_layers=1)
+    compiled, x = gnncompile.compile(model), torch.randn(4, 3)
+    compiled(x, torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match="unsorted index"):
+        compiled(x, torch.tensor([1, 0, 1, 0]))
+
+
+# -- layers that are traced as something else ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_cell(bias: bool):
+    torch.manual_seed(0)
+    cell = nn.GRUCell(3, 4, bias=bias)
+    one_graph_for(cell, [(torch.randn(n, 3), torch.randn(n, 4)) for n in (5, 1, 9)])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_set2set(layers: int):
+    torch.manual_seed(0)
+    model = pyg.Set2Set(3, 2, num_layers=layers)
+    one_graph_for(model, [(torch.randn(len(b), 3), torch.tensor(b)) for b in ([0, 0, 1, 3], [0], [0, 1, 1])])
+
+
+def test_a_recurrent_layer_is_not_unrolled():
+    model = nn.LSTM(3, 4, batch_first=True)
+    x = torch.randn(2, 7, 3)
+    torch.testing.assert_close(gnncompile.compile(model)(x)[0], model(x)[0])
+    report = gnncompile.explain(model, x)
+    assert report.graph_breaks == 1
+
+
+# -- which operations keep the rows of edges apart ----------------------------------------------------------------
+
+
+def safe(fn: object, *shapes: tuple[int, ...]) -> bool:
+    """Whether all operations of a function leave the rows of its last argument, which are masked, apart."""
+    values = [torch.randn(s) for s in shapes]
+    graph = make_fx(fn, tracing_mode="symbolic", pre_dispatch=True)(*values).graph  # type: ignore[arg-type]
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    tainted: set[fx.Node] = {inputs[-1]}
+    for node in graph.nodes:
+        if node.op == "call_function" and any(n in tainted for n in node.all_input_nodes):
+            if not lower._safe(node, tainted):
+                return False
+            tainted.add(node)
+    return True
+
+
+def test_rows_that_stay_apart():
+    assert safe(lambda w, e: e @ w, (3, 4), (7, 3))
+    assert safe(lambda w, e: e @ e.transpose(1, 2), (1,), (7, 3, 2))
+    assert safe(lambda w, e: torch.linalg.vector_norm(e, dim=-1), (1,), (7, 3))
+    assert safe(lambda w, e: torch.atan2(e.sum(dim=1), e.amax(dim=1)), (1,), (7, 3))
+    assert safe(lambda w, e: torch.stack([e[:, 0], e[:, 1]], dim=1), (1,), (7, 3))
+
+
+def test_rows_that_meet():
+    assert not safe(lambda w, e: w @ e, (7, 7), (7, 3))
+    assert not safe(lambda w, e: e.sum(dim=0), (1,), (7, 3))
+    assert not safe(lambda w, e: e.sum(), (1,), (7, 3))
+    assert not safe(lambda w, e: e.transpose(0, 1), (1,), (7, 3))
+    assert not safe(lambda w, e: torch.atan2(w, e), (7, 7), (7,))
+    assert not safe(lambda w, e: torch.stack([e, e]), (1,), (7, 3))
+    assert not safe(lambda w, e: e.max(dim=0).values, (1,), (7, 3))
