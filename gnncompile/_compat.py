@@ -168,17 +168,20 @@ def substitute_construction(kind: type, ours: Callable[..., Any], active: Callab
     UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]
 
 
-def substitute_largest(segments: Any, active: Callable[[], bool]) -> None:
-    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of integers, where `active` says so.
+def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) -> None:
+    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so.
 
     Args:
         segments: An op from an index to the number of its segments, a size.
+        sized: An op that returns its first argument, an input.
         active: Whether to.
     """
     item = TensorVariable.method_item
 
     def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         index = _maximum_of(self.as_proxy().node) if active() else None
+        if index is not None and index.op != "placeholder" and index.target is not sized:
+            index = None
         if index is None:
             return item(self, tx, *args, **kwargs)
         proxy = fx.Proxy(index, self.as_proxy().tracer)

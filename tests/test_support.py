@@ -129,6 +129,15 @@ def test_a_size_that_can_not_be_attached_is_read_in_every_step():
     torch.testing.assert_close(found, model(graph.x.detach(), graph.batch))
 
 
+@pytest.mark.parametrize("values", [[-3, -2], [-1, -1], [0], [4, 1]], ids=str)
+def test_the_largest_of_integers_that_are_no_index(values: list[int]):
+    def fn(x: Tensor, integers: Tensor) -> Tensor:
+        return x * int(integers.max()) + int((integers - 7).max())
+
+    x = torch.rand(5)
+    torch.testing.assert_close(gnncompile.compile(fn)(x, torch.tensor(values)), fn(x, torch.tensor(values)))
+
+
 def test_the_largest_float_is_no_size():
     def fn(x: Tensor) -> Tensor:
         return x * float(x.max())
@@ -155,6 +164,12 @@ def test_dense_batches(kwargs: dict[str, object]):
     batches = [[0, 0, 1, 3, 3, 3], [0], [2, 2], [0, 1, 2, 3]]  # graphs without nodes, one node, several
     calls = [(torch.randn(len(b), 3), torch.tensor(b)) for b in batches]
     one_graph_for(Dense(**kwargs), calls)
+
+
+def test_a_dense_batch_of_integers():
+    x, batch = torch.arange(4), torch.tensor([0, 0, 2, 2])
+    expected, found = to_dense_batch(x, batch), gnncompile.compile(to_dense_batch)(x, batch)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 def test_gradient_of_a_dense_batch():

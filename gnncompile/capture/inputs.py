@@ -106,17 +106,21 @@ class Derived:
         return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
 
     def sized(self, index: Tensor, source: str) -> Tensor | Sized:
-        """The index, with its number of segments if the model needs that of this input."""
+        """The index, with its number of segments if the model needs that of this input; not if there is none because
+        of negative numbers.
+        """
         if source in self.lengths:
-            return Sized(index, self._long_carriers.get((index,), self._look_longer)[0])
-        return Sized(index, self.carrier(index)) if source in self.wanted else index
-
-    def carrier(self, index: Tensor) -> Tensor:
-        """An empty tensor ``[num_segments]`` for ``index.max() + 1`` segments."""
-        return self._carriers.get((index,), self._look)[0]
+            carriers = self._long_carriers.get((index,), self._look_longer)
+        elif source in self.wanted:
+            carriers = self._carriers.get((index,), self._look)
+        else:
+            return index
+        return Sized(index, carriers[0]) if carriers else index
 
     def _look_longer(self, index: Tensor) -> list[Tensor]:
         self.looks += 1
+        if index.numel() and int(index.min()) < 0:
+            return []
         lengths = torch.bincount(index) if index.numel() else index
         longest = int(lengths.max()) if index.numel() else 0
         return [torch.empty(lengths.numel(), longest, 0, device=index.device)]
@@ -124,7 +128,7 @@ class Derived:
     def _look(self, index: Tensor) -> list[Tensor]:
         self.looks += 1
         count = int(index.max()) + 1 if index.numel() else 0
-        return [torch.empty(count, dtype=torch.bool, device=index.device)]
+        return [torch.empty(count, dtype=torch.bool, device=index.device)] if count >= 0 else []
 
 
 class Checker:

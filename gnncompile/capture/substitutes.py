@@ -93,7 +93,7 @@ def to_dense_batch(
     place = torch.arange(x.size(0), device=x.device) - (length.cumsum(0) - length).index_select(0, batch)
     spare = graphs * longest  # where rows go that are too many
     place = torch.where(place < longest, batch * longest + place, spare)
-    rows = x.new_zeros((spare + 1, *x.shape[1:])) + fill_value
+    rows = (x.new_zeros((spare + 1, *x.shape[1:])) + fill_value).to(x.dtype)
     filled = torch.zeros(spare + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
     dense = rows.index_copy(0, place, x)[:spare].view(graphs, longest, *x.shape[1:])
     return dense, filled[:spare].view(graphs, longest)
@@ -150,5 +150,5 @@ def install() -> None:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
-    _compat.substitute_largest(_OPS.num_segments.default, lambda: _backend_setting() != OFF)
+    _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def check(case: Case, inductor: bool = False) -> Result:
     if not sizes:
         return Result(case.name, refused[0])
     plain, compiled = _fresh(model), compile(_fresh(model), options={"inductor": inductor})
-    before, wrong = _breaks(), ""
+    before, wrong = Counter(_compat.counters()["graph_break"]), ""
     for size in sizes:
         try:
             expected, found = _run(case, plain, size), _run(case, compiled, size)
@@ -80,18 +81,19 @@ def check(case: Case, inductor: bool = False) -> Result:
             break
     program = program_of(compiled)
     assert program is not None
-    breaks = _breaks() - before
+    breaks = Counter(_compat.counters()["graph_break"]) - before
     captured = program.backend.captured
-    notes = [f"{s.what}: {s.reason}" for c in captured for s in c.record.skipped] + [
-        f"{s.what}: {s.reason}" for s in program.backend.notes
-    ]
+    notes = [f"breaks at: {_reason(text)}" for text in breaks]
+    notes += ["captured again for some size"] if len(captured) > 1 and not breaks else []
+    skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
+    notes += [f"{s.what}: {s.reason}" for s in skipped]
     args, kwargs = case.arguments(Graph(*sizes[0]))
     syncs = 0 if wrong else _steady_syncs(compiled, args, kwargs)
     return Result(
         case.name,
         "; ".join(refused),
         len(captured),
-        breaks,
+        breaks.total(),
         syncs,
         len(captured[0].record.regions) if captured else 0,
         wrong,
@@ -172,8 +174,11 @@ def _difference(expected: list[Tensor | None], found: list[Tensor | None], loose
     return ""
 
 
-def _breaks() -> int:
-    return sum(_compat.counters()["graph_break"].values())
+def _reason(text: str) -> str:
+    """The explanation in Dynamo's account of a graph break."""
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    return (found or lines or [""])[0]
 
 
 def _first_line(error: Exception) -> str:
