@@ -124,8 +124,17 @@ def _fake_longest_segment(index: Tensor) -> Any:
     return size
 
 
+def _copy(index: Tensor) -> Tensor:
+    return index.clone(memory_format=torch.contiguous_format)
+
+
+def _contiguous_like(index: Tensor) -> Tensor:
+    """A fake result; without ``empty_like``, which divides by sizes to find out about strides, and so fails for 0."""
+    return index.new_empty(index.shape)
+
+
 def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
-    out = torch.empty_like(index)
+    out = _contiguous_like(index)
     setattr(out, _SEGMENTS, carrier.size(0))
     setattr(out, _SOURCE, (_compat.tracked_input_name(index) or "").removesuffix(".segment") or None)
     if carrier.dim() > 1:
@@ -139,11 +148,11 @@ def _sorted_index(index: Tensor) -> Tensor:
             "index: found an unsorted index, expected a sorted one, as this aggregation needs; sort the edges by "
             "destination, e.g. with data.sort(sort_by_row=False)"
         )
-    return index.clone()
+    return _copy(index)
 
 
 def _fake_sorted_index(index: Tensor) -> Tensor:
-    out = torch.empty_like(index)
+    out = _contiguous_like(index)
     for name in (_SEGMENTS, _LONGEST, _SOURCE):
         if hasattr(index, name):
             setattr(out, name, getattr(index, name))
@@ -179,8 +188,8 @@ def _never(ctx: Any, *cotangents: Any) -> Any:
 LIBRARY.impl("segment_reduce", segment_reduce, "CompositeExplicitAutograd")
 LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
 LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
-LIBRARY.impl("mark_dead", lambda index, alive: index.clone(), "CompositeExplicitAutograd")
-LIBRARY.impl("sized", lambda index, carrier: index.clone(), "CompositeExplicitAutograd")
+LIBRARY.impl("mark_dead", lambda index, alive: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("sized", lambda index, carrier: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
 LIBRARY.impl("longest_segment", _longest_segment, "CompositeExplicitAutograd")
 LIBRARY.impl("sorted_index", _sorted_index, "CompositeExplicitAutograd")
@@ -188,7 +197,7 @@ for _name, _fake in (
     ("segment_reduce", _fake_segment_reduce),
     ("segment_softmax", _fake_segment_softmax),
     ("edge_dropout", lambda src, seed, p: torch.empty_like(src)),
-    ("mark_dead", lambda index, alive: torch.empty_like(index)),
+    ("mark_dead", lambda index, alive: _contiguous_like(index)),
     ("sized", _fake_sized),
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),
