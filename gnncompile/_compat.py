@@ -180,9 +180,7 @@ def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) ->
 
     def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         index = _maximum_of(self.as_proxy().node) if active() else None
-        if index is not None and index.op != "placeholder" and index.target is not sized:
-            index = None
-        if index is None:
+        if index is None or (index.op != "placeholder" and index.target is not sized):
             return item(self, tx, *args, **kwargs)
         proxy = fx.Proxy(index, self.as_proxy().tracer)
         count = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", segments, (proxy,), {}))

@@ -87,10 +87,19 @@ _SEGMENTS, _LONGEST, _SOURCE = "_gnncompile_segments", "_gnncompile_longest", "_
 
 
 def _fake_num_segments(index: Tensor) -> Any:
-    known = getattr(index, _SEGMENTS, None)
+    return _size_of(index, longest=False)
+
+
+def _fake_longest_segment(index: Tensor) -> Any:
+    return _size_of(index, longest=True)
+
+
+def _size_of(index: Tensor, longest: bool) -> Any:
+    """What the caller attached to an index, or is asked to attach; else a size that only the data knows."""
+    known = getattr(index, _LONGEST if longest else _SEGMENTS, None)
     if known is not None:
         return known
-    request_size(index)
+    request_size(index, longest)
     size = torch.library.get_ctx().new_dynamic_size()
     # dim_size=None gives at least one segment for every index that has an item.
     torch._check(size >= 1)
@@ -112,16 +121,6 @@ def request_size(index: Tensor, longest: bool = False) -> None:
 
 def _longest_segment(index: Tensor) -> int:
     return int(torch.bincount(index).max()) if index.numel() else 0
-
-
-def _fake_longest_segment(index: Tensor) -> Any:
-    known = getattr(index, _LONGEST, None)
-    if known is not None:
-        return known
-    request_size(index, longest=True)
-    size = torch.library.get_ctx().new_dynamic_size()
-    torch._check(size >= 1)
-    return size
 
 
 def _copy(index: Tensor) -> Tensor:

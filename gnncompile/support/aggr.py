@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch_geometric.nn import aggr
 
 from gnncompile.support.case import CHANNELS as C
-from gnncompile.support.case import Absent, Case
+from gnncompile.support.case import Absent, Case, degrees
 from gnncompile.support.conv import mlp
 
 ROWS = ("x", "sorted_index")
-
-
-def _degrees() -> torch.Tensor:
-    return torch.tensor([1, 3, 5, 2, 1])
 
 
 _SCALERS = ["identity", "linear"]
@@ -44,7 +39,7 @@ AGGR: tuple[Case | Absent, ...] = (
     Case("Set2Set", lambda: aggr.Set2Set(C, 2), ROWS),
     Case(
         "DegreeScalerAggregation",
-        lambda: aggr.DegreeScalerAggregation("mean", _SCALERS, _degrees()),
+        lambda: aggr.DegreeScalerAggregation("mean", _SCALERS, degrees()),
         ROWS,
     ),
     Case("SortAggregation", lambda: aggr.SortAggregation(3), ROWS),

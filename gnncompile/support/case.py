@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 CHANNELS = 8
 """Features of a node, in and out."""
@@ -128,9 +129,19 @@ class Graph:
         return (torch.arange(self.nodes) * 3 // max(self.nodes, 1)).clamp(max=2)
 
     @cached_property
+    def data(self) -> Data:
+        """The batch as one object."""
+        return Data(x=self.x, edge_index=self.batch_edge_index, batch=self.batch)
+
+    @cached_property
     def sorted_index(self) -> Tensor:
         """A group of each node, sorted, ``[nodes]``."""
         return self.integers(max(self.nodes // 3, 1), self.nodes, seed=14).sort().values
+
+
+def degrees() -> Tensor:
+    """How many nodes have each degree, for layers that scale by the average one."""
+    return torch.tensor([1, 3, 5, 2, 1])
 
 
 Argument = str | Callable[[Graph], Any]
@@ -146,14 +157,12 @@ class Case:
         make: Makes the module or returns the function.
         inputs: Its positional arguments.
         named: Its keyword arguments.
-        loose: How far results may be apart, relative to the largest.
     """
 
     name: str
     make: Callable[[], Any]
     inputs: tuple[Argument, ...] = ("x", "edge_index")
     named: Mapping[str, Argument] = field(default_factory=dict)
-    loose: float = 1e-8
 
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its arguments on a graph."""

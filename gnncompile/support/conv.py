@@ -8,7 +8,7 @@ from torch_geometric.nn import conv
 
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import EDGE_CHANNELS as D
-from gnncompile.support.case import TYPES, Absent, Case, Graph
+from gnncompile.support.case import TYPES, Absent, Case, Graph, degrees
 
 H = C // 2
 """Features of each of two heads."""
@@ -32,10 +32,6 @@ def _typed_edges(graph: Graph) -> dict[tuple[str, str, str], torch.Tensor]:
 
 
 _METADATA = (["a", "b"], [("a", "to", "b"), ("b", "back", "a")])
-
-
-def _degrees() -> torch.Tensor:
-    return torch.tensor([1, 3, 5, 2, 1])
 
 
 def _neighbours(graph: Graph) -> torch.Tensor:
@@ -109,7 +105,7 @@ CONV: tuple[Case | Absent, ...] = (
     Case(
         "PNAConv",
         lambda: conv.PNAConv(
-            C, C, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], _degrees(), edge_dim=D
+            C, C, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], degrees(), edge_dim=D
         ),
         EDGES,
         FEATURES,

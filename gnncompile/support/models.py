@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv, models
 
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import EDGE_CHANNELS as D
-from gnncompile.support.case import Absent, Argument, Case, Graph
+from gnncompile.support.case import Absent, Argument, Case, Graph, degrees
 from gnncompile.support.conv import mlp
 
 EDGES: tuple[Argument, ...] = ("x", "edge_index")
@@ -82,16 +81,8 @@ def _mask(graph: Graph) -> Tensor:
     return torch.arange(graph.nodes) % 2 == 0
 
 
-def _data(graph: Graph) -> Data:
-    return Data(x=graph.x, edge_index=graph.batch_edge_index, batch=graph.batch)
-
-
 def _basic(name: str, **kwargs: Any) -> Case:
     return Case(name, lambda: getattr(models, name)(C, C, 2, C, **kwargs))
-
-
-def _degrees() -> Tensor:
-    return torch.tensor([1, 3, 5, 2, 1])
 
 
 MODELS: tuple[Case | Absent, ...] = (
@@ -101,7 +92,7 @@ MODELS: tuple[Case | Absent, ...] = (
     _basic("GraphSAGE"),
     _basic("GIN"),
     _basic("GAT"),
-    _basic("PNA", aggregators=["mean", "max"], scalers=["identity", "amplification"], deg=_degrees()),
+    _basic("PNA", aggregators=["mean", "max"], scalers=["identity", "amplification"], deg=degrees()),
     _basic("EdgeCNN"),
     Case("GCN [jumping knowledge]", lambda: models.GCN(C, C, 3, C, jk="lstm", norm="layer_norm")),
     Case("JumpingKnowledge", lambda: models.JumpingKnowledge("max"), (_layers,)),
@@ -134,7 +125,7 @@ MODELS: tuple[Case | Absent, ...] = (
         lambda: models.GPSE(
             C, 5, C, layers_mp=2, layers_post_mp=1, num_node_targets=5, num_graph_targets=2, dropout=0.0
         ),
-        (_data,),
+        ("data",),
     ),
     Case(
         "GPSENodeEncoder",

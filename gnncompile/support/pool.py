@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import pool
 
 from gnncompile.support.case import CHANNELS as C
-from gnncompile.support.case import Absent, Case, Graph
+from gnncompile.support.case import Absent, Case
 
 ROWS = ("x", "batch")
 GRAPH = ("x", "batch_edge_index")
 BATCH = {"batch": "batch"}
 CLUSTER = "needs torch-cluster"
-
-
-def _data(graph: Graph) -> Data:
-    return Data(x=graph.x, edge_index=graph.batch_edge_index, batch=graph.batch)
-
-
-def _clusters(graph: Graph) -> Tensor:
-    return graph.sorted_index
 
 
 POOL: tuple[Case | Absent, ...] = (
@@ -37,12 +27,12 @@ POOL: tuple[Case | Absent, ...] = (
     Case("ASAPooling", lambda: pool.ASAPooling(C), GRAPH, BATCH),
     Absent("PANPooling", "needs torch-sparse"),
     Case("MemPooling", lambda: pool.MemPooling(C, C, heads=2, num_clusters=3), ROWS),
-    Case("max_pool", lambda: pool.max_pool, (_clusters, _data)),
-    Case("avg_pool", lambda: pool.avg_pool, (_clusters, _data)),
-    Case("max_pool_x", lambda: pool.max_pool_x, (_clusters, "x", "batch")),
-    Case("avg_pool_x", lambda: pool.avg_pool_x, (_clusters, "x", "batch")),
-    Case("max_pool_neighbor_x", lambda: pool.max_pool_neighbor_x, (_data,)),
-    Case("avg_pool_neighbor_x", lambda: pool.avg_pool_neighbor_x, (_data,)),
+    Case("max_pool", lambda: pool.max_pool, ("sorted_index", "data")),
+    Case("avg_pool", lambda: pool.avg_pool, ("sorted_index", "data")),
+    Case("max_pool_x", lambda: pool.max_pool_x, ("sorted_index", "x", "batch")),
+    Case("avg_pool_x", lambda: pool.avg_pool_x, ("sorted_index", "x", "batch")),
+    Case("max_pool_neighbor_x", lambda: pool.max_pool_neighbor_x, ("data",)),
+    Case("avg_pool_neighbor_x", lambda: pool.avg_pool_neighbor_x, ("data",)),
     *(
         Absent(name, CLUSTER)
         for name in ("graclus", "voxel_grid", "fps", "knn", "knn_graph", "radius", "radius_graph", "nearest")

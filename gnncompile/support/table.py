@@ -72,7 +72,7 @@ def _sign(good: bool) -> str:
 
 def _plain(text: str) -> str:
     """Without what ends a cell or differs between machines."""
-    return re.sub(r"\s+", " ", text.replace("|", "/").replace("\n", " "))[:160]
+    return re.sub(r"\s+", " ", text.replace("|", "/"))[:160]
 
 
 def rows_of(text: str) -> dict[str, str]:
