@@ -37,11 +37,15 @@ __all__ = [
     "copy_of",
     "counters",
     "current_backend",
+    "current_device",
+    "current_stream",
     "inductor_mode_options",
     "inductor_option_names",
+    "keeps_graph",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
     "run_op_by_op",
+    "saved_tensors",
     "size_now",
     "source_name",
     "static_cuda_launch",
@@ -340,6 +344,33 @@ def inductor_mode_options(mode: str | None) -> dict[str, Any]:
 def inductor_option_names() -> set[str]:
     """Names of Inductor's own settings."""
     return set(torch._inductor.config.get_config_copy())
+
+
+def current_device() -> int:
+    """The index of the current GPU; torch's public way asks first whether CUDA is initialised."""
+    return int(torch._C._cuda_getDevice())
+
+
+def current_stream(device: int) -> int:
+    """The handle of a GPU's current stream: the public way makes an object of it first."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def keeps_graph() -> bool:
+    """Whether the running backward was asked to leave its graph for another one (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
+    """What compiled code keeps for the backward of its results."""
+    kept: list[Tensor] = []
+    for node in {r.grad_fn for r in results}:
+        reached: list[Any] = [node]
+        while reached:
+            node = reached.pop()
+            kept += [*getattr(node, "saved_tensors", ()), *getattr(node, "_tensors_no_vc_check", ())]
+            reached += [n for n, _ in getattr(node, "next_functions", ()) if n is not None]
+    return kept
 
 
 def static_cuda_launch() -> Callable[..., None] | None:

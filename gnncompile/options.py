@@ -15,6 +15,8 @@ DEFAULTS: dict[str, Any] = {
     "hoist": True,
     "mask_self_loops": True,
     "inductor": True,
+    "record": False,
+    "recordings": 8,
     "structure_cache_entries": 64,
     "structure_cache_bytes": 2 * 2**30,
 }
@@ -27,6 +29,8 @@ DEFAULTS: dict[str, Any] = {
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
 - ``inductor``: compile what is no region with Inductor; without, it runs op by op, which tells whose an error is.
+- ``record``: capture forward and backward in CUDA graphs and replay them; ``mode="reduce-overhead"`` sets it.
+- ``recordings``: how many of these a captured graph keeps: one for each size and structure of the input graph.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
 """
 
@@ -44,6 +48,7 @@ def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str,
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"options: found {type(options).__name__}, expected a dict of names and values.")
     own, inductor = dict(DEFAULTS), _compat.inductor_mode_options(mode)
+    own["record"] = bool(inductor.pop("triton.cudagraphs", False))
     for name, value in (options or {}).items():
         if name in DEFAULTS:
             if type(value) is not type(DEFAULTS[name]):

@@ -259,7 +259,8 @@ def test_dynamic_false_compiles_for_one_size(model: Net):
 def test_modes(mode: str, model: Net):
     compiled = gnncompile.compile(model, mode=mode)
     equal(compiled(X, EDGES), model(X, EDGES))
-    settings = torch._inductor.list_mode_options(mode, True) if mode != "default" else {}
+    settings = dict(torch._inductor.list_mode_options(mode, True)) if mode != "default" else {}
+    assert program_of(compiled).backend.own["record"] == settings.pop("triton.cudagraphs", False)
     assert program_of(compiled).backend.inductor == settings
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat, passes
-from gnncompile.capture import inductor_dense, inductor_region, substitutes
+from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Record, Skip
+from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
 from gnncompile.runtime.structure import Structure
 
@@ -25,10 +26,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Captured:
-    """One captured graph: what the passes did and its structure cache."""
+    """One captured graph: what the passes did, its structure cache, its recordings or why it has none."""
 
     record: Record
     structure: Structure | None
+    recordings: Recordings | str | None = None
 
 
 @dataclass
@@ -59,23 +61,34 @@ class Backend:
             for node in gm.graph.nodes:
                 node.target = WRITTEN_OUT.get(node.target, node.target)
             gm.recompile()
-            self.captured.append(Captured(Record(), None))
-            return self._compile(gm, inputs)
+            return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
         if result.hoisted is None:
-            self.captured.append(Captured(result.record, None))
-            return self._compile(result.rest, inputs)
+            captured = Captured(result.record, None)
+            return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)
         mode = _compat.backend_fake_mode()
         with mode:
             made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.hoisted.results]
         compiled = self._compile(result.rest, [*inputs, *made])
         limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
         structure = Structure(result.hoisted, *limits)
-        self.captured.append(Captured(result.record, structure))
+        captured = Captured(result.record, structure)
+        return self._with_recordings(compiled, result.rest, inputs, captured)
 
-        def run(*args: Any) -> Any:
-            return compiled(*args, *structure(args))
-
-        return run
+    def _with_recordings(
+        self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
+    ) -> Callable[..., Any]:
+        self.captured.append(captured)
+        structure, recordings = captured.structure, None
+        if self.own["record"]:
+            found = recordable.recordings(compiled, gm, inputs, self.own["recordings"])
+            captured.recordings = found
+            recordings = found if isinstance(found, Recordings) else None
+        if recordings is not None:
+            replay = recordings  # mypy
+            return lambda *args: replay(args, structure(args) if structure is not None else ())
+        if structure is None:
+            return compiled
+        return lambda *args: compiled(*args, *structure(args))
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if not self.own["inductor"]:

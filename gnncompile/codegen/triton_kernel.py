@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.codegen.triton_plan import (
     PROGRAMS,
     SHARE,
@@ -178,9 +179,6 @@ class TritonTotals:
 
 
 def _on(device: int) -> AbstractContextManager[object]:
-    """Makes a device the current one, if it is not: an index below 0 is the CPU.
-
-    torch's public way asks first whether CUDA is initialised, which a tensor on it proves.
-    """
-    other = device >= 0 and device != torch._C._cuda_getDevice()
+    """Makes a device the current one, if it is not: an index below 0 is the CPU."""
+    other = device >= 0 and device != _compat.current_device()
     return torch.cuda.device(device) if other else nullcontext()

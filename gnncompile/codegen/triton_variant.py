@@ -129,7 +129,7 @@ class _Launcher:
             self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
 
     def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
-        stream = _current_stream(device)
+        stream = _compat.current_stream(device)
         if _hooked():
             self.compiled[programs, columns, 1](*arguments)
         elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
@@ -159,11 +159,6 @@ def _hooked() -> bool:
 def _holds(hook: Any) -> bool:
     """A chain of hooks may be empty; someone may also have put a plain function in its place."""
     return hook is not None and bool(getattr(hook, "calls", True))
-
-
-def _current_stream(device: int) -> int:
-    """The handle of the current stream, as Triton and Inductor get it: the public way makes an object of it first."""
-    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:

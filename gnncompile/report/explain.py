@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
+from gnncompile.capture.backend import Captured
 from gnncompile.capture.compiled import Program, compile, is_lazy, program_of
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
@@ -111,6 +112,7 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
     regions = [_region(r, device) for c in captured for r in c.record.regions]
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
+    notes += [f"not recorded: {why}" for why in map(_not_recorded, captured) if why]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
     if program.derived.wanted:
@@ -127,6 +129,11 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
         structure_nodes=sum(c.record.hoisted for c in captured),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _not_recorded(captured: Captured) -> str | None:
+    found = captured.recordings
+    return found if found is None or isinstance(found, str) else found.reason
 
 
 def _region(record: RegionRecord, device: str) -> RegionReport:

@@ -1,0 +1,40 @@
+"""Whether a captured graph can be recorded: whatever the host does in it would be done once only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from gnncompile import _compat
+from gnncompile.runtime import cuda_graph
+from gnncompile.runtime.recordings import Recordings
+
+_HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
+
+
+def recordings(run: Any, gm: fx.GraphModule, inputs: Sequence[Any], most: int) -> Recordings | str:
+    """What records a compiled graph, or why nothing can."""
+    devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
+    devices |= {t.device for t in inputs if isinstance(t, Tensor)}
+    if len(devices) != 1:
+        return f"it works on {len(devices)} devices: {', '.join(sorted(map(str, devices)))}"
+    device = devices.pop()
+    if cuda_graph.recorder(device) is None:
+        return f"its device is {device}"
+    for node in gm.graph.nodes:
+        if any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS) or _unknown_size(node):
+            return f"{node.target} waits for the device"
+    return Recordings(run, most, device)
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    found = node.meta.get("val", node.meta.get("example_value"))
+    return [v for v in tree_leaves(found) if isinstance(v, Tensor)]
+
+
+def _unknown_size(node: fx.Node) -> bool:
+    return any(_compat.size_now(s) is None for t in _tensors(node) for s in t.shape)

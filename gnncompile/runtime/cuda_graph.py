@@ -1,0 +1,71 @@
+"""Captures work on a GPU in CUDA graphs that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol, TypeVar
+
+import torch
+
+from gnncompile import _compat
+
+T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """What captures work that is to be replayed over the same memory."""
+
+    def __call__(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Captures what `work` does without doing it.
+
+        Returns:
+            What does it, and the tensors that `work` returned, which it writes to.
+        """
+
+
+class CudaGraphs:
+    """Captures for one device. What is captured with one of these is to be replayed in the order of capture.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = _capture_stream(device)
+
+    def __call__(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """See :class:`Recorder`.
+
+        Raises:
+            RuntimeError: Something waits for the device, or there is too little memory.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # The outer block restores the stream where a failed capture can't be ended.
+        with (
+            torch.cuda.stream(self._stream),
+            torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
+        ):
+            made = work()
+        return graph.replay, made
+
+
+def recorder(device: torch.device) -> Recorder | None:
+    """What captures work of one recording on a device; None where nothing does."""
+    return CudaGraphs(device) if device.type == "cuda" else None
+
+
+def context(device: torch.device) -> tuple[int, bool] | None:
+    """What a replay depends on beside its inputs: the stream, and whether inference tensors are made.
+
+    None where no recording may be replayed: another device is the current one, or its work is being captured.
+    """
+    if _compat.current_device() != device.index or torch.cuda.is_current_stream_capturing():
+        return None
+    return _compat.current_stream(device.index), torch.is_inference_mode_enabled()
+
+
+@lru_cache(maxsize=64)
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

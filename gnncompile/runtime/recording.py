@@ -1,0 +1,239 @@
+"""A compiled graph's forward and backward, each captured as a whole and replayed over the same memory.
+
+An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Results and
+gradients are copies, so that the next replay overwrites nothing that is still looked at; and what the forward keeps
+for its backward is overwritten by no other forward before that backward has run (:class:`Lease`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnncompile import _compat
+from gnncompile.errors import Unsupported
+from gnncompile.runtime.cuda_graph import Recorder
+
+ALIGNMENT = 16
+"""Bytes; kernels for vectors want the gradients in the common buffer at multiples of it."""
+
+SMALL = 2**20
+"""Bytes of a gradient that is copied together with others."""
+
+
+class Lease:
+    """The right to what a forward left for its backward; ends with the backward, or with the last reference."""
+
+    __slots__ = ("__weakref__", "spent")
+
+    def __init__(self) -> None:
+        self.spent = False
+
+
+class Recording:
+    """One graph for one size and one place of its inputs.
+
+    Args:
+        run: The graph: called with `args` and `held`, returns tensors, numbers and None. Kernels that it needs are
+            compiled; its backward's too.
+        args: Its inputs.
+        held: Further ones, which are the same at every replay and kept alive by the recording.
+        copied: Positions of the inputs that are copied at each replay.
+        mutated: Positions of the inputs that the graph writes to.
+        record: What captures.
+
+    Raises:
+        Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
+        RuntimeError: From the capture.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        held: Sequence[Tensor],
+        copied: frozenset[int],
+        mutated: frozenset[int],
+        record: Recorder,
+    ) -> None:
+        if copied & mutated:
+            raise Unsupported("an input that it writes to is another tensor in each call")
+        self.held, self.copied, self._mutated = held, copied, sorted(mutated)
+        self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
+        self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
+        # Dynamo has compared the shapes of parameters.
+        sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
+        self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
+        self._held_at = [h.data_ptr() for h in held]
+        self._static = {k: torch.empty_like(args[k]) for k in sorted(copied)}
+        inputs = [self._static.get(k, a) for k, a in enumerate(args)]
+        graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+        self._graded = graded if torch.is_grad_enabled() else []
+        for k in self._graded:
+            # A leaf of its own: the parameter's may be bound to another stream by an earlier step.
+            inputs[k] = inputs[k].detach().requires_grad_()
+        self._forward, made = record(lambda: run(*inputs, *held))
+        _check_results(made, inputs)
+        self._kind = type(made)
+        self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]
+        tensors = [m for m in made if isinstance(m, Tensor)]
+        self.differentiable = [t.requires_grad for t in tensors]
+        self.saved = self._saved_inputs(tensors, args)
+        if any(self.differentiable):
+            self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
+        self._lease: weakref.ref[Lease] | None = None
+        self._lock = threading.Lock()
+
+    def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:
+        self._cotangents = [torch.empty_like(m) for m in made]
+        self._backward, self._gradients = record(
+            lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
+        )
+
+    def _saved_inputs(self, made: list[Tensor], args: Sequence[Any]) -> list[int]:
+        """Positions of the inputs that the backward reads where the caller has them: to be kept as they are."""
+        saved = {t.untyped_storage().data_ptr() for t in _compat.saved_tensors(made)}
+        fixed = [k for k, a in enumerate(args) if isinstance(a, Tensor) and k not in self.copied]
+        return [k for k in fixed if args[k].untyped_storage().data_ptr() in saved]
+
+    def fits(self, args: Sequence[Any], held: Sequence[Tensor]) -> bool:
+        """Whether these inputs are those of the recording, or can be copied there."""
+        for k, value in self._numbers:
+            if args[k] != value:
+                return False
+        for k, place in self._places:
+            if args[k].data_ptr() != place:
+                return False
+        for k, shape, stride in self._sizes:
+            if args[k].shape != shape or args[k].stride() != stride:
+                return False
+        return all(h.data_ptr() == at for h, at in zip(held, self._held_at, strict=True))
+
+    def lease(self) -> Lease | None:
+        """The right to run it, or None where a backward is still to come."""
+        with self._lock:
+            if not self.free:
+                return None
+            lease = Lease()
+            self._lease = weakref.ref(lease)
+            return lease
+
+    @property
+    def free(self) -> bool:
+        """Whether no backward is still to come."""
+        return self._lease is None or self._lease() is None
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self._lease = None
+
+    def __call__(self, args: Sequence[Any], lease: Lease) -> Any:
+        """Replays it on inputs that fit."""
+        if any(self.differentiable):
+            tensors = _Replay.apply(self, args, lease, *[args[k] for k in self._graded])  # type: ignore[no-untyped-call]
+        else:
+            tensors = self.forward(args)
+            self.release()
+        following = iter(tensors)
+        return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
+
+    def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The resulting tensors, without a gradient."""
+        for k, static in self._static.items():
+            static.copy_(args[k])
+        self._forward()
+        if self._mutated:
+            torch.autograd.graph.increment_version([args[k] for k in self._mutated])
+        return tuple([m.clone() for m in self._made if isinstance(m, Tensor)])
+
+    def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the inputs that have one."""
+        for static, given in zip(self._cotangents, cotangents, strict=True):
+            if given is None:
+                static.zero_()
+            else:
+                static.copy_(given)
+        self._backward()
+        return self._gradients.copies()
+
+
+class Gradients:
+    """Gradients that are made anew by every replay; the small ones of one type stand in a common buffer.
+
+    Args:
+        made: The gradients.
+    """
+
+    def __init__(self, made: Sequence[Tensor | None]) -> None:
+        self._alone = [g if g is not None and g.numel() * g.element_size() > SMALL else None for g in made]
+        self._places: list[tuple[int, torch.Size, tuple[int, ...], int] | None] = []
+        lengths: dict[torch.dtype, int] = {}
+        for gradient, alone in zip(made, self._alone, strict=True):
+            if gradient is None or alone is not None:
+                self._places.append(None)
+                continue
+            start = lengths.get(gradient.dtype, 0)
+            group = [*lengths, gradient.dtype].index(gradient.dtype)
+            self._places.append((group, gradient.shape, _contiguous(gradient.shape), start))
+            step = max(ALIGNMENT // gradient.element_size(), 1)
+            lengths[gradient.dtype] = start + -(-gradient.numel() // step) * step
+        device = next((g.device for g in made if g is not None), None)
+        self._buffers = [torch.zeros(n, dtype=dtype, device=device) for dtype, n in lengths.items()]
+        for gradient, place in zip(made, self._places, strict=True):
+            if gradient is not None and place is not None:
+                self._buffers[place[0]].as_strided(*place[1:]).copy_(gradient)
+
+    def copies(self) -> list[Tensor | None]:
+        """The gradients, for the caller to keep."""
+        buffers = [b.clone() for b in self._buffers]
+        return [
+            buffers[place[0]].as_strided(*place[1:])
+            if place is not None
+            else (None if alone is None else alone.clone())
+            for place, alone in zip(self._places, self._alone, strict=True)
+        ]
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, args: Sequence[Any], lease: Lease, *graded: Tensor) -> Any:
+        made = recording.forward(args)
+        ctx.set_materialize_grads(False)
+        ctx.recording, ctx.lease = recording, lease
+        ctx.mark_non_differentiable(*[m for m, d in zip(made, recording.differentiable, strict=True) if not d])
+        # Keeps them alive, and raises torch's own error where one was changed before the backward.
+        ctx.save_for_backward(*[args[k] for k in recording.saved])
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
+        recording: Recording = ctx.recording
+        if ctx.lease.spent:
+            raise RuntimeError(
+                "backward: found a second backward through one forward of a recorded model, whose first has "
+                'overwritten what it needs. Compile the model without mode="reduce-overhead".'
+            )
+        ctx.lease.spent = True
+        gradients = recording.backward([c for c, d in zip(cotangents, recording.differentiable, strict=True) if d])
+        if not _compat.keeps_graph():
+            recording.release()
+        return None, None, None, *gradients
+
+
+def _contiguous(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def _check_results(made: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Raises Unsupported for a result that is an input, or a view of one: a copy would not be."""
+    given = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)} - {0}
+    if any(isinstance(m, Tensor) and m.untyped_storage().data_ptr() in given for m in made):
+        raise Unsupported("a result shares memory with an input")

@@ -1,0 +1,162 @@
+"""Chooses what of a captured graph is recorded, and when a recording is replayed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile.errors import Unsupported
+from gnncompile.runtime import cuda_graph
+from gnncompile.runtime.recording import Recording
+
+logger = logging.getLogger(__name__)
+
+WARM = 2
+"""Runs of one size before it is recorded: kernels are compiled, the hubs of the graph are known to the host."""
+
+OFTEN = 2
+"""An input that was found in another place so often is copied to the recording at each replay."""
+
+MOST_SEEN = 256
+"""Sizes that are remembered though they are not recorded."""
+
+
+@dataclass
+class _Seen:
+    """What was seen of one size."""
+
+    key: Any
+    places: list[int] = field(default_factory=list)
+    moved: Counter[int] = field(default_factory=Counter)
+    mutated: set[int] = field(default_factory=set)
+    runs: int = 0
+    awaits_backward: bool = False
+    refused: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be recorded."""
+        return self.runs >= WARM and not self.awaits_backward and not self.refused
+
+    def look(self, places: list[int]) -> None:
+        """Compares where the inputs are with where they were."""
+        rarely = False
+        for k, (old, new) in enumerate(zip(self.places, places, strict=False)):
+            if old != new:
+                self.moved[k] += 1
+                rarely |= self.moved[k] < OFTEN
+        self.places = places
+        if rarely:
+            self.runs = 0
+
+    @property
+    def copied(self) -> frozenset[int]:
+        """Positions of the inputs that come from elsewhere each time."""
+        return frozenset(k for k, times in self.moved.items() if times >= OFTEN)
+
+
+class Recordings:
+    """Runs a graph, by replay where it can.
+
+    Args:
+        run: The graph: called with its inputs and those that are held.
+        most: How many recordings are kept.
+        device: What the graph works on.
+
+    Attributes:
+        reason: Why nothing is recorded (any more), if so.
+    """
+
+    def __init__(self, run: Callable[..., Any], most: int, device: torch.device) -> None:
+        self.run, self.most, self.device = run, most, device
+        self.recorded: list[tuple[_Seen, Recording]] = []
+        self.reason: str | None = None
+        self._seen: OrderedDict[Any, _Seen] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, args: Sequence[Any], held: Sequence[Tensor], facts: Any = None) -> Any:
+        """The graph's results.
+
+        Args:
+            args: Its inputs: tensors and numbers.
+            held: Tensors that stay what they are while they are alive, such as the structure of a graph.
+            facts: What else a recording depends on.
+        """
+        where = cuda_graph.context(self.device) if self.reason is None else None
+        if where is None:
+            return self.run(*args, *held)
+        context = where, facts
+        for seen, recording in reversed(self.recorded):
+            if seen.key[0] == context and recording.fits(args, held):
+                lease = recording.lease()
+                if lease is not None:
+                    return recording(args, lease)
+        with self._lock:
+            seen = self._look(args, held, context)
+            new = self._record(seen, args, held) if seen.ready else None
+            lease = new.lease() if new is not None else None
+        return self._run(seen, args, held) if new is None or lease is None else new(args, lease)
+
+    def _look(self, args: Sequence[Any], held: Sequence[Tensor], context: Any) -> _Seen:
+        sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
+        key = context, sizes, tuple([h.data_ptr() for h in held])
+        seen = self._seen.setdefault(key, _Seen(key))
+        self._seen.move_to_end(key)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        seen.look([a.data_ptr() if isinstance(a, Tensor) else 0 for a in args])
+        return seen
+
+    def _run(self, seen: _Seen, args: Sequence[Any], held: Sequence[Tensor]) -> Any:
+        versions = [_version(a) for a in args]
+        made = self.run(*args, *held)
+        seen.mutated |= {k for k, a in enumerate(args) if _version(a) != versions[k]}
+        seen.runs += 1
+        node = next((m.grad_fn for m in made if isinstance(m, Tensor) and m.grad_fn is not None), None)
+        seen.awaits_backward = node is not None
+        if node is not None:
+            node.register_hook(lambda *_: setattr(seen, "awaits_backward", False))
+        return made
+
+    def _record(self, seen: _Seen, args: Sequence[Any], held: Sequence[Tensor]) -> Recording | None:
+        seen.runs = 0  # whatever comes of it, the next attempt is some runs away
+        self._make_room(seen)
+        if len(self.recorded) >= self.most:
+            return None
+        record = cuda_graph.recorder(self.device)
+        assert record is not None
+        try:
+            recording = Recording(self.run, args, held, seen.copied, frozenset(seen.mutated), record)
+        except (Unsupported, RuntimeError) as reason:
+            self._refuse(seen, reason)
+            return None
+        self.recorded.append((seen, recording))
+        return recording
+
+    def _make_room(self, seen: _Seen) -> None:
+        """Drops recordings of the same size that copy less, then the oldest beyond the bound; none in use."""
+        for known in list(self.recorded):
+            if known[0] is seen and known[1].copied < seen.copied and known[1].free:
+                self.recorded.remove(known)
+        for known in list(self.recorded):
+            if len(self.recorded) >= self.most and known[1].free:
+                self.recorded.remove(known)
+
+    def _refuse(self, seen: _Seen, reason: Exception) -> None:
+        seen.refused = True
+        if isinstance(reason, torch.OutOfMemoryError):
+            self.recorded = [known for known in self.recorded if not known[1].free]
+        else:
+            self.reason = str(reason).splitlines()[0]
+            logger.warning("a graph is not recorded: %s", self.reason)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else -1

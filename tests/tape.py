@@ -1,0 +1,87 @@
+"""Stands in for CUDA graphs on a CPU: records operations, and does them again over the same memory.
+
+What a CUDA graph does not do at its capture is undone: what `work` wrote to, beside what it made, is as it was. Memory
+is poisoned with NaN after the capture, which a CUDA graph leaves undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gnncompile.runtime import cuda_graph
+
+
+class Tape(TorchDispatchMode):
+    """The operations of one capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.made: dict[int, Tensor] = {}
+        self.before: list[tuple[Tensor, Tensor]] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for given, argument in zip(args, func._schema.arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tree_leaves(given):
+                    if tensor.untyped_storage()._cdata not in self.made:
+                        self.before.append((tensor.detach(), tensor.detach().clone()))
+        result = func(*args, **kwargs)
+        new = [r.alias_info is None for r in func._schema.returns]
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)] if all(new) else []
+        for output in outputs:
+            self.made[output.untyped_storage()._cdata] = output.detach()
+        self.steps.append((func, args, kwargs, [o.detach() for o in outputs]))
+        return result
+
+    def undo(self) -> None:
+        for tensor, value in reversed(self.before):
+            with torch.autograd._unsafe_preserve_version_counter(tensor):
+                tensor.copy_(value)
+        for tensor in self.made.values():
+            if tensor.is_floating_point():
+                with torch.autograd._unsafe_preserve_version_counter(tensor):
+                    tensor.fill_(float("nan"))
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for func, args, kwargs, outputs in self.steps:
+                again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+                for output, value in zip(outputs, again, strict=False):
+                    output.copy_(value)
+
+
+class Tapes:
+    """Captures of one recording; `captures` counts those of all."""
+
+    captures = 0
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        Tapes.captures += 1
+        with Tape() as tape:
+            made = work()
+        tape.undo()
+        return tape.replay, made
+
+
+@contextmanager
+def tapes() -> Iterator[type[Tapes]]:
+    """Recordings on a CPU are tapes inside this block."""
+    Tapes.captures = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "recorder", lambda device: Tapes())
+        patch.setattr(cuda_graph, "context", lambda device: 0)
+        yield Tapes
