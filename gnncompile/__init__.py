@@ -2,6 +2,7 @@
 
 from gnncompile.capture.compiled import compile
 from gnncompile.report.explain import Report, explain
+from gnncompile.steps.train_step import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["Report", "__version__", "compile", "explain"]
+__all__ = ["Report", "TrainStep", "__version__", "compile", "explain"]

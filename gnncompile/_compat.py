@@ -16,6 +16,8 @@ import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -42,6 +44,7 @@ __all__ = [
     "inductor_mode_options",
     "inductor_option_names",
     "keeps_graph",
+    "make_capturable",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
     "run_op_by_op",
@@ -56,6 +59,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "unknown_size",
+    "whole_capture",
 ]
 
 shape_config: Any = shape_config_module
@@ -361,6 +365,26 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Lets an optimizer keep on its device what changes from step to step: counts of steps, learning rates.
+
+    Changes nothing where the optimizer can't, as ``torch.optim.SGD``.
+    """
+    for group in optimizer.param_groups:
+        if "capturable" not in group:
+            continue
+        group["capturable"] = True
+        if not isinstance(group["lr"], Tensor):
+            double = any(p.dtype == torch.float64 for p in group["params"])
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64 if double else torch.float32, device=device)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(device)
+    # Steps that are not recorded are meant to be.
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
 def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
     """What compiled code keeps for the backward of its results."""
     kept: list[Tensor] = []
@@ -371,6 +395,17 @@ def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
             kept += [*getattr(node, "saved_tensors", ()), *getattr(node, "_tensors_no_vc_check", ())]
             reached += [n for n, _ in getattr(node, "next_functions", ()) if n is not None]
     return kept
+
+
+def whole_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
+    """The compiled form of a function whose guards hold for these arguments, unless it breaks the graph."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
+    for found in _debug_get_cache_entry_list(fn.__code__):
+        if found.guard_manager.check(frame):
+            broken = any(TORCH_DYNAMO_RESUME_IN_PREFIX in name for name in found.code.co_names)
+            return None if broken else found.guard_manager
+    return None
 
 
 def static_cuda_launch() -> Callable[..., None] | None:

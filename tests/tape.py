@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_leaves
 from gnncompile.runtime import cuda_graph
 
 
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
 class Tape(TorchDispatchMode):
     """The operations of one capture."""
 
@@ -34,6 +37,8 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _WAITING.intersection(func.tags):
+            raise RuntimeError(f"{func} waits for the device")
         for given, argument in zip(args, func._schema.arguments, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tree_leaves(given):
@@ -71,9 +76,12 @@ class Tapes:
 
     def __call__(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         Tapes.captures += 1
-        with Tape() as tape:
-            made = work()
-        tape.undo()
+        tape = Tape()
+        try:
+            with tape:
+                made = work()
+        finally:
+            tape.undo()
         return tape.replay, made
 
 

@@ -42,12 +42,12 @@ class Program:
             return target(*join(args), **join(kwargs))
 
         # Dynamo counts recompiles per code object, so every program needs one of its own.
-        own_code = types.FunctionType(
+        self.entry = types.FunctionType(
             entry.__code__.replace(co_name=f"entry_{id(self):x}"), entry.__globals__, "entry", None, entry.__closure__
         )
         dynamic = self.settings["dynamic"]
         self.compiled = torch.compile(
-            own_code,
+            self.entry,
             backend=self.backend,
             fullgraph=self.settings["fullgraph"],
             dynamic=True if dynamic is None else dynamic,
@@ -60,10 +60,8 @@ class Program:
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         for _ in range(16):
-            parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
             try:
-                with _compat.symbolic_counts(self.empty_is_special):
-                    return self.compiled(*parts)
+                return self.run(self.parts(args, kwargs))
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)
@@ -80,6 +78,21 @@ class Program:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
+
+    def parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """A call's arguments as the compiled code takes them."""
+        return split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
+
+    def run(self, parts: tuple[Any, Any]) -> Any:
+        """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
+        with _compat.symbolic_counts(self.empty_is_special):
+            return self.compiled(*parts)
+
+    def capture_for(self, parts: tuple[Any, Any]) -> Any:
+        """What stands for the captured graph that serves these arguments now; None where there is none, or several
+        because of a graph break.
+        """
+        return _compat.whole_capture(self.entry, {"args": parts[0], "kwargs": parts[1]})
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:

@@ -9,7 +9,7 @@ tensor made for it, which costs one look at the data per distinct batch and keep
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +80,28 @@ def join(value: Any) -> Any:
     if type(value) is dict:
         return {k: join(v) for k, v in value.items()}
     return value
+
+
+def leaves(value: Any, found: list[Any]) -> None:
+    """Appends what a nest holds that is no tuple, list or dict, in order."""
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            leaves(part, found)
+    elif isinstance(value, dict):
+        for part in value.values():
+            leaves(part, found)
+    else:
+        found.append(value)
+
+
+def with_leaves(value: Any, new: Iterator[Any]) -> Any:
+    """The same nest with other leaves."""
+    if isinstance(value, (tuple, list)):
+        parts = [with_leaves(part, new) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: with_leaves(part, new) for key, part in value.items()}
+    return next(new)
 
 
 class Derived:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,25 @@ from torch import Tensor
 from gnncompile._compat import StorageWeakRef
 
 Key = tuple[Any, ...]
+
+
+class _Thread(threading.local):
+    kept: list[tuple[Sequence[Any], list[Tensor]]] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def keeping() -> Iterator[list[tuple[Sequence[Any], list[Tensor]]]]:
+    """Collects what caches give out in this thread, and for which tensors: for someone who needs it for longer than
+    they may keep it.
+    """
+    outer, _thread.kept = _thread.kept, []
+    try:
+        yield _thread.kept
+    finally:
+        _thread.kept = outer
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,12 @@ class IdentityCache:
 
     def get(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         """What ``make(*inputs)`` returned for these tensors and numbers, or returns now."""
+        made = self._find(inputs, make)
+        if _thread.kept is not None:
+            _thread.kept.append((inputs, made))
+        return made
+
+    def _find(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         last = self._last
         if last is not None and _unchanged(last[0], inputs):
             return last[1]

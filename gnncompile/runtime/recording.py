@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
+from gnncompile.runtime import identity
 from gnncompile.runtime.cuda_graph import Recorder
 
 ALIGNMENT = 16
@@ -71,14 +72,15 @@ class Recording:
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
         self._held_at = [h.data_ptr() for h in held]
-        self._static = {k: torch.empty_like(args[k]) for k in sorted(copied)}
+        self._static = {k: args[k].detach().clone() for k in sorted(copied)}
         inputs = [self._static.get(k, a) for k, a in enumerate(args)]
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
         self._graded = graded if torch.is_grad_enabled() else []
         for k in self._graded:
             # A leaf of its own: the parameter's may be bound to another stream by an earlier step.
             inputs[k] = inputs[k].detach().requires_grad_()
-        self._forward, made = record(lambda: run(*inputs, *held))
+        with identity.keeping() as self._kept:  # structure that was built for these inputs
+            self._forward, made = record(lambda: run(*inputs, *held))
         _check_results(made, inputs)
         self._kind = type(made)
         self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]

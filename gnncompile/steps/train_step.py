@@ -1,0 +1,215 @@
+"""``gnncompile.TrainStep``: forward, loss, backward, clipping and optimizer as one step, on a GPU one replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnncompile import _compat
+from gnncompile.capture.compiled import compile, program_of
+from gnncompile.capture.inputs import Checker, leaves, with_leaves
+from gnncompile.options import DEFAULTS
+from gnncompile.runtime import identity
+from gnncompile.runtime.recordings import Recordings
+
+
+class _Objective(nn.Module):
+    """A model with its loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
+        return self.loss(self.model(*args, **kwargs), target)
+
+
+class TrainStep:
+    """One step of training: gradients are cleared, the loss goes down once, the parameters are updated.
+
+    On a GPU the third step of a size on, on the same graph, is the replay of one CUDA graph. Whatever else its numbers
+    depend on is compared before each replay: the model's attributes, its parameters, what the optimizer is set to.
+
+    Example::
+
+        step = gnncompile.TrainStep(model, torch.nn.functional.cross_entropy, optimizer)
+        for epoch in range(100):
+            loss = step(x, edge_index, target=y)
+
+    Args:
+        model: The module to train, compiled or not.
+        loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
+            minimise.
+        optimizer: Of the model's parameters. On a GPU it is made ``capturable`` where it can be, and its learning rate
+            is a tensor from then on.
+        scheduler: Stepped after every step.
+        scaler: For gradients of float16. On a GPU only fused optimizers work with it without waiting for the device.
+        max_norm: Clips the norm of all gradients.
+        autocast: Type to run the forward and the loss in, as :class:`torch.autocast` does.
+        options: As of :func:`gnncompile.compile`; ``{"record": False}`` turns CUDA graphs off.
+
+    Raises:
+        TypeError: `model` is no module, or `optimizer` no optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any],
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        max_norm: float | None = None,
+        autocast: torch.dtype | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: found {type(model).__name__}, expected an nn.Module. Pass the model itself.")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer: found {type(optimizer).__name__}, expected a torch.optim.Optimizer, e.g. "
+                "torch.optim.Adam(model.parameters())."
+            )
+        known = program_of(model)
+        self.model: nn.Module = known.target if known is not None else model  # type: ignore[assignment]
+        self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
+        self.max_norm, self.autocast = max_norm, autocast
+        chosen = {"record": True, "recordings": DEFAULTS["recordings"], **(options or {})}
+        self._records, self._most = chosen["record"], chosen["recordings"]
+        objective = _Objective(self.model, loss)
+        program = program_of(compile(objective, options={**chosen, "record": False}))
+        assert program is not None
+        self._program = program
+        self._check = Checker(self.model.forward)
+        self._plans: list[_Plan] = []
+
+    def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+        """Runs one step.
+
+        Args:
+            args: What the model takes.
+            target: What the loss takes beside the model's result: a tensor, or a tuple or dict of them.
+            kwargs: What the model takes by name.
+
+        Returns:
+            What the loss returned, without a gradient.
+        """
+        made = self._step((args, kwargs, target))
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return made[0] if len(made) == 1 else made
+
+    def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+        self._check(given[0], given[1])
+        parts = self._program.parts(given, {})
+        plan = self._plan(parts) if self._records else None
+        if plan is None:
+            return self._first(given)
+        found: list[Any] = []
+        leaves(parts, found)
+        held = [v for v, is_held in zip(found, plan.held, strict=True) if is_held]
+        rest = [v for v, is_held in zip(found, plan.held, strict=True) if not is_held]
+        facts = (tuple([h._version for h in held]), self._settings())
+        with torch.no_grad():
+            return plan.recordings([*rest, *plan.state()], held, facts)  # type: ignore[no-any-return]
+
+    def _plan(self, parts: Any) -> _Plan | None:
+        """How steps through the captured graph that serves these arguments are recorded."""
+        if not self._plans:
+            return None
+        capture = self._capture(parts)
+        return next((plan for plan in self._plans if plan.capture is capture), None)
+
+    def _capture(self, parts: Any) -> Any:
+        with torch.enable_grad(), self._autocast():
+            return self._program.capture_for(parts)
+
+    def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+        """A step that may capture the graph, after which it is known how to record it."""
+        with identity.keeping() as kept:
+            made = self._train(lambda: self._program(given, {}))
+        parts = self._program.parts(given, {})
+        capture = self._capture(parts) if self._records else None
+        if capture is not None:
+            plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+            plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device)
+            if plan.device.type == "cuda":
+                _compat.make_capturable(self.optimizer, plan.device)
+            self._plans.append(plan)
+        return made
+
+    def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
+        return self._train(lambda: self._program.run(plan.parts(given)))
+
+    def _train(self, objective: Callable[[], Any]) -> tuple[Any, ...]:
+        optimizer, scaler = self.optimizer, self.scaler
+        optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            with self._autocast():
+                made = objective()
+            losses = made if isinstance(made, tuple) else (made,)
+            (losses[0] if scaler is None else scaler.scale(losses[0])).backward()
+        if self.max_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        return tuple([v.detach() if isinstance(v, Tensor) else v for v in losses])
+
+    def _autocast(self) -> Any:
+        if self.autocast is None:
+            return nullcontext()
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, self.autocast)
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What the optimizer does that no tensor says."""
+        numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
+        return id(self.optimizer.state), *numbers
+
+
+class _Plan:
+    """How steps through one captured graph are recorded.
+
+    Args:
+        capture: What stands for the captured graph.
+        parts: Arguments that it serves.
+        structural: Tensors that graph structure was built of: a recording is for these, unchanged.
+        model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
+
+    Attributes:
+        held: Whether structure was built of it, for every leaf of the arguments.
+    """
+
+    recordings: Recordings
+
+    def __init__(self, capture: Any, parts: Any, structural: list[Any], model: nn.Module) -> None:
+        self.capture = capture
+        found: list[Any] = []
+        leaves(parts, found)
+        places = {t.data_ptr() for t in structural if isinstance(t, Tensor)}
+        self.held = [isinstance(v, Tensor) and v.data_ptr() in places for v in found]
+        self._skeleton = with_leaves(parts, iter([None] * len(found)))
+        holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
+        self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
+        self.device = next((t.device for t in self.state()), torch.device("cpu"))
+
+    def state(self) -> list[Tensor]:
+        """Parameters and buffers, which a step writes to."""
+        return [holder[name] for holder, name in self._slots]
+
+    def parts(self, given: Sequence[Any]) -> Any:
+        """The arguments, of the leaves that are not held, parameters and buffers, and the leaves that are."""
+        number = sum(self.held)
+        rest, held = iter(given[: len(self.held) - number]), iter(given[len(given) - number :])
+        return with_leaves(self._skeleton, iter([next(held) if is_held else next(rest) for is_held in self.held]))

@@ -1,0 +1,248 @@
+"""``gnncompile.TrainStep`` trains as the plain loop does. On a CPU tapes stand in for CUDA graphs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import GATConv, GCNConv
+from torch_geometric.nn.models import GCN, GIN
+
+import gnncompile
+from tests.tape import tapes
+
+
+@pytest.fixture(autouse=True)
+def recording(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch._dynamo.reset()
+    device = request.node.callspec.params.get("device", "cpu")
+    with tapes() if device == "cpu" else nullcontext():
+        yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Normalisation with statistics, attention; a switch that Python looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = GCNConv(6, 8), nn.BatchNorm1d(8), GATConv(8, 3, heads=2, concat=False)
+        self.slope = 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(F.leaky_relu(self.norm(self.first(x, edge_index)), self.slope), edge_index)
+
+
+def graph(device: str, nodes: int = 12, edges: int = 40, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(nodes, 6, generator=made, dtype=torch.float64)
+    y = torch.randint(3, (nodes,), generator=made)
+    return x.to(device), torch.randint(nodes, (2, edges), generator=made).to(device), y.to(device)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Pair:
+    """A model in a plain loop, and its copy in a :class:`gnncompile.TrainStep`."""
+
+    def __init__(
+        self,
+        device: str,
+        model: nn.Module | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] = sgd,
+        schedule: Callable[..., Any] | None = None,
+        loss: Callable[..., Any] = F.cross_entropy,
+        **settings: Any,
+    ) -> None:
+        self.plain = (model or Net()).double().to(device)
+        self.model = copy.deepcopy(self.plain)
+        self.loss, self.max_norm = loss, settings.get("max_norm")
+        self.optimizer = optimizer(self.plain.parameters())
+        self.schedule = schedule(self.optimizer) if schedule else None
+        options = {"inductor": device != "cpu", **settings.pop("options", {})}
+        ours = optimizer(self.model.parameters())
+        scheduler = schedule(ours) if schedule else None
+        self.step = gnncompile.TrainStep(self.model, loss, ours, scheduler=scheduler, options=options, **settings)
+
+    def compare(self, *inputs: Tensor, **tolerance: float) -> None:
+        """One step of both; the same loss, parameters and buffers."""
+        *args, target = inputs
+        self.optimizer.zero_grad()
+        expected = self.loss(self.plain(*args), target)
+        (expected[0] if isinstance(expected, tuple) else expected).backward()
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(self.plain.parameters(), self.max_norm)
+        self.optimizer.step()
+        if self.schedule:
+            self.schedule.step()
+        found = self.step(*args, target=target)
+        close = {"rtol": 1e-9, "atol": 1e-9, **tolerance}
+        torch.testing.assert_close(found, expected, **close)
+        torch.testing.assert_close(self.model.state_dict(), self.plain.state_dict(), **close)
+
+    @property
+    def recorded(self) -> int:
+        return sum(len(plan.recordings.recorded) for plan in self.step._plans)
+
+
+def test_a_fixed_graph(device: str) -> None:
+    both = Pair(device)
+    inputs = graph(device)
+    for k in range(8):
+        both.compare(*inputs)
+        assert both.recorded == (k >= 3)
+
+
+def test_features_and_targets_from_elsewhere(device: str) -> None:
+    both = Pair(device)
+    x, edges, y = graph(device)
+    kept = []
+    for k in range(10):
+        kept.append((x * (k + 1), (y + k) % 3))
+        both.compare(kept[-1][0], edges, kept[-1][1])
+    assert both.recorded == 1
+
+
+def test_changed_graphs(device: str) -> None:
+    both = Pair(device, GCN(6, 8, 2, 3), options={"recordings": 2})
+    graphs = [graph(device, n, e, seed) for n, e, seed in ((12, 40, 0), (12, 40, 1), (7, 0, 2), (1, 1, 3))]
+    for inputs in (g for _ in range(4) for g in graphs for _ in range(2)):
+        both.compare(*inputs)
+        assert both.recorded <= 2
+    assert both.recorded == 2
+
+
+def test_an_edge_list_changed_in_place(device: str) -> None:
+    both = Pair(device)
+    x, edges, y = graph(device)
+    for k in range(10):
+        both.compare(x, edges, y)
+        if k % 5 == 4:
+            edges.copy_(edges.flip(1).roll(1, 0))
+
+
+def test_what_python_looks_at(device: str) -> None:
+    both = Pair(device)
+    inputs = graph(device)
+    for k in range(15):
+        if k in (5, 10):
+            both.plain.slope = both.model.slope = 0.1 * k
+        if k == 12:
+            both.plain.eval(), both.model.eval()
+        both.compare(*inputs)
+    assert both.recorded >= 2
+
+
+def test_replaced_parameters_and_settings_of_the_optimizer(device: str) -> None:
+    both = Pair(device)
+    inputs = graph(device)
+    for k in range(16):
+        both.compare(*inputs)
+        for model, optimizer in ((both.plain, both.optimizer), (both.model, both.step.optimizer)):
+            if k == 5:
+                optimizer.param_groups[0]["lr"] = 0.01
+            if k == 9:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            if k == 11:
+                old, new = model.first.bias, nn.Parameter(torch.ones_like(model.first.bias))
+                model.first.bias = new
+                params = optimizer.param_groups[0]["params"]
+                params[[p is old for p in params].index(True)] = new
+
+
+def test_a_scheduler(device: str) -> None:
+    both = Pair(device, schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5))
+    inputs = graph(device)
+    for _ in range(12):
+        both.compare(*inputs)
+
+
+def test_clipping(device: str) -> None:
+    both = Pair(device, max_norm=0.1)
+    inputs = graph(device)
+    for _ in range(8):
+        both.compare(*inputs)
+    assert both.recorded == 1
+
+
+def test_a_loss_with_further_results(device: str) -> None:
+    def loss(out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return F.cross_entropy(out, target), (out.argmax(1) == target).sum()
+
+    both = Pair(device, loss=loss)
+    inputs = graph(device)
+    for _ in range(8):
+        both.compare(*inputs)
+    assert both.recorded == 1
+
+
+def test_a_loss_that_waits_is_not_recorded(device: str) -> None:
+    both = Pair(device, loss=lambda out, mask: out[mask].square().sum())
+    x, edges, y = graph(device)
+    for _ in range(6):
+        both.compare(x, edges, y > 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "fused Adam"])
+def test_optimizers(kind: str) -> None:
+    name, fused = kind.split()[-1], {"fused": True} if kind.startswith("fused") else {}
+    both = Pair(
+        "cuda",
+        GIN(6, 8, 2, 3),
+        lambda parameters: getattr(torch.optim, name)(parameters, lr=0.01, **fused),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
+    )
+    inputs = graph("cuda")
+    for _ in range(12):
+        both.compare(*inputs, rtol=1e-4, atol=1e-6)
+    assert both.recorded == 1
+
+
+@pytest.mark.gpu
+def test_mixed_precision() -> None:
+    torch.manual_seed(0)
+    plain = GCN(6, 8, 2, 3).cuda()
+    model = copy.deepcopy(plain)
+    x, edges, y = graph("cuda")
+    x = x.float()
+    scalers = [torch.amp.GradScaler("cuda", init_scale=2.0**40, growth_interval=4) for _ in range(2)]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01, fused=True) for m in (plain, model)]
+    step = gnncompile.TrainStep(
+        model, F.cross_entropy, optimizers[1], scaler=scalers[1], max_norm=1.0, autocast=torch.float16
+    )
+    for _ in range(40):
+        optimizers[0].zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = F.cross_entropy(plain(x, edges), y)
+        scalers[0].scale(loss).backward()
+        scalers[0].unscale_(optimizers[0])
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        scalers[0].step(optimizers[0])
+        scalers[0].update()
+        found = step(x, edges, target=y)
+    assert step._plans[0].recordings.recorded
+    torch.testing.assert_close(found, loss.detach(), rtol=2e-2, atol=2e-2)
+    assert scalers[0].get_scale() == scalers[1].get_scale() < 2.0**30
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": F.relu}, "model: found .*expected an nn.Module"),
+        ({"optimizer": "adam"}, "optimizer: found str, expected a torch.optim.Optimizer"),
+    ],
+)
+def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
+    model = GCN(6, 8, 2, 3)
+    right = {"model": model, "loss": F.cross_entropy, "optimizer": sgd(model.parameters())}
+    with pytest.raises(TypeError, match=message):
+        gnncompile.TrainStep(**{**right, **given})
