@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -55,7 +55,18 @@ def for_device(device: torch.device) -> list[Variant]:
     return [variant for variant in VARIANTS if device.type in variant.devices]
 
 
-def named(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
+class Named(Protocol):
+    """What has a name in a table."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+
+N = TypeVar("N", bound=Named)
+
+
+def named(variants: Sequence[N], names: Sequence[str]) -> list[N]:
     """Returns the variants with the given names, in the order of the table.
 
     Raises:

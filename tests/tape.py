@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from gnncompile.runtime import cuda_graph
 
-
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 

@@ -13,7 +13,7 @@ from gnncompile import _compat
 from gnncompile.capture.compiled import compile, program_of
 from gnncompile.capture.inputs import Checker, leaves, with_leaves
 from gnncompile.options import DEFAULTS
-from gnncompile.runtime import identity
+from gnncompile.runtime import cuda_graph, identity
 from gnncompile.runtime.recordings import Recordings
 
 
@@ -135,8 +135,10 @@ class TrainStep:
             made = self._train(lambda: self._program(given, {}))
         parts = self._program.parts(given, {})
         capture = self._capture(parts) if self._records else None
-        if capture is not None:
-            plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        if capture is None:
+            return made
+        plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device)
             if plan.device.type == "cuda":
                 _compat.make_capturable(self.optimizer, plan.device)

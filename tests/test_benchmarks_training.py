@@ -1,0 +1,44 @@
+"""The benchmark of whole training steps: its checks and its table. No time is asserted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import counting, graphs, training
+from benchmarks.cases import GUIDE_MODELS, Case
+from benchmarks.comparison import Options
+from benchmarks.training import TRAINING_ROWS, TrainingRow, run_training
+from benchmarks.variants import named
+
+CPU = torch.device("cpu")
+TINY = graphs.Graph("tiny", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")
+CASE = Case("GCN", "guide", TINY, 3, GUIDE_MODELS["GCN"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    counting.reset()
+    yield
+    counting.reset()
+
+
+class Wrong(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args):
+        return self.model(*args) * 1.1
+
+
+def test_losses_are_checked_and_rows_compared():
+    rows = [*named(TRAINING_ROWS, ["eager", "TrainStep"]), TrainingRow("wrong", training._loop(Wrong))]
+    results = run_training(CASE, rows, CPU, Options(seconds=0.01, rounds=2), lambda text: None)
+    assert [r.status for r in results] == ["ok", "ok", "WRONG"]
+    assert results[1].timing is not None and results[2].timing is None
+    table = training.format_case(results)
+    assert "wrong: WRONG: losses differ by" in table
+    stored = [training.record(CASE, r, results) for r in results]
+    assert stored[1]["over_eager"] == results[0].timing.median / results[1].timing.median
