@@ -8,6 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -366,23 +367,36 @@ def keeps_graph() -> bool:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Lets an optimizer keep on its device what changes from step to step: counts of steps, learning rates.
+    """Lets an optimizer of parameters on a GPU keep there what changes from step to step: learning rates, counts.
 
-    Changes nothing where the optimizer can't, as ``torch.optim.SGD``.
+    Where the user has not chosen how it is computed, it is by fused kernels, if there are any. Changes nothing of an
+    optimizer that can do neither.
     """
     for group in optimizer.param_groups:
-        if "capturable" not in group:
+        fused = type(optimizer) in _FUSED and _fuse(group, optimizer)
+        if not fused and "capturable" not in group:
             continue
-        group["capturable"] = True
+        if "capturable" in group:
+            group["capturable"] = True
+        double = not fused and any(p.dtype == torch.float64 for p in group["params"])
         if not isinstance(group["lr"], Tensor):
-            double = any(p.dtype == torch.float64 for p in group["params"])
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float64 if double else torch.float32, device=device)
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
-            if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(device)
+            state.update({k: v.to(device) for k, v in state.items() if isinstance(v, Tensor) and v.dim() == 0})
     # Steps that are not recorded are meant to be.
     optimizer._warned_capturable_if_run_uncaptured = True
+
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def _fuse(group: dict[str, Any], optimizer: torch.optim.Optimizer) -> bool:
+    dense = all(p.grad is None or not p.grad.is_sparse for p in group["params"])
+    if group["fused"] is None and group.get("foreach") is None and not group.get("differentiable") and dense:
+        group["fused"] = True
+        optimizer._step_supports_amp_scaling = True  # as its constructor sets it
+    return bool(group["fused"])
 
 
 def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
@@ -403,9 +417,13 @@ def whole_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
     frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
     for found in _debug_get_cache_entry_list(fn.__code__):
         if found.guard_manager.check(frame):
-            broken = any(TORCH_DYNAMO_RESUME_IN_PREFIX in name for name in found.code.co_names)
-            return None if broken else found.guard_manager
+            return None if _resumes(found.code) else found.guard_manager
     return None
+
+
+@lru_cache(maxsize=256)
+def _resumes(code: types.CodeType) -> bool:
+    return any(TORCH_DYNAMO_RESUME_IN_PREFIX in name for name in code.co_names)
 
 
 def static_cuda_launch() -> Callable[..., None] | None:

@@ -21,8 +21,8 @@ from tests.tape import tapes
 @pytest.fixture(autouse=True)
 def recording(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
-    device = request.node.callspec.params.get("device", "cpu")
-    with tapes() if device == "cpu" else nullcontext():
+    on_gpu = request.node.get_closest_marker("gpu") is not None
+    with nullcontext() if on_gpu else tapes():
         yield
     torch._dynamo.reset()
 
@@ -192,13 +192,13 @@ def test_a_loss_that_waits_is_not_recorded(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "fused Adam"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "SGD", "foreach Adam"])
 def test_optimizers(kind: str) -> None:
-    name, fused = kind.split()[-1], {"fused": True} if kind.startswith("fused") else {}
+    name, chosen = kind.split()[-1], {"foreach": True} if kind.startswith("foreach") else {}
     both = Pair(
         "cuda",
         GIN(6, 8, 2, 3),
-        lambda parameters: getattr(torch.optim, name)(parameters, lr=0.01, **fused),
+        lambda parameters: getattr(torch.optim, name)(parameters, lr=0.01, **chosen),
         lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
     )
     inputs = graph("cuda")

@@ -44,10 +44,10 @@ class TrainStep:
         model: The module to train, compiled or not.
         loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
             minimise.
-        optimizer: Of the model's parameters. On a GPU it is made ``capturable`` where it can be, and its learning rate
-            is a tensor from then on.
+        optimizer: Of the model's parameters. On a GPU it is made ``fused`` unless you chose otherwise, and ``capturable``,
+            where it can be, and its learning rate is a tensor from then on.
         scheduler: Stepped after every step.
-        scaler: For gradients of float16. On a GPU only fused optimizers work with it without waiting for the device.
+        scaler: For gradients of float16. Only fused optimizers can be recorded with it.
         max_norm: Clips the norm of all gradients.
         autocast: Type to run the forward and the loss in, as :class:`torch.autocast` does.
         options: As of :func:`gnncompile.compile`; ``{"record": False}`` turns CUDA graphs off.
@@ -140,7 +140,7 @@ class TrainStep:
         plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device)
-            if plan.device.type == "cuda":
+            if plan.device.type == "cuda":  # torch allows it nowhere else
                 _compat.make_capturable(self.optimizer, plan.device)
             self._plans.append(plan)
         return made
