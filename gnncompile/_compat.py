@@ -395,7 +395,7 @@ def _fuse(group: dict[str, Any], optimizer: torch.optim.Optimizer) -> bool:
     dense = all(p.grad is None or not p.grad.is_sparse for p in group["params"])
     if group["fused"] is None and group.get("foreach") is None and not group.get("differentiable") and dense:
         group["fused"] = True
-        optimizer._step_supports_amp_scaling = True  # as its constructor sets it
+        setattr(optimizer, "_step_supports_amp_scaling", True)  # noqa: B010  (torch does not declare it)
     return bool(group["fused"])
 
 

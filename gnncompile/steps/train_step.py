@@ -44,8 +44,8 @@ class TrainStep:
         model: The module to train, compiled or not.
         loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
             minimise.
-        optimizer: Of the model's parameters. On a GPU it is made ``fused`` unless you chose otherwise, and ``capturable``,
-            where it can be, and its learning rate is a tensor from then on.
+        optimizer: Of the model's parameters. On a GPU it is made ``capturable``, and ``fused`` unless you chose
+            otherwise, where it can be, and its learning rate is a tensor from then on.
         scheduler: Stepped after every step.
         scaler: For gradients of float16. Only fused optimizers can be recorded with it.
         max_norm: Clips the norm of all gradients.
