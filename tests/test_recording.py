@@ -234,6 +234,32 @@ def test_changed_graphs_and_sizes(device: str, recording: None) -> None:
     assert number(model) == 3
 
 
+def test_another_graph_of_the_same_size_each_time(device: str, recording: None) -> None:
+    eager, model = pair(device)
+    for k in range(12):
+        inputs = graph(device, seed=k)
+        same(step(model, *inputs), step(eager, *inputs))
+    assert number(model) == 1
+    for _ in range(3):
+        same(step(model, *inputs), step(eager, *inputs))
+
+
+@pytest.mark.gpu
+def test_an_index_outside_the_graph_is_reported() -> None:
+    torch._dynamo.reset()
+    _, model = pair("cuda")
+    for k in range(8):
+        step(model, *graph("cuda", seed=k))
+    assert number(model) == 1
+    x, edges = graph("cuda", seed=9)
+    step(model, x, edges + (torch.arange(40, device="cuda") == 3) * 100)
+    with pytest.raises(IndexError, match="an edge has an end outside the graph"):
+        for _ in range(100):
+            step(model, x, edges)
+    for _ in range(100):
+        step(model, x, edges)
+
+
 def test_an_edge_list_changed_in_place(device: str, recording: None) -> None:
     eager, model = pair(device)
     x, edges = graph(device)

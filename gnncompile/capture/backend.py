@@ -78,17 +78,18 @@ class Backend:
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
-        structure, recordings = captured.structure, None
-        if self.own["record"]:
-            found = recordable.recordings(compiled, gm, inputs, self.own["recordings"])
-            captured.recordings = found
-            recordings = found if isinstance(found, Recordings) else None
-        if recordings is not None:
-            replay = recordings  # mypy
-            return lambda *args: replay(args, structure(args) if structure is not None else ())
-        if structure is None:
-            return compiled
-        return lambda *args: compiled(*args, *structure(args))
+        structure, run = captured.structure, compiled
+        if structure is not None:
+
+            def run(*args: Any) -> Any:
+                return compiled(*args, *structure(args))
+
+        if not self.own["record"]:
+            return run
+        structural = structure.hoisted.inputs if structure is not None else ()
+        found = recordable.recordings(run, gm, inputs, structural, self.own["recordings"])
+        captured.recordings = found
+        return run if isinstance(found, str) else lambda *args: found(args)
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if not self.own["inductor"]:

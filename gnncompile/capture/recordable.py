@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,18 @@ from gnncompile.runtime.recordings import Recordings
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
 
 
-def recordings(run: Any, gm: fx.GraphModule, inputs: Sequence[Any], most: int) -> Recordings | str:
-    """What records a compiled graph, or why nothing can."""
+def recordings(
+    run: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], structural: Sequence[int], most: int
+) -> Recordings | str:
+    """What records a compiled graph, or why nothing can.
+
+    Args:
+        run: The graph, compiled.
+        gm: What was compiled.
+        inputs: Its inputs, for their devices.
+        structural: Positions of those that graph structure is built of.
+        most: How many recordings are kept.
+    """
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
     devices |= {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) != 1:
@@ -28,7 +38,7 @@ def recordings(run: Any, gm: fx.GraphModule, inputs: Sequence[Any], most: int) -
     for node in gm.graph.nodes:
         if any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS) or _unknown_size(node):
             return f"{node.target} waits for the device"
-    return Recordings(run, most, device)
+    return Recordings(run, most, device, structural)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

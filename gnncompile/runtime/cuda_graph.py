@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from gnncompile import _compat
+from gnncompile.runtime import layout
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
+        layout.watch(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _capture_stream(device)
 

@@ -47,7 +47,7 @@ class _Arriving:
 @dataclass(frozen=True)
 class _Pending:
     bad: _Arriving
-    limits: tuple[int, int]
+    limits: tuple[int, int] | None
 
 
 @dataclass
@@ -94,6 +94,8 @@ class _Rows:
 
 
 _pending: deque[_Pending] = deque()
+_flags: dict[torch.device, Tensor] = {}
+"""Whether a layout that a CUDA graph built had a bad index, on each GPU."""
 _lock = threading.Lock()
 
 
@@ -139,10 +141,26 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
             _raise((int(index[at]), int(other[at])), limits, at)
         return
     if _capturing(bad):
+        flag = _flags.get(bad.device)
+        if flag is not None:
+            flag.logical_or_(bad.any())
         return
     pending = _Pending(_Arriving.of(bad.any()), limits)
     with _lock:
         _pending.append(pending)
+
+
+def watch(device: torch.device) -> None:
+    """Makes what the layouts note bad indices in that a CUDA graph builds; to be called before its capture."""
+    if device not in _flags:
+        _flags[device] = torch.zeros((), dtype=torch.bool, device=device)
+
+
+def look(device: torch.device) -> None:
+    """Asks whether a CUDA graph noted a bad index; :func:`check_pending` has the answer later."""
+    if device in _flags:
+        with _lock:
+            _pending.append(_Pending(_Arriving.of(_flags[device]), None))
 
 
 def check_pending(wait: bool = False) -> None:
@@ -155,15 +173,17 @@ def check_pending(wait: bool = False) -> None:
         if wait:
             first.bad.done.synchronize()
         if bool(first.bad.host):
+            for flag in _flags.values():
+                flag.zero_()
             _raise(None, first.limits, None)
 
 
-def _raise(found: tuple[int, int] | None, limits: tuple[int, int], at: int | None) -> None:
+def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None) -> None:
     what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
+    expected = f"; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}" if limits is not None else ""
     raise IndexError(
-        f"edge_index: {what} outside the graph; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}. "
-        "Check edge_index against x.size(0), or pass the right size/num_nodes; where edges have types, check edge_type "
-        "against num_relations."
+        f"edge_index: {what} outside the graph{expected}. Check edge_index against x.size(0), or pass the right "
+        "size/num_nodes; where edges have types, check edge_type against num_relations."
     )
 
 

@@ -1,6 +1,7 @@
 """A compiled graph's forward and backward, each captured as a whole and replayed over the same memory.
 
-An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Results and
+An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Structure of a
+graph that stays was built before and is kept; of one that changes it is built by every replay. Results and
 gradients are copies, so that the next replay overwrites nothing that is still looked at; and what the forward keeps
 for its backward is overwritten by no other forward before that backward has run (:class:`Lease`).
 """
@@ -41,10 +42,10 @@ class Recording:
     """One graph for one size and one place of its inputs.
 
     Args:
-        run: The graph: called with `args` and `held`, returns tensors, numbers and None. Kernels that it needs are
-            compiled; its backward's too.
+        run: The graph: called with `args`, returns tensors, numbers and None. Kernels that it needs are compiled; its
+            backward's too.
         args: Its inputs.
-        held: Further ones, which are the same at every replay and kept alive by the recording.
+        structural: Positions of the inputs that graph structure is built of.
         copied: Positions of the inputs that are copied at each replay.
         mutated: Positions of the inputs that the graph writes to.
         record: What captures.
@@ -58,20 +59,22 @@ class Recording:
         self,
         run: Callable[..., Any],
         args: Sequence[Any],
-        held: Sequence[Tensor],
+        structural: frozenset[int],
         copied: frozenset[int],
         mutated: frozenset[int],
         record: Recorder,
     ) -> None:
         if copied & mutated:
             raise Unsupported("an input that it writes to is another tensor in each call")
-        self.held, self.copied, self._mutated = held, copied, sorted(mutated)
+        self.copied, self._mutated = copied, sorted(mutated)
+        # Kept alive, so that no other tensor can take its place.
+        self.builds_structure = bool(structural & copied)
+        self._structural = [(k, args[k], args[k]._version) for k in sorted(structural - copied)]
         self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
         self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
         # Dynamo has compared the shapes of parameters.
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
-        self._held_at = [h.data_ptr() for h in held]
         self._static = {k: args[k].detach().clone() for k in sorted(copied)}
         inputs = [self._static.get(k, a) for k, a in enumerate(args)]
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
@@ -80,7 +83,7 @@ class Recording:
             # A leaf of its own: the parameter's may be bound to another stream by an earlier step.
             inputs[k] = inputs[k].detach().requires_grad_()
         with identity.keeping() as self._kept:  # structure that was built for these inputs
-            self._forward, made = record(lambda: run(*inputs, *held))
+            self._forward, made = record(lambda: run(*inputs))
         _check_results(made, inputs)
         self._kind = type(made)
         self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]
@@ -104,7 +107,7 @@ class Recording:
         fixed = [k for k, a in enumerate(args) if isinstance(a, Tensor) and k not in self.copied]
         return [k for k in fixed if args[k].untyped_storage().data_ptr() in saved]
 
-    def fits(self, args: Sequence[Any], held: Sequence[Tensor]) -> bool:
+    def fits(self, args: Sequence[Any]) -> bool:
         """Whether these inputs are those of the recording, or can be copied there."""
         for k, value in self._numbers:
             if args[k] != value:
@@ -115,7 +118,7 @@ class Recording:
         for k, shape, stride in self._sizes:
             if args[k].shape != shape or args[k].stride() != stride:
                 return False
-        return all(h.data_ptr() == at for h, at in zip(held, self._held_at, strict=True))
+        return all(args[k]._version == version for k, _, version in self._structural)
 
     def lease(self) -> Lease | None:
         """The right to run it, or None where a backward is still to come."""

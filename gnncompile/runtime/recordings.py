@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.errors import Unsupported
-from gnncompile.runtime import cuda_graph
+from gnncompile.runtime import cuda_graph, layout
 from gnncompile.runtime.recording import Recording
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,9 @@ WARM = 2
 OFTEN = 2
 """An input that was found in another place so often is copied to the recording at each replay."""
 
+LOOK_EVERY = 32
+"""Replays after which it is asked whether one that builds structure met an index outside its graph."""
+
 MOST_SEEN = 256
 """Sizes that are remembered though they are not recorded."""
 
@@ -32,8 +35,8 @@ MOST_SEEN = 256
 class _Seen:
     """What was seen of one size."""
 
-    key: Any
-    places: list[int] = field(default_factory=list)
+    context: Any
+    places: list[Any] = field(default_factory=list)
     moved: Counter[int] = field(default_factory=Counter)
     mutated: set[int] = field(default_factory=set)
     runs: int = 0
@@ -45,8 +48,8 @@ class _Seen:
         """Whether it may be recorded."""
         return self.runs >= WARM and not self.awaits_backward and not self.refused
 
-    def look(self, places: list[int]) -> None:
-        """Compares where the inputs are with where they were."""
+    def look(self, places: list[Any]) -> None:
+        """Compares where the inputs are, and the versions of those that structure is built of, with what they were."""
         rarely = False
         for k, (old, new) in enumerate(zip(self.places, places, strict=False)):
             if old != new:
@@ -66,57 +69,69 @@ class Recordings:
     """Runs a graph, by replay where it can.
 
     Args:
-        run: The graph: called with its inputs and those that are held.
+        run: The graph: called with its inputs.
         most: How many recordings are kept.
         device: What the graph works on.
+        structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
+            for these very tensors, unchanged, or builds it anew in every replay.
 
     Attributes:
         reason: Why nothing is recorded (any more), if so.
     """
 
-    def __init__(self, run: Callable[..., Any], most: int, device: torch.device) -> None:
-        self.run, self.most, self.device = run, most, device
+    def __init__(self, run: Callable[..., Any], most: int, device: torch.device, structural: Iterable[int]) -> None:
+        self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
         self.recorded: list[tuple[_Seen, Recording]] = []
         self.reason: str | None = None
+        self._replays = 0
         self._seen: OrderedDict[Any, _Seen] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, args: Sequence[Any], held: Sequence[Tensor], facts: Any = None) -> Any:
+    def __call__(self, args: Sequence[Any], facts: Any = None) -> Any:
         """The graph's results.
 
         Args:
             args: Its inputs: tensors and numbers.
-            held: Tensors that stay what they are while they are alive, such as the structure of a graph.
             facts: What else a recording depends on.
         """
         where = cuda_graph.context(self.device) if self.reason is None else None
         if where is None:
-            return self.run(*args, *held)
+            return self.run(*args)
+        layout.check_pending()
         context = where, facts
         for seen, recording in reversed(self.recorded):
-            if seen.key[0] == context and recording.fits(args, held):
+            if seen.context == context and recording.fits(args):
                 lease = recording.lease()
                 if lease is not None:
+                    self._look_for_bad_indices(recording)
                     return recording(args, lease)
         with self._lock:
-            seen = self._look(args, held, context)
-            new = self._record(seen, args, held) if seen.ready else None
+            seen = self._look(args, context)
+            new = self._record(seen, args) if seen.ready else None
             lease = new.lease() if new is not None else None
-        return self._run(seen, args, held) if new is None or lease is None else new(args, lease)
+        return self._run(seen, args) if new is None or lease is None else new(args, lease)
 
-    def _look(self, args: Sequence[Any], held: Sequence[Tensor], context: Any) -> _Seen:
+    def _look_for_bad_indices(self, recording: Recording) -> None:
+        if recording.builds_structure:
+            self._replays += 1
+            if self._replays % LOOK_EVERY == 0:
+                layout.look(self.device)
+
+    def _look(self, args: Sequence[Any], context: Any) -> _Seen:
         sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
-        key = context, sizes, tuple([h.data_ptr() for h in held])
-        seen = self._seen.setdefault(key, _Seen(key))
-        self._seen.move_to_end(key)
+        seen = self._seen.setdefault((context, sizes), _Seen(context))
+        self._seen.move_to_end((context, sizes))
         if len(self._seen) > MOST_SEEN:
             self._seen.popitem(last=False)
-        seen.look([a.data_ptr() if isinstance(a, Tensor) else 0 for a in args])
+        places: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else 0 for a in args]
+        for k in self.structural:
+            places[k] = places[k], _version(args[k])
+        seen.look(places)
         return seen
 
-    def _run(self, seen: _Seen, args: Sequence[Any], held: Sequence[Tensor]) -> Any:
+    def _run(self, seen: _Seen, args: Sequence[Any]) -> Any:
         versions = [_version(a) for a in args]
-        made = self.run(*args, *held)
+        made = self.run(*args)
         seen.mutated |= {k for k, a in enumerate(args) if _version(a) != versions[k]}
         seen.runs += 1
         node = next((m.grad_fn for m in made if isinstance(m, Tensor) and m.grad_fn is not None), None)
@@ -125,25 +140,30 @@ class Recordings:
             node.register_hook(lambda *_: setattr(seen, "awaits_backward", False))
         return made
 
-    def _record(self, seen: _Seen, args: Sequence[Any], held: Sequence[Tensor]) -> Recording | None:
+    def _record(self, seen: _Seen, args: Sequence[Any]) -> Recording | None:
         seen.runs = 0  # whatever comes of it, the next attempt is some runs away
-        self._make_room(seen)
+        # A change of tensors without a version counter would not be noticed.
+        copied = seen.copied | {k for k in self.structural if isinstance(args[k], Tensor) and args[k].is_inference()}
+        self._make_room(seen, copied)
         if len(self.recorded) >= self.most:
             return None
         record = cuda_graph.recorder(self.device)
         assert record is not None
         try:
-            recording = Recording(self.run, args, held, seen.copied, frozenset(seen.mutated), record)
+            recording = Recording(self.run, args, self._tensors(args), copied, frozenset(seen.mutated), record)
         except (Unsupported, RuntimeError) as reason:
             self._refuse(seen, reason)
             return None
         self.recorded.append((seen, recording))
         return recording
 
-    def _make_room(self, seen: _Seen) -> None:
+    def _tensors(self, args: Sequence[Any]) -> frozenset[int]:
+        return frozenset(k for k in self.structural if isinstance(args[k], Tensor))
+
+    def _make_room(self, seen: _Seen, copied: frozenset[int]) -> None:
         """Drops recordings of the same size that copy less, then the oldest beyond the bound; none in use."""
         for known in list(self.recorded):
-            if known[0] is seen and known[1].copied < seen.copied and known[1].free:
+            if known[0] is seen and known[1].copied < copied and known[1].free:
                 self.recorded.remove(known)
         for known in list(self.recorded):
             if len(self.recorded) >= self.most and known[1].free:

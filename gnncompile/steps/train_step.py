@@ -112,11 +112,8 @@ class TrainStep:
             return self._first(given)
         found: list[Any] = []
         leaves(parts, found)
-        held = [v for v, is_held in zip(found, plan.held, strict=True) if is_held]
-        rest = [v for v, is_held in zip(found, plan.held, strict=True) if not is_held]
-        facts = (tuple([h._version for h in held]), self._settings())
         with torch.no_grad():
-            return plan.recordings([*rest, *plan.state()], held, facts)  # type: ignore[no-any-return]
+            return plan.recordings([*found, *plan.state()], self._settings())  # type: ignore[no-any-return]
 
     def _plan(self, parts: Any) -> _Plan | None:
         """How steps through the captured graph that serves these arguments are recorded."""
@@ -139,7 +136,7 @@ class TrainStep:
             return made
         plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
         if cuda_graph.recorder(plan.device) is not None:
-            plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device)
+            plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
             if plan.device.type == "cuda":  # torch allows it nowhere else
                 _compat.make_capturable(self.optimizer, plan.device)
             self._plans.append(plan)
@@ -186,21 +183,21 @@ class _Plan:
     Args:
         capture: What stands for the captured graph.
         parts: Arguments that it serves.
-        structural: Tensors that graph structure was built of: a recording is for these, unchanged.
+        built_of: Tensors that graph structure was built of.
         model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
 
     Attributes:
-        held: Whether structure was built of it, for every leaf of the arguments.
+        structural: Positions among the leaves of the arguments of those that structure is built of.
     """
 
     recordings: Recordings
 
-    def __init__(self, capture: Any, parts: Any, structural: list[Any], model: nn.Module) -> None:
+    def __init__(self, capture: Any, parts: Any, built_of: list[Any], model: nn.Module) -> None:
         self.capture = capture
         found: list[Any] = []
         leaves(parts, found)
-        places = {t.data_ptr() for t in structural if isinstance(t, Tensor)}
-        self.held = [isinstance(v, Tensor) and v.data_ptr() in places for v in found]
+        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
+        self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
         self._skeleton = with_leaves(parts, iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
         self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
@@ -211,7 +208,5 @@ class _Plan:
         return [holder[name] for holder, name in self._slots]
 
     def parts(self, given: Sequence[Any]) -> Any:
-        """The arguments, of the leaves that are not held, parameters and buffers, and the leaves that are."""
-        number = sum(self.held)
-        rest, held = iter(given[: len(self.held) - number]), iter(given[len(given) - number :])
-        return with_leaves(self._skeleton, iter([next(held) if is_held else next(rest) for is_held in self.held]))
+        """The arguments, of their leaves (and the parameters and buffers behind these)."""
+        return with_leaves(self._skeleton, iter(given))
