@@ -378,7 +378,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
             continue
         if "capturable" in group:
             group["capturable"] = True
-        double = not fused and any(p.dtype == torch.float64 for p in group["params"])
+        double = any(p.dtype == torch.float64 for p in group["params"])
         if not isinstance(group["lr"], Tensor):
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float64 if double else torch.float32, device=device)
         for parameter in group["params"]:
@@ -392,8 +392,9 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def _fuse(group: dict[str, Any], optimizer: torch.optim.Optimizer) -> bool:
-    dense = all(p.grad is None or not p.grad.is_sparse for p in group["params"])
-    if group["fused"] is None and group.get("foreach") is None and not group.get("differentiable") and dense:
+    # Fused kernels take the learning rate in float32.
+    fit = all(p.dtype != torch.float64 and (p.grad is None or not p.grad.is_sparse) for p in group["params"])
+    if fit and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
         group["fused"] = True
         setattr(optimizer, "_step_supports_amp_scaling", True)  # noqa: B010  (torch does not declare it)
     return bool(group["fused"])

@@ -247,7 +247,7 @@ def test_another_graph_of_the_same_size_each_time(device: str, recording: None) 
 @pytest.mark.gpu
 def test_an_index_outside_the_graph_is_reported() -> None:
     torch._dynamo.reset()
-    _, model = pair("cuda")
+    _, model = pair("cuda", SAGEConv(6, 4))
     for k in range(8):
         step(model, *graph("cuda", seed=k))
     assert number(model) == 1

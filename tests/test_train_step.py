@@ -215,6 +215,26 @@ def test_optimizers(kind: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_two_hundred_steps_in_float32(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = GCN(6, 16, 2, 3).cuda()
+    model = copy.deepcopy(plain)
+    x, edges, y = graph("cuda", 200, 900)
+    optimizers = [getattr(torch.optim, kind)(m.parameters(), lr=0.01) for m in (plain, model)]
+    step = gnncompile.TrainStep(model, F.cross_entropy, optimizers[1])
+    for _ in range(200):
+        optimizers[0].zero_grad()
+        loss = F.cross_entropy(plain(x.float(), edges), y)
+        loss.backward()
+        optimizers[0].step()
+        found = step(x.float(), edges, target=y)
+        torch.testing.assert_close(found, loss.detach(), rtol=1e-3, atol=1e-4)
+    assert step._plans[0].recordings.recorded
+    assert optimizers[1].param_groups[0]["fused"]
+
+
+@pytest.mark.gpu
 def test_mixed_precision() -> None:
     torch.manual_seed(0)
     plain = GCN(6, 8, 2, 3).cuda()
