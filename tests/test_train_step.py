@@ -196,6 +196,7 @@ def test_a_loss_that_waits_is_not_recorded(device: str) -> None:
     x, edges, y = graph(device)
     for _ in range(6):
         both.compare(x, edges, y > 0)
+    assert both.step.not_recorded is not None
 
 
 @pytest.mark.gpu
@@ -259,6 +260,16 @@ def test_mixed_precision() -> None:
     assert step._plans[0].recordings.recorded
     torch.testing.assert_close(found, loss.detach(), rtol=2e-2, atol=2e-2)
     assert scalers[0].get_scale() == scalers[1].get_scale() < 2.0**30
+
+
+def test_it_says_why_it_does_not_record() -> None:
+    both = Pair("cpu", GCN(6, 8, 2, 3), options={"record": False})
+    assert both.step.not_recorded is None
+    both.compare(*graph("cpu"))
+    assert both.step.not_recorded == 'options={"record": False}'
+    breaking = Pair("cpu", GCN(6, 8, 2, 3), loss=lambda out, y: (torch._dynamo.graph_break(), out.sum())[1])
+    breaking.compare(*graph("cpu"))
+    assert breaking.step.not_recorded == "the graph breaks"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from gnncompile import _compat
 from gnncompile.runtime import cuda_graph
 from gnncompile.runtime.recordings import Recordings
 
@@ -35,8 +35,10 @@ def recordings(
     device = devices.pop()
     if cuda_graph.recorder(device) is None:
         return f"its device is {device}"
+    given = {s for n in gm.graph.nodes if n.op == "placeholder" for s in _unknown_sizes(n)}
     for node in gm.graph.nodes:
-        if any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS) or _unknown_size(node):
+        waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
+        if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
     return Recordings(run, most, device, structural)
 
@@ -46,5 +48,6 @@ def _tensors(node: fx.Node) -> list[Tensor]:
     return [v for v in tree_leaves(found) if isinstance(v, Tensor)]
 
 
-def _unknown_size(node: fx.Node) -> bool:
-    return any(_compat.size_now(s) is None for t in _tensors(node) for s in t.shape)
+def _unknown_sizes(node: fx.Node) -> set[Any]:
+    """Symbols of sizes that only data knows; structure of a graph may have some."""
+    return {symbol for t in _tensors(node) for symbol in free_unbacked_symbols(t)}

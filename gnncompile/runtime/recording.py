@@ -92,6 +92,7 @@ class Recording:
         self.saved = self._saved_inputs(tensors, args)
         if any(self.differentiable):
             self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
+        self.last_call = 0
         self._lease: weakref.ref[Lease] | None = None
         self._lock = threading.Lock()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import cuda_graph, layout
-from gnncompile.runtime.recording import Recording
+from gnncompile.runtime.recording import Lease, Recording
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +24,11 @@ WARM = 2
 OFTEN = 2
 """An input that was found in another place so often is copied to the recording at each replay."""
 
+LONG = 64
+"""Calls for which a recording was not replayed before it makes room for another, which costs as much as many steps."""
+
 LOOK_EVERY = 32
-"""Replays after which it is asked whether one that builds structure met an index outside its graph."""
+"""Calls after which it is asked whether one that builds structure met an index outside its graph."""
 
 MOST_SEEN = 256
 """Sizes that are remembered though they are not recorded."""
@@ -70,7 +73,7 @@ class Recordings:
 
     Args:
         run: The graph: called with its inputs.
-        most: How many recordings are kept.
+        most: How many recordings are kept; when there are so many, further sizes run as they are.
         device: What the graph works on.
         structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
             for these very tensors, unchanged, or builds it anew in every replay.
@@ -83,7 +86,8 @@ class Recordings:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
         self.recorded: list[tuple[_Seen, Recording]] = []
         self.reason: str | None = None
-        self._replays = 0
+        self._calls = 0
+        self._builds_structure = True
         self._seen: OrderedDict[Any, _Seen] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -99,23 +103,23 @@ class Recordings:
             return self.run(*args)
         layout.check_pending()
         context = where, facts
+        self._calls += 1
         for seen, recording in reversed(self.recorded):
             if seen.context == context and recording.fits(args):
                 lease = recording.lease()
                 if lease is not None:
-                    self._look_for_bad_indices(recording)
-                    return recording(args, lease)
+                    return self._replay(recording, args, lease)
         with self._lock:
             seen = self._look(args, context)
             new = self._record(seen, args) if seen.ready else None
             lease = new.lease() if new is not None else None
-        return self._run(seen, args) if new is None or lease is None else new(args, lease)
+        return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)
 
-    def _look_for_bad_indices(self, recording: Recording) -> None:
-        if recording.builds_structure:
-            self._replays += 1
-            if self._replays % LOOK_EVERY == 0:
-                layout.look(self.device)
+    def _replay(self, recording: Recording, args: Sequence[Any], lease: Lease) -> Any:
+        recording.last_call = self._calls
+        if recording.builds_structure and self._calls % LOOK_EVERY == 0:
+            layout.look(self.device)
+        return recording(args, lease)
 
     def _look(self, args: Sequence[Any], context: Any) -> _Seen:
         sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
@@ -144,6 +148,8 @@ class Recordings:
         seen.runs = 0  # whatever comes of it, the next attempt is some runs away
         # A change of tensors without a version counter would not be noticed.
         copied = seen.copied | {k for k in self.structural if isinstance(args[k], Tensor) and args[k].is_inference()}
+        if copied & self.structural and not self._builds_structure:
+            return None
         self._make_room(seen, copied)
         if len(self.recorded) >= self.most:
             return None
@@ -152,7 +158,7 @@ class Recordings:
         try:
             recording = Recording(self.run, args, self._tensors(args), copied, frozenset(seen.mutated), record)
         except (Unsupported, RuntimeError) as reason:
-            self._refuse(seen, reason)
+            self._refuse(seen, reason, bool(copied & self.structural))
             return None
         self.recorded.append((seen, recording))
         return recording
@@ -161,21 +167,25 @@ class Recordings:
         return frozenset(k for k in self.structural if isinstance(args[k], Tensor))
 
     def _make_room(self, seen: _Seen, copied: frozenset[int]) -> None:
-        """Drops recordings of the same size that copy less, then the oldest beyond the bound; none in use."""
+        """Drops recordings of the same size that copy less, and beyond the bound what was not replayed for long."""
         for known in list(self.recorded):
             if known[0] is seen and known[1].copied < copied and known[1].free:
                 self.recorded.remove(known)
-        for known in list(self.recorded):
-            if len(self.recorded) >= self.most and known[1].free:
-                self.recorded.remove(known)
+        if len(self.recorded) >= self.most:
+            oldest = min(self.recorded, key=lambda known: known[1].last_call)
+            if oldest[1].free and self._calls - oldest[1].last_call > LONG:
+                self.recorded.remove(oldest)
 
-    def _refuse(self, seen: _Seen, reason: Exception) -> None:
+    def _refuse(self, seen: _Seen, reason: Exception, builds_structure: bool) -> None:
         seen.refused = True
+        text = str(reason).splitlines()[0]
+        logger.warning("a graph is not recorded: %s", text)
         if isinstance(reason, torch.OutOfMemoryError):
             self.recorded = [known for known in self.recorded if not known[1].free]
+        elif builds_structure:
+            self._builds_structure = False
         else:
-            self.reason = str(reason).splitlines()[0]
-            logger.warning("a graph is not recorded: %s", self.reason)
+            self.reason = text
 
 
 def _version(value: Any) -> int:

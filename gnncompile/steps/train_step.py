@@ -87,6 +87,7 @@ class TrainStep:
         self._program = program
         self._check = Checker(self.model.forward)
         self._plans: list[_Plan] = []
+        self._unplanned: str | None = None
 
     def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
         """Runs one step.
@@ -103,6 +104,13 @@ class TrainStep:
         if self.scheduler is not None:
             self.scheduler.step()
         return made[0] if len(made) == 1 else made
+
+    @property
+    def not_recorded(self) -> str | None:
+        """Why steps are not replayed, if they are not; None before the first one."""
+        if not self._plans:
+            return self._unplanned
+        return next((plan.recordings.reason for plan in self._plans if plan.recordings.reason is not None), None)
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         self._check(given[0], given[1])
@@ -133,8 +141,10 @@ class TrainStep:
         parts = self._program.parts(given, {})
         capture = self._capture(parts) if self._records else None
         if capture is None:
+            self._unplanned = "the graph breaks" if self._records else 'options={"record": False}'
             return made
         plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
             if plan.device.type == "cuda":  # torch allows it nowhere else
