@@ -8,7 +8,6 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -60,7 +58,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "unknown_size",
-    "whole_capture",
+    "valid_capture",
 ]
 
 shape_config: Any = shape_config_module
@@ -412,19 +410,14 @@ def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
     return kept
 
 
-def whole_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
-    """The compiled form of a function whose guards hold for these arguments, unless it breaks the graph."""
+def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
+    """The compiled form of a function whose guards hold for these arguments."""
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
     for found in _debug_get_cache_entry_list(fn.__code__):
         if found.guard_manager.check(frame):
-            return None if _resumes(found.code) else found.guard_manager
+            return found.guard_manager
     return None
-
-
-@lru_cache(maxsize=256)
-def _resumes(code: types.CodeType) -> bool:
-    return any(TORCH_DYNAMO_RESUME_IN_PREFIX in name for name in code.co_names)
 
 
 def static_cuda_launch() -> Callable[..., None] | None:

@@ -89,10 +89,8 @@ class Program:
             return self.compiled(*parts)
 
     def capture_for(self, parts: tuple[Any, Any]) -> Any:
-        """What stands for the captured graph that serves these arguments now; None where there is none, or several
-        because of a graph break.
-        """
-        return _compat.whole_capture(self.entry, {"args": parts[0], "kwargs": parts[1]})
+        """What stands for the capture that serves these arguments now; None where there is none."""
+        return _compat.valid_capture(self.entry, {"args": parts[0], "kwargs": parts[1]})
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:

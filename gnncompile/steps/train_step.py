@@ -136,11 +136,12 @@ class TrainStep:
 
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step that may capture the graph, after which it is known how to record it."""
+        breaks = _graph_breaks()
         with identity.keeping() as kept:
             made = self._train(lambda: self._program(given, {}))
         parts = self._program.parts(given, {})
         capture = self._capture(parts) if self._records else None
-        if capture is None:
+        if capture is None or _graph_breaks() > breaks:
             self._unplanned = "the graph breaks" if self._records else 'options={"record": False}'
             return made
         plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
@@ -185,6 +186,10 @@ class TrainStep:
         """What the optimizer does that no tensor says."""
         numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
         return id(self.optimizer.state), *numbers
+
+
+def _graph_breaks() -> int:
+    return sum(_compat.counters()["graph_break"].values())
 
 
 class _Plan:
