@@ -14,6 +14,7 @@ from torch import nn
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
+from gnncompile.capture.containers import Opened, empty_again, give_back, write_back
 from gnncompile.capture.inputs import Checker, Derived, join, split
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, WrittenInput
@@ -39,7 +40,10 @@ class Program:
         target = self.target
 
         def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return target(*join(args), **join(kwargs))
+            joined: list[Any] = []
+            result = target(*join(args, joined), **join(kwargs, joined))
+            empty_again(joined)
+            return result
 
         # Dynamo counts recompiles per code object, so every program needs one of its own.
         own_code = types.FunctionType(
@@ -60,10 +64,14 @@ class Program:
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         for _ in range(16):
-            parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
+            opened: list[tuple[Any, Opened]] = []
+            parts = split(args, "args", self.derived, opened), split(kwargs, "kwargs", self.derived, opened)
             try:
                 with _compat.symbolic_counts(self.empty_is_special):
-                    return self.compiled(*parts)
+                    result = self.compiled(*parts)
+                for value, copied in opened:
+                    write_back(value, copied)
+                return give_back(result, opened) if opened else result
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)

@@ -2,7 +2,7 @@
 
 An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
 depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
-list. A batch vector may carry its number of segments as the first dimension of an
+list. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`. A batch vector may carry its number of segments as the first dimension of an
 tensor made for it, which costs one look at the data per distinct batch and keeps it out of the compiled code.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.runtime.identity import IdentityCache
 
 EDGE_INDEX = "edge_index"
@@ -37,12 +38,25 @@ class EdgePair(NamedTuple):
     col: Tensor | Sized
 
 
+class Field(str):
+    """The name of a field, as part of a path."""
+
+    __slots__ = ()
+
+
 Path = tuple[Any, Any] | str
 """Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
 
 
-def split(value: Any, path: Path, derived: Derived) -> Any:
-    """Replaces edge lists and sized indices in a nest of tuples, lists and dicts; `path` names the value."""
+def split(value: Any, path: Path, derived: Derived, opened: list[tuple[Any, Opened]]) -> Any:
+    """Replaces edge lists and sized indices in a nest of tuples, lists, dicts and objects.
+
+    Args:
+        value: The arguments.
+        path: Names the value.
+        derived: What was made from tensors before.
+        opened: Gets the objects that were taken apart.
+    """
     kind = type(value)
     if kind is Tensor:
         if value.dtype in _INTEGERS:
@@ -56,29 +70,42 @@ def split(value: Any, path: Path, derived: Derived) -> Any:
                 return derived.sized(value, source_of(path))
         return value
     if kind is tuple or kind is list:
-        return kind([split(v, (path, i), derived) for i, v in enumerate(value)])
+        return kind([split(v, (path, i), derived, opened) for i, v in enumerate(value)])
     if kind is dict:
-        return {k: split(v, (path, k), derived) for k, v in value.items()}
+        return {k: split(v, (path, k), derived, opened) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return kind(*(split(v, (path, Field(k)), derived, opened) for k, v in zip(kind._fields, value, strict=True)))
+    if is_container(value):
+        parts = (path, Field("parts"))
+        opened.append((value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, opened))))
+        return opened[-1][1]
     return value
 
 
 def source_of(path: Path) -> str:
     """A path as Python text: ``args[1]['batch']``."""
-    return path if isinstance(path, str) else f"{source_of(path[0])}[{path[1]!r}]"
+    if isinstance(path, str):
+        return path
+    holder, key = path
+    return f"{source_of(holder)}.{key}" if isinstance(key, Field) else f"{source_of(holder)}[{key!r}]"
 
 
-def join(value: Any) -> Any:
-    """The inverse of :func:`split`, traced by Dynamo."""
+def join(value: Any, joined: list[Any]) -> Any:
+    """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object."""
     if isinstance(value, EdgePair):
-        return torch.stack([join(value.row), join(value.col)])
+        return torch.stack([join(value.row, joined), join(value.col, joined)])
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
+    if isinstance(value, Opened):
+        return put_together(value, lambda part: join(part, joined), joined)
+    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return type(value)(*[join(v, joined) for v in value])
     if type(value) is tuple:
-        return tuple(join(v) for v in value)
+        return tuple(join(v, joined) for v in value)
     if type(value) is list:
-        return [join(v) for v in value]
+        return [join(v, joined) for v in value]
     if type(value) is dict:
-        return {k: join(v) for k, v in value.items()}
+        return {k: join(v, joined) for k, v in value.items()}
     return value
 
 
@@ -103,7 +130,7 @@ class Derived:
 
     def rows(self, edge_index: Tensor) -> list[Tensor]:
         """Both rows of an edge list as contiguous tensors of their own."""
-        return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
+        return self._rows.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
 
     def sized(self, index: Tensor, source: str) -> Tensor | Sized:
         """The index, with its number of segments if the model needs that of this input; not if there is none because
@@ -129,6 +156,10 @@ class Derived:
         self.looks += 1
         count = int(index.max()) + 1 if index.numel() else 0
         return [torch.empty(count, dtype=torch.bool, device=index.device)] if count >= 0 else []
+
+
+def _copy(row: Tensor) -> Tensor:
+    return row.clone(memory_format=torch.contiguous_format)  # an empty copy would keep the strides otherwise
 
 
 class Checker:
