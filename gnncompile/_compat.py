@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -30,6 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "AsksForEmptiness",
+    "NeedsOriginal",
     "StorageWeakRef",
     "backend_fake_mode",
     "calling_file",
@@ -39,7 +41,10 @@ __all__ = [
     "current_backend",
     "inductor_mode_options",
     "inductor_option_names",
+    "keep_with",
+    "kept_with",
     "notice_emptiness_questions",
+    "notice_use_as",
     "placeholders_as_fakes",
     "run_op_by_op",
     "size_now",
@@ -148,12 +153,74 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     call = UserFunctionVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in _WHILE_TRACING:
+            return _WHILE_TRACING[self.fn](*(arg.realize() for arg in args))
         ours = methods.get(self.fn)
         if ours is None or not active():
             return call(self, tx, args, kwargs)
         return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
 
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+_KEPT = "gnncompile_kept"
+
+
+def keep_with(value: Tensor, others: Any) -> None:
+    """While Dynamo traces: :func:`kept_with` of this tensor will be `others`. Otherwise nothing."""
+
+
+def kept_with(value: Any) -> Any:
+    """While Dynamo traces: what was kept with a tensor, or None."""
+
+
+def _keep_with(value: Any, others: Any) -> Any:
+    value.as_proxy().node.meta[_KEPT] = others
+    return ConstantVariable.create(None)
+
+
+def _kept_with(value: Any) -> Any:
+    kept = _kept(value)
+    return ConstantVariable.create(None) if kept is None else kept
+
+
+def _kept(value: Any) -> Any:
+    return value.as_proxy().node.meta.get(_KEPT) if isinstance(value, TensorVariable) else None
+
+
+_WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {keep_with: _keep_with, kept_with: _kept_with}
+"""Functions that Dynamo does not trace: they are called with its variables."""
+
+
+class NeedsOriginal(BaseException):
+    """A model asks a tensor for what only the subclass has that the caller passed.
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+    def __init__(self, kind: type, name: str) -> None:
+        super().__init__(kind, name)
+        self.kind, self.name = kind, name
+
+
+def notice_use_as(kind: type) -> None:
+    """Makes the use of what a subclass of tensors has beyond a tensor, on a plain one with which something is kept, raise
+    :class:`NeedsOriginal`.
+    """
+    names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
+    getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if name in names and _kept(self) is not None:
+            raise NeedsOriginal(kind, name)
+        return getattr_(self, tx, name)
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in names and _kept(self) is not None:
+            raise NeedsOriginal(kind, name)
+        return method(self, tx, name, *args, **kwargs)
+
+    TensorVariable.var_getattr, TensorVariable.call_method = var_getattr, call_method  # type: ignore[method-assign]
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -14,10 +15,10 @@ from torch import nn
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
-from gnncompile.capture.containers import Opened, empty_again, give_back, write_back
-from gnncompile.capture.inputs import Checker, Derived, join, split
+from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, split
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, WrittenInput
+from gnncompile.passes.context import Masked, Skip, WrittenInput
 from gnncompile.runtime.segment_ops import SizeNeeded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +33,7 @@ class Program:
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.empty_is_special = False
         self._start()
@@ -64,14 +66,16 @@ class Program:
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         for _ in range(16):
-            opened: list[tuple[Any, Opened]] = []
-            parts = split(args, "args", self.derived, opened), split(kwargs, "kwargs", self.derived, opened)
+            taken = Taken()
+            parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+            if self.wanted_whole & taken.kinds:
+                return self.target(*args, **kwargs)
             try:
                 with _compat.symbolic_counts(self.empty_is_special):
                     result = self.compiled(*parts)
-                for value, copied in opened:
+                for value, copied in taken.objects:
                     write_back(value, copied)
-                return give_back(result, opened) if opened else result
+                return give_back(result, taken.objects) if taken.objects else result
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)
@@ -84,10 +88,24 @@ class Program:
             except _compat.AsksForEmptiness:
                 self.empty_is_special = True
                 self._start()
+            except _compat.NeedsOriginal as needed:
+                self._run_uncompiled(needed)
             except WrittenInput:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
+
+
+    def _run_uncompiled(self, needed: _compat.NeedsOriginal) -> None:
+        """Calls with such an input run as they are from now on."""
+        self.wanted_whole.add(needed.kind)
+        kind = getattr(needed.kind, "__name__", str(needed.kind))
+        reason = f"the model uses `{needed.name}` of an input that is a {kind}"
+        self.backend.notes.append(Skip("the whole model", reason, "?"))
+        warnings.warn(
+            f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
+            stacklevel=4,
+        )
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:

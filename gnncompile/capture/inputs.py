@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 
+from gnncompile import _compat
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.runtime.identity import IdentityCache
 
@@ -38,6 +41,26 @@ class EdgePair(NamedTuple):
     col: Tensor | Sized
 
 
+class SizedEdges(NamedTuple):
+    """An ``EdgeIndex``: its edge list, and tensors ``[n, 0]`` for the sizes that it knows (``sparse_size``)."""
+
+    edges: EdgePair | Tensor
+    tables: tuple[Tensor | None, Tensor | None]
+
+
+@dataclass
+class Taken:
+    """What was taken apart of one call's inputs.
+
+    Attributes:
+        objects: Each object that holds tensors, with its copy.
+        kinds: The subclasses of tensors, or layouts, that plain tensors stand for.
+    """
+
+    objects: list[tuple[Any, Opened]] = field(default_factory=list)
+    kinds: set[Any] = field(default_factory=set)
+
+
 class Field(str):
     """The name of a field, as part of a path."""
 
@@ -48,16 +71,23 @@ Path = tuple[Any, Any] | str
 """Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
 
 
-def split(value: Any, path: Path, derived: Derived, opened: list[tuple[Any, Opened]]) -> Any:
+def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
     """Replaces edge lists and sized indices in a nest of tuples, lists, dicts and objects.
 
     Args:
         value: The arguments.
         path: Names the value.
         derived: What was made from tensors before.
-        opened: Gets the objects that were taken apart.
+        taken: Gets what was taken apart.
     """
     kind = type(value)
+    if kind is EdgeIndex:
+        taken.kinds.add(kind)
+        edges = split(value.as_tensor(), (path, Field("edges")), derived, taken)
+        return SizedEdges(edges, tuple(_table(size, value.device) for size in value.sparse_size()))
+    if kind is Index:
+        taken.kinds.add(kind)
+        return split(value.as_tensor(), path, derived, taken)
     if kind is Tensor:
         if value.dtype in _INTEGERS:
             if derived.splits and value.dim() == 2 and value.size(0) == 2:
@@ -70,16 +100,20 @@ def split(value: Any, path: Path, derived: Derived, opened: list[tuple[Any, Open
                 return derived.sized(value, source_of(path))
         return value
     if kind is tuple or kind is list:
-        return kind([split(v, (path, i), derived, opened) for i, v in enumerate(value)])
+        return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
-        return {k: split(v, (path, k), derived, opened) for k, v in value.items()}
+        return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return kind(*(split(v, (path, Field(k)), derived, opened) for k, v in zip(kind._fields, value, strict=True)))
+        return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
     if is_container(value):
         parts = (path, Field("parts"))
-        opened.append((value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, opened))))
-        return opened[-1][1]
+        taken.objects.append((value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, taken))))
+        return taken.objects[-1][1]
     return value
+
+
+def _table(size: int | None, device: torch.device) -> Tensor | None:
+    return None if size is None else torch.empty(size, 0, device=device)
 
 
 def source_of(path: Path) -> str:
@@ -94,6 +128,10 @@ def join(value: Any, joined: list[Any]) -> Any:
     """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object."""
     if isinstance(value, EdgePair):
         return torch.stack([join(value.row, joined), join(value.col, joined)])
+    if isinstance(value, SizedEdges):
+        edges = join(value.edges, joined)
+        _compat.keep_with(edges, value.tables)
+        return edges
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
     if isinstance(value, Opened):

@@ -11,10 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch_geometric.nn import Aggregation, ChebConv, ClusterGCNConv, JumpingKnowledge, MFConv, Set2Set, SuperGATConv
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import N_KEYS, NodeStorage
+from torch_geometric.nn import (
+    Aggregation,
+    ChebConv,
+    ClusterGCNConv,
+    JumpingKnowledge,
+    MessagePassing,
+    MFConv,
+    Set2Set,
+    SuperGATConv,
+)
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
-from gnncompile._compat import copy_of
+from gnncompile._compat import copy_of, kept_with
 from gnncompile.capture.relations.linear import typed_linear
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 
@@ -25,6 +36,8 @@ _cheb_norm = copy_of(ChebConv.__norm__)
 _cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
 _jumping_forward = copy_of(JumpingKnowledge.forward)
 _set2set_forward = copy_of(Set2Set.forward)
+_check_input = copy_of(MessagePassing._check_input)
+_num_nodes = copy_of(NodeStorage.num_nodes.fget)  # type: ignore[attr-defined]
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
@@ -193,8 +206,34 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
+def num_nodes(self: Any) -> Any:
+    """See :attr:`torch_geometric.data.Data.num_nodes`, which asks ``super()``: Dynamo finds no property there."""
+    counts = [store.num_nodes for store in self.node_stores]
+    return None if any(count is None for count in counts) else sum(counts)
+
+
+def store_num_nodes(self: Any) -> Any:
+    """See ``torch_geometric.data.storage.NodeStorage.num_nodes``: an ``EdgeIndex`` knows, where no features do."""
+    tables = kept_with(self._mapping.get("edge_index"))
+    named = [key for key in self._mapping if key in N_KEYS or "node" in key or key in ("adj", "adj_t")]
+    if tables is None or named or (tables[0] is None and tables[1] is None):
+        return _num_nodes(self)
+    return tables[0].size(0) if tables[0] is not None else tables[1].size(0)
+
+
+def check_input(self: Any, edge_index: Any, size: Any) -> Any:
+    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own."""
+    tables = kept_with(edge_index)
+    if tables is None:
+        return _check_input(self, edge_index, size)
+    return [None if table is None else table.size(0) for table in tables]
+
+
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     ChebConv.__norm__: cheb_norm,
+    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),  # type: ignore[attr-defined]
+    NodeStorage.num_nodes.fget: store_num_nodes,  # type: ignore[attr-defined]
+    MessagePassing._check_input: check_input,
     ClusterGCNConv.forward: cluster_gcn_forward,
     nn.GRUCell.forward: gru_cell,
     **dict.fromkeys(
