@@ -16,6 +16,7 @@ from torch import nn
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.hooks import SkippedHooks
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, split
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Skip, WrittenInput
@@ -33,6 +34,7 @@ class Program:
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self.skipped_hooks = SkippedHooks(target)
         self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.empty_is_special = False
@@ -65,6 +67,7 @@ class Program:
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
+        self.skipped_hooks()
         for _ in range(16):
             taken = Taken()
             parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)

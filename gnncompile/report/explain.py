@@ -113,6 +113,7 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
+    notes += program.skipped_hooks.found
     if program.derived.wanted:
         notes.append(
             f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}"
