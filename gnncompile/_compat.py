@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._dynamo.symbolic_convert as symbolic_convert
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
@@ -27,6 +29,7 @@ from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
@@ -204,8 +207,8 @@ class NeedsOriginal(BaseException):
 
 
 def notice_use_as(kind: type) -> None:
-    """Makes the use of what a subclass of tensors has beyond a tensor, on a plain one with which something is kept, raise
-    :class:`NeedsOriginal`.
+    """Makes a model raise :class:`NeedsOriginal` that uses what a subclass of tensors has beyond a tensor, on a plain one
+    with which something is kept.
     """
     names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
     getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
@@ -277,12 +280,6 @@ def _is_row(node: fx.Node) -> bool:
     return stacked.target is torch.stack and len(stacked.args) == 1 and not stacked.kwargs
 
 
-_EMPTINESS = {
-    (operator.eq, 0), (operator.ne, 0), (operator.gt, 0), (operator.le, 0), (operator.ge, 1), (operator.lt, 1),
-}  # fmt: skip
-"""Comparisons of a size with a number that ask whether it is 0."""
-
-
 class AsksForEmptiness(BaseException):
     """A model asks whether one of its tensors is empty.
 
@@ -293,30 +290,112 @@ class AsksForEmptiness(BaseException):
 def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
     """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
 
-    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special, and would answer without
-    a guard.
+    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer ``n > 0``
+    and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
 
     Args:
         libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
             maximum, for which gnncompile has other ways.
     """
-    create = SymNodeVariable.create.__func__  # type: ignore[attr-defined]
+    start, create = SymNodeVariable.__init__, SymNodeVariable.create.__func__  # type: ignore[attr-defined]
 
-    def watched(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
-        watching = _thread.calls and not _thread.empty_is_special
-        if watching and _asks_for_emptiness(proxy.node) and not tx.f_code.co_filename.startswith(libraries):
+    def notice(node: fx.Node, result: Any, file: Callable[[], str]) -> None:
+        if not _thread.calls or _thread.empty_is_special or not _is_wrong_for_empty(node, result):
+            return
+        if not (isinstance(result, (bool, torch.SymBool)) and left_alone(file())):
             raise AsksForEmptiness
-        return create(cls, tx, proxy, *args, **kwargs)
 
-    SymNodeVariable.create = classmethod(watched)  # type: ignore[method-assign,assignment]
+    def left_alone(file: str) -> bool:
+        return file.startswith(libraries) and "polyfills" not in file  # these are what users' built-ins are traced as
+
+    def watched_start(self: Any, proxy: Any, sym_num: Any, **kwargs: Any) -> None:
+        start(self, proxy, sym_num, **kwargs)
+        notice(proxy.node, sym_num, lambda: calling_file(skip=""))
+
+    def watched_create(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
+        made = create(cls, tx, proxy, *args, **kwargs)
+        if made.is_python_constant():
+            notice(proxy.node, made.as_python_constant(), lambda: tx.f_code.co_filename)
+        return made
+
+    def watched_bool(size: Any) -> bool:
+        tested: Any = sys._getframe(1).f_locals
+        number = getattr(tested.get("value"), "sym_num", None)
+        watching = _thread.calls and not _thread.empty_is_special
+        if watching and isinstance(number, torch.SymInt) and _may_be_empty(number):
+            if not left_alone(tested["self"].f_code.co_filename):
+                raise AsksForEmptiness
+        return guard(size)
+
+    def watched_evaluation(self: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
+        found = evaluate(self, expr, *args, **kwargs)
+        watching = _thread.calls and not _thread.empty_is_special
+        if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
+            raise AsksForEmptiness  # the guard would never hold: a number of positive sizes is not what it is for 0
+        return found
+
+    evaluate = ShapeEnv.evaluate_expr
+    ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign]
+    SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
+    SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
+    guard = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
+    if guard is not None:
+        symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined]
 
 
-def _asks_for_emptiness(node: fx.Node) -> bool:
-    if node.op != "call_function" or len(node.args) != 2 or isinstance(node.args[1], fx.Node):
+def _symbols(number: Any) -> set[Any]:
+    """The sizes in a symbolic number: torch takes them for positive."""
+    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+        return set()
+    return {s for s in getattr(number.node.expr, "free_symbols", ()) if s.is_positive}
+
+
+def _may_be_empty(number: torch.SymInt) -> bool:
+    """Whether a size that counts as positive is 0 where all the sizes in it are."""
+    symbols = _symbols(number)
+    try:
+        return bool(symbols) and _at(number, dict.fromkeys(symbols, 0)) == 0
+    except (ArithmeticError, TypeError, ValueError):
+        return True
+
+
+def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
+    """What a number is where sizes are these."""
+    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+        return number
+    found = number.node.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
+    kind: Any = number.node.pytype
+    return kind(found)
+
+
+def _is_wrong_for_empty(node: fx.Node, result: Any) -> bool:
+    """Whether an operation on sizes gave what it would not give if some were 0."""
+    if node.op not in ("call_function", "call_method") or node.kwargs:
         return False
-    size: Any = node.args[0]
-    asks = isinstance(node.args[1], int) and (node.target, node.args[1]) in _EMPTINESS
-    return asks and isinstance(size, fx.Node) and isinstance(size.meta.get("example_value"), torch.SymInt)
+    args = fx.map_arg(node.args, lambda n: n.meta.get("example_value"))
+    if not all(isinstance(a, (bool, int, float, torch.SymInt, torch.SymFloat)) for a in args):
+        return False
+    symbols = set().union(*map(_symbols, args))
+    target: Any = node.target if node.op == "call_function" else getattr(operator, str(node.target), None)
+    if not symbols or target is None:
+        return False
+    for empty in [{s} for s in symbols] + [symbols]:
+        sizes = {s: 0 if s in empty else _ORDINARY for s in _all_symbols([*args, result])}
+        try:
+            if target(*(_at(a, sizes) for a in args)) != _at(result, sizes):
+                return True
+        except (ArithmeticError, TypeError, ValueError):  # an error for empty sizes, in eager too
+            continue
+    return False
+
+
+_ORDINARY = 7
+"""Some size that is not special."""
+
+
+def _all_symbols(numbers: Sequence[Any]) -> set[Any]:
+    symbolic = [n.node.expr for n in numbers if isinstance(n, (torch.SymInt, torch.SymBool, torch.SymFloat))]
+    return set().union(*(getattr(expr, "free_symbols", ()) for expr in symbolic))
 
 
 def calling_file(skip: str) -> str:
