@@ -32,7 +32,7 @@ def is_container(value: Any) -> bool:
         return hasattr(value, "stores")
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
-    return not type(value).__dataclass_params__.frozen and hasattr(value, "__dict__")
+    return hasattr(value, "__dict__")
 
 
 def holds_structure(value: Any) -> bool:
@@ -73,7 +73,7 @@ def put_together(opened: Opened, join: Callable[[Any], Any], joined: list[Any]) 
     else:
         for name, part in opened.parts[0].items():
             value = join(part)
-            setattr(opened.shell, name, value)
+            object.__setattr__(opened.shell, name, value)
             joined.append((opened.shell, name, value))
     return opened.shell
 
@@ -85,7 +85,7 @@ def empty_again(joined: list[Any]) -> None:
             if name in holder and holder[name] is value:
                 holder[name] = None
         elif getattr(holder, name, None) is value:
-            setattr(holder, name, None)
+            object.__setattr__(holder, name, None)
 
 
 def write_back(value: Any, opened: Opened) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import N_KEYS, NodeStorage
 from torch_geometric.nn import (
     Aggregation,
     ChebConv,
@@ -37,7 +35,6 @@ _cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
 _jumping_forward = copy_of(JumpingKnowledge.forward)
 _set2set_forward = copy_of(Set2Set.forward)
 _check_input = copy_of(MessagePassing._check_input)
-_num_nodes = copy_of(NodeStorage.num_nodes.fget)  # type: ignore[attr-defined]
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
@@ -206,21 +203,6 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
-def num_nodes(self: Any) -> Any:
-    """See :attr:`torch_geometric.data.Data.num_nodes`, which asks ``super()``: Dynamo finds no property there."""
-    counts = [store.num_nodes for store in self.node_stores]
-    return None if any(count is None for count in counts) else sum(counts)
-
-
-def store_num_nodes(self: Any) -> Any:
-    """See ``torch_geometric.data.storage.NodeStorage.num_nodes``: an ``EdgeIndex`` knows, where no features do."""
-    tables = kept_with(self._mapping.get("edge_index"))
-    named = [key for key in self._mapping if key in N_KEYS or "node" in key or key in ("adj", "adj_t")]
-    if tables is None or named or (tables[0] is None and tables[1] is None):
-        return _num_nodes(self)
-    return tables[0].size(0) if tables[0] is not None else tables[1].size(0)
-
-
 def check_input(self: Any, edge_index: Any, size: Any) -> Any:
     """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own."""
     tables = kept_with(edge_index)
@@ -231,8 +213,6 @@ def check_input(self: Any, edge_index: Any, size: Any) -> Any:
 
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     ChebConv.__norm__: cheb_norm,
-    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),  # type: ignore[attr-defined]
-    NodeStorage.num_nodes.fget: store_num_nodes,  # type: ignore[attr-defined]
     MessagePassing._check_input: check_input,
     ClusterGCNConv.forward: cluster_gcn_forward,
     nn.GRUCell.forward: gru_cell,

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 from gnncompile import _compat
-from gnncompile.capture import layers, relations
+from gnncompile.capture import data_objects, layers, relations
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -176,4 +176,4 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex)
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)
+    _compat.substitute_methods(relations.METHODS | layers.METHODS | data_objects.METHODS, lambda: _backend_setting() != OFF)
