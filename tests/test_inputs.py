@@ -389,7 +389,7 @@ def test_numbers_of_graphs(counts: tuple[int, ...]):
     compiled = gnncompile.compile(forward, options={"inductor": False})
     for count in counts:
         g = Graph(3 * count + 1, 5) if count else Graph(2, 0)
-        x, batch = (g.x, g.batch % count) if count else (g.x.detach()[:0].requires_grad_(), g.batch[:0])
+        x, batch = (g.x, g.batch % count) if count else (g.x.detach()[:0].clone().requires_grad_(), g.batch[:0])
         given = {"num_graphs": count, "num_nodes": count}
         for found, expected in zip(
             compiled(x, g.edge_index, batch, **given), forward(x, g.edge_index, batch, **given), strict=True
