@@ -33,7 +33,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
+    "ADJACENCY",
     "AsksForEmptiness",
+    "EDGE_INDEX",
     "NeedsOriginal",
     "StorageWeakRef",
     "backend_fake_mode",
@@ -60,6 +62,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "unknown_size",
+    "use_original",
 ]
 
 shape_config: Any = shape_config_module
@@ -166,62 +169,94 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
 
-_KEPT = "gnncompile_kept"
+EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
+"""What may be kept with a tensor in a captured graph."""
 
 
-def keep_with(value: Tensor, others: Any) -> None:
+def keep_with(value: Tensor, others: Any, kind: str) -> None:
     """While Dynamo traces: :func:`kept_with` of this tensor will be `others`. Otherwise nothing."""
 
 
-def kept_with(value: Any) -> Any:
+def kept_with(value: Any, kind: str) -> Any:
     """While Dynamo traces: what was kept with a tensor, or None."""
 
 
-def _keep_with(value: Any, others: Any) -> Any:
-    value.as_proxy().node.meta[_KEPT] = others
+def use_original(name: str) -> None:
+    """While Dynamo traces: raises :class:`NeedsOriginal`."""
+
+
+def _keep_with(value: Any, others: Any, kind: Any) -> Any:
+    value.as_proxy().node.meta[kind.as_python_constant()] = others
     return ConstantVariable.create(None)
 
 
-def _kept_with(value: Any) -> Any:
-    kept = _kept(value)
+def _kept_with(value: Any, kind: Any) -> Any:
+    kept = _kept(value, kind.as_python_constant())
     return ConstantVariable.create(None) if kept is None else kept
 
 
-def _kept(value: Any) -> Any:
-    return value.as_proxy().node.meta.get(_KEPT) if isinstance(value, TensorVariable) else None
+def _kept(value: Any, kind: str) -> Any:
+    return value.as_proxy().node.meta.get(kind) if isinstance(value, TensorVariable) else None
 
 
-_WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {keep_with: _keep_with, kept_with: _kept_with}
+def _use_original(name: Any) -> Any:
+    raise NeedsOriginal(None, name.as_python_constant())
+
+
+_WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
+    keep_with: _keep_with,
+    kept_with: _kept_with,
+    use_original: _use_original,
+}
 """Functions that Dynamo does not trace: they are called with its variables."""
 
 
 class NeedsOriginal(BaseException):
-    """A model asks a tensor for what only the subclass has that the caller passed.
+    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None: any of them).
 
     Not an Exception: Dynamo must not turn it into a graph break.
     """
 
-    def __init__(self, kind: type, name: str) -> None:
+    def __init__(self, kind: Any, name: str) -> None:
         super().__init__(kind, name)
         self.kind, self.name = kind, name
 
 
-def notice_use_as(kind: type) -> None:
-    """Makes a model raise :class:`NeedsOriginal` that uses what a subclass of tensors has beyond a tensor, on a plain one
-    with which something is kept.
+_SHAPE = {"size", "dim", "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "numel", "get_device"}
+_SPARSE = {"layout": torch.sparse_coo, "is_sparse": True, "is_sparse_csr": False}
+
+
+def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Makes a model raise :class:`NeedsOriginal` that uses what plain tensors in a captured graph can't stand for.
+
+    Args:
+        kind: A subclass of tensors whose names beyond a tensor's are noticed, on a tensor kept as an edge list.
+        sparse_methods: What is traced as methods of a tensor kept as a sparse matrix, which has no others.
     """
     names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
     getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
 
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
-        if name in names and _kept(self) is not None:
+    def ask(value: Any, name: str) -> bool:
+        """Whether a tensor is a matrix."""
+        if name in names and _kept(value, EDGE_INDEX) is not None:
             raise NeedsOriginal(kind, name)
+        return _kept(value, ADJACENCY) is not None
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if ask(self, name):
+            if name in _SPARSE:
+                return ConstantVariable.create(_SPARSE[name])
+            if name not in _SHAPE and name not in sparse_methods:
+                raise NeedsOriginal(None, name)
         return getattr_(self, tx, name)
 
-    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name in names and _kept(self) is not None:
-            raise NeedsOriginal(kind, name)
-        return method(self, tx, name, *args, **kwargs)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if ask(self, name) and name not in _SHAPE:
+            if name not in sparse_methods or args or kwargs:
+                raise NeedsOriginal(None, name)
+            traced = UserFunctionVariable(cast(types.FunctionType, sparse_methods[name]))
+            return traced.call_function(tx, [self], {})
+        return method(self, tx, name, args, kwargs)
 
     TensorVariable.var_getattr, TensorVariable.call_method = var_getattr, call_method  # type: ignore[method-assign]
 

@@ -55,7 +55,6 @@ def climb(
     graphs: int = 1,
     sizes: Sequence[tuple[int, int]] = LADDER,
     expected: Callable[[Graph], tuple[Any, ...]] | None = None,
-
 ) -> Any:
     """Runs a model, compiled and eager, on all sizes.
 

@@ -70,10 +70,10 @@ class Program:
         self.skipped_hooks()
         for _ in range(16):
             taken = Taken()
-            parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
-            if self.wanted_whole & taken.kinds:
-                return self.target(*args, **kwargs)
             try:
+                parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+                if self.wanted_whole & taken.kinds:
+                    return self.target(*args, **kwargs)
                 with _compat.symbolic_counts(self.empty_is_special):
                     result = self.compiled(*parts)
                 for value, copied in taken.objects:
@@ -92,18 +92,18 @@ class Program:
                 self.empty_is_special = True
                 self._start()
             except _compat.NeedsOriginal as needed:
-                self._run_uncompiled(needed)
+                self._run_uncompiled(needed, taken)
             except WrittenInput:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
 
-
-    def _run_uncompiled(self, needed: _compat.NeedsOriginal) -> None:
+    def _run_uncompiled(self, needed: _compat.NeedsOriginal, taken: Taken) -> None:
         """Calls with such an input run as they are from now on."""
-        self.wanted_whole.add(needed.kind)
-        kind = getattr(needed.kind, "__name__", str(needed.kind))
-        reason = f"the model uses `{needed.name}` of an input that is a {kind}"
+        kinds = taken.kinds if needed.kind is None else {needed.kind}
+        self.wanted_whole |= kinds
+        names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
+        reason = f"the model uses `{needed.name}` of an input that is a {names}"
         self.backend.notes.append(Skip("the whole model", reason, "?"))
         warnings.warn(
             f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 
-from gnncompile._compat import copy_of, kept_with
+from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
 
 _num_nodes = copy_of(NodeStorage.num_nodes.fget)  # type: ignore[attr-defined]
 _data_setattr = copy_of(Data.__setattr__)
@@ -24,7 +24,7 @@ def num_nodes(self: Any) -> Any:
 
 def store_num_nodes(self: Any) -> Any:
     """See ``torch_geometric.data.storage.NodeStorage.num_nodes``: an ``EdgeIndex`` knows, where no features do."""
-    tables = kept_with(self._mapping.get("edge_index"))
+    tables = kept_with(self._mapping.get("edge_index"), EDGE_INDEX)
     named = [key for key in self._mapping if key in N_KEYS or "node" in key or key in ("adj", "adj_t")]
     if tables is None or named or (tables[0] is None and tables[1] is None):
         return _num_nodes(self)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, Index
 
 from gnncompile import _compat
+from gnncompile.capture import sparse
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.runtime.identity import IdentityCache
 
@@ -89,6 +90,8 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         taken.kinds.add(kind)
         return split(value.as_tensor(), path, derived, taken)
     if kind is Tensor:
+        if value.layout != torch.strided:
+            return _matrix(value, path, derived, taken)
         if value.dtype in _INTEGERS:
             if derived.splits and value.dim() == 2 and value.size(0) == 2:
                 rows = derived.rows(value)
@@ -107,9 +110,21 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
     if is_container(value):
         parts = (path, Field("parts"))
-        taken.objects.append((value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, taken))))
+        taken.objects.append(
+            (value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, taken)))
+        )
         return taken.objects[-1][1]
     return value
+
+
+def _matrix(value: Tensor, path: Path, derived: Derived, taken: Taken) -> sparse.Matrix:
+    if value.layout not in sparse.LAYOUTS:
+        raise TypeError(
+            f"{source_of(path)}: found a tensor of layout {value.layout}, expected an edge_index [2, num_edges] or a "
+            "matrix in COO, CSR or CSC layout. Convert it with .to_sparse_csr()."
+        )
+    taken.kinds.add(value.layout)
+    return sparse.take_apart(value, derived.rows, derived.spread)
 
 
 def _table(size: int | None, device: torch.device) -> Tensor | None:
@@ -130,8 +145,10 @@ def join(value: Any, joined: list[Any]) -> Any:
         return torch.stack([join(value.row, joined), join(value.col, joined)])
     if isinstance(value, SizedEdges):
         edges = join(value.edges, joined)
-        _compat.keep_with(edges, value.tables)
+        _compat.keep_with(edges, value.tables, _compat.EDGE_INDEX)
         return edges
+    if isinstance(value, sparse.Matrix):
+        return sparse.make(*value)
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
     if isinstance(value, Opened):
@@ -163,12 +180,22 @@ class Derived:
         self.splits = True
         self.looks = 0
         self._rows = IdentityCache(max_entries, max_bytes)
+        self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
         self._long_carriers = IdentityCache(max_entries, max_bytes)
 
     def rows(self, edge_index: Tensor) -> list[Tensor]:
         """Both rows of an edge list as contiguous tensors of their own."""
         return self._rows.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
+
+    def spread(self, pointers: Tensor, others: Tensor) -> list[Tensor]:
+        """The row of each entry, from where rows begin, and the column of each."""
+
+        def make(starts: Tensor, columns: Tensor) -> list[Tensor]:
+            rows = torch.arange(starts.numel() - 1, device=starts.device)
+            return [rows.repeat_interleave(starts.diff(), output_size=columns.numel()), _copy(columns)]
+
+        return self._spread.get((pointers, others), make)
 
     def sized(self, index: Tensor, source: str) -> Tensor | Sized:
         """The index, with its number of segments if the model needs that of this input; not if there is none because

@@ -23,7 +23,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
-from gnncompile._compat import copy_of, kept_with
+from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
 from gnncompile.capture.relations.linear import typed_linear
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 
@@ -205,7 +205,7 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
 
 def check_input(self: Any, edge_index: Any, size: Any) -> Any:
     """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own."""
-    tables = kept_with(edge_index)
+    tables = kept_with(edge_index, EDGE_INDEX)
     if tables is None:
         return _check_input(self, edge_index, size)
     return [None if table is None else table.size(0) for table in tables]
