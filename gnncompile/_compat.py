@@ -34,8 +34,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "ADJACENCY",
-    "AsksForEmptiness",
     "EDGE_INDEX",
+    "AsksForEmptiness",
     "NeedsOriginal",
     "StorageWeakRef",
     "backend_fake_mode",
@@ -212,7 +212,7 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class NeedsOriginal(BaseException):
-    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None: any of them).
+    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any).
 
     Not an Exception: Dynamo must not turn it into a graph break.
     """
@@ -325,8 +325,8 @@ class AsksForEmptiness(BaseException):
 def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
     """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
 
-    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer ``n > 0``
-    and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
+    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer
+    ``n > 0`` and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
 
     Args:
         libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
@@ -357,10 +357,10 @@ def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
         tested: Any = sys._getframe(1).f_locals
         number = getattr(tested.get("value"), "sym_num", None)
         watching = _thread.calls and not _thread.empty_is_special
-        if watching and isinstance(number, torch.SymInt) and _may_be_empty(number):
-            if not left_alone(tested["self"].f_code.co_filename):
-                raise AsksForEmptiness
-        return guard(size)
+        asks = watching and isinstance(number, torch.SymInt) and _may_be_empty(number)
+        if asks and not left_alone(tested["self"].f_code.co_filename):
+            raise AsksForEmptiness
+        return bool(guard(size))
 
     def watched_evaluation(self: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
         found = evaluate(self, expr, *args, **kwargs)
@@ -370,12 +370,12 @@ def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
         return found
 
     evaluate = ShapeEnv.evaluate_expr
-    ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign]
+    ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign,assignment]
     SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
     SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
-    guard = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
+    guard: Any = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
     if guard is not None:
-        symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined]
+        symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
 
 
 def _symbols(number: Any) -> set[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -191,7 +192,7 @@ def data_of(g: Graph) -> Data:
 def batch_of(g: Graph, empty: bool = False) -> Batch:
     cuts = [0, g.nodes // 3, 2 * g.nodes // 3, g.nodes] if g.nodes > 2 else [0, g.nodes]
     graphs = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         x, edge_attr = g.x.detach()[start:end], g.edge_attr.detach()
         graphs.append(Data(x=x, edge_index=g.edge_index % (end - start), edge_attr=edge_attr))
         if empty:

@@ -72,8 +72,12 @@ class Program:
             taken = Taken()
             try:
                 parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
-                if self.wanted_whole & taken.kinds:
-                    return self.target(*args, **kwargs)
+            except _compat.NeedsOriginal as needed:
+                self._say_uncompiled(needed, {needed.kind})
+                return self.target(*args, **kwargs)
+            if self.wanted_whole & taken.kinds:
+                return self.target(*args, **kwargs)
+            try:
                 with _compat.symbolic_counts(self.empty_is_special):
                     result = self.compiled(*parts)
                 for value, copied in taken.objects:
@@ -92,19 +96,21 @@ class Program:
                 self.empty_is_special = True
                 self._start()
             except _compat.NeedsOriginal as needed:
-                self._run_uncompiled(needed, taken)
+                kinds = taken.kinds if needed.kind is None else {needed.kind}
+                self.wanted_whole |= kinds
+                self._say_uncompiled(needed, kinds)
             except WrittenInput:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
 
-    def _run_uncompiled(self, needed: _compat.NeedsOriginal, taken: Taken) -> None:
-        """Calls with such an input run as they are from now on."""
-        kinds = taken.kinds if needed.kind is None else {needed.kind}
-        self.wanted_whole |= kinds
+    def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
         names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
         reason = f"the model uses `{needed.name}` of an input that is a {names}"
-        self.backend.notes.append(Skip("the whole model", reason, "?"))
+        skip = Skip("the whole model", reason, "?")
+        if skip in self.backend.notes:
+            return
+        self.backend.notes.append(skip)
         warnings.warn(
             f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
             stacklevel=4,

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
@@ -38,7 +39,7 @@ def is_container(value: Any) -> bool:
 def holds_structure(value: Any) -> bool:
     """Whether an attribute is taken out: integer tensors, and what may hold some."""
     if isinstance(value, Tensor):
-        return not value.is_floating_point() or value.is_sparse or type(value) is not Tensor
+        return not value.is_floating_point() or value.layout != torch.strided or type(value) is not Tensor
     return isinstance(value, (tuple, list, dict)) or is_container(value)
 
 
@@ -79,7 +80,7 @@ def put_together(opened: Opened, join: Callable[[Any], Any], joined: list[Any]) 
 
 
 def empty_again(joined: list[Any]) -> None:
-    """Takes out again what the model did not replace, so that it is no result of the compiled code; traced by Dynamo."""
+    """Takes out again what the model did not replace, so that it is no result of the compiled code; traced too."""
     for holder, name, value in joined:
         if isinstance(holder, dict):
             if name in holder and holder[name] is value:

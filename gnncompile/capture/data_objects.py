@@ -1,4 +1,4 @@
-"""Methods of PyG's ``Data`` that Dynamo can't trace as they are written: properties that ask ``super()`` or ``fset``."""
+"""Methods of PyG's ``Data`` that Dynamo can't trace as they are written: they ask ``super()`` or ``fset``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 
 from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
 
-_num_nodes = copy_of(NodeStorage.num_nodes.fget)  # type: ignore[attr-defined]
+_num_nodes = copy_of(NodeStorage.num_nodes.fget)
 _data_setattr = copy_of(Data.__setattr__)
 _store_setattr = copy_of(BaseStorage.__setattr__)
 
@@ -55,8 +55,8 @@ def store_setattr(self: Any, key: str, value: Any) -> None:
 
 
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),  # type: ignore[attr-defined]
-    NodeStorage.num_nodes.fget: store_num_nodes,  # type: ignore[attr-defined]
+    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),
+    NodeStorage.num_nodes.fget: store_num_nodes,
     Data.__setattr__: data_setattr,
     BaseStorage.__setattr__: store_setattr,
 }

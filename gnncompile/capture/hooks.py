@@ -43,7 +43,7 @@ class SkippedHooks:
             if hooks:
                 self.found.append(f"a hook of {what} does not run in compiled code")
                 warnings.warn(
-                    f"gnncompile: {self.found[-1]}, as under every compiler of PyG's layers. Use register_forward_hook, "
+                    f"gnncompile: {self.found[-1]}, as PyG skips it under every compiler. Use register_forward_hook, "
                     "which does run, or gnncompile.compile(model, disable=True) while the hook is needed.",
                     stacklevel=4,
                 )

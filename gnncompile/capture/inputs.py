@@ -2,8 +2,10 @@
 
 An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
 depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
-list. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`. A batch vector may carry its number of segments as the first dimension of an
-tensor made for it, which costs one look at the data per distinct batch and keeps it out of the compiled code.
+list. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
+:mod:`gnncompile.capture.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry its
+number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct batch
+and keeps it out of the compiled code.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
     if kind is EdgeIndex:
         taken.kinds.add(kind)
         edges = split(value.as_tensor(), (path, Field("edges")), derived, taken)
-        return SizedEdges(edges, tuple(_table(size, value.device) for size in value.sparse_size()))
+        rows, cols = value.sparse_size()
+        return SizedEdges(edges, (_table(rows, value.device), _table(cols, value.device)))
     if kind is Index:
         taken.kinds.add(kind)
         return split(value.as_tensor(), path, derived, taken)

@@ -1,8 +1,8 @@
 """``torch.sparse`` matrices as adjacency (``adj_t``: rows are destinations, columns sources).
 
-Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph as
-one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is traced
-as the functions below, and every other use has the model run as it is.
+Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph
+as one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is
+traced as the functions below, and every other use has the model run as it is.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def add_self_loops(
     loops = torch.arange(torch.sym_min(shape.size(0), shape.size(1)), device=row.device, dtype=row.dtype)
     added = compute_loop_attr(torch.stack([row, col]), values, loops.size(0), True, fill_value)
     joined = [torch.cat([old, new]) for old, new in ((row, loops), (col, loops), (values, added))]
-    return make(*joined, shape, CLEAN if state == LOOPLESS else DOUBLE), None
+    return make(joined[0], joined[1], joined[2], shape, CLEAN if state == LOOPLESS else DOUBLE), None
 
 
 def gcn_norm(

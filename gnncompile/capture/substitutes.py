@@ -165,7 +165,7 @@ def add_remaining_self_loops(
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
-    for original, ours in (
+    functions: tuple[tuple[Any, Any], ...] = (
         (pyg.scatter, scatter),
         (pyg.softmax, softmax),
         (pyg_maybe_num_nodes, maybe_num_nodes),
@@ -173,7 +173,8 @@ def install() -> None:
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
         *sparse.FUNCTIONS.items(),
-    ):
+    )
+    for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)

@@ -10,7 +10,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 - ``num_segments(index)``, ``longest_segment(index)`` and ``sized(index, carrier)``: the number of segments and the
   length of the longest, taken from the carrier's dimensions where the caller attached one
   (:mod:`gnncompile.capture.inputs`).
-- ``adjacency(row, col, values, shape)``: a sparse matrix, of the shape of the first two dimensions of `shape`; never run.
+- ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
 - ``sorted_index(index)``: the index itself, if it is sorted.
 """
 
