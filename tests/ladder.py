@@ -83,7 +83,7 @@ def climb(
         ours = results(compiled, arguments(Graph(*size)))
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
-            assert (one is None) == (other is None)
+            assert (one is None) == (other is None), f"{size}: a gradient is missing"
             if one is not None:
                 torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8, msg=lambda m, size=size: f"{size}: {m}")
     assert len(program.backend.captured) == graphs

@@ -62,4 +62,6 @@ def test_questions(asked: str, sizes: tuple[tuple[int, int], ...]):
     compiled = gnncompile.compile(fn, options={"inductor": False})
     for size in sizes:
         g = Graph(*size)
-        torch.testing.assert_close(compiled(g.x, g.edge_index), fn(g.x, g.edge_index), msg=lambda m, s=size: f"{s}: {m}")
+        torch.testing.assert_close(
+            compiled(g.x, g.edge_index), fn(g.x, g.edge_index), msg=lambda m, s=size: f"{s}: {m}"
+        )
