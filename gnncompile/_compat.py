@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._dynamo.symbolic_convert as symbolic_convert
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
@@ -19,6 +21,7 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -27,10 +30,14 @@ from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
+    "ADJACENCY",
+    "EDGE_INDEX",
     "AsksForEmptiness",
+    "NeedsOriginal",
     "StorageWeakRef",
     "backend_fake_mode",
     "calling_file",
@@ -42,9 +49,12 @@ __all__ = [
     "current_stream",
     "inductor_mode_options",
     "inductor_option_names",
+    "keep_with",
     "keeps_graph",
+    "kept_with",
     "make_capturable",
     "notice_emptiness_questions",
+    "notice_use_as",
     "placeholders_as_fakes",
     "run_op_by_op",
     "saved_tensors",
@@ -58,6 +68,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "unknown_size",
+    "use_original",
     "valid_capture",
 ]
 
@@ -155,12 +166,106 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     call = UserFunctionVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in _WHILE_TRACING:
+            return _WHILE_TRACING[self.fn](*(arg.realize() for arg in args))
         ours = methods.get(self.fn)
         if ours is None or not active():
             return call(self, tx, args, kwargs)
         return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
 
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
+"""What may be kept with a tensor in a captured graph."""
+
+
+def keep_with(value: Tensor, others: Any, kind: str) -> None:
+    """While Dynamo traces: :func:`kept_with` of this tensor will be `others`. Otherwise nothing."""
+
+
+def kept_with(value: Any, kind: str) -> Any:
+    """While Dynamo traces: what was kept with a tensor, or None."""
+
+
+def use_original(name: str) -> None:
+    """While Dynamo traces: raises :class:`NeedsOriginal`."""
+
+
+def _keep_with(value: Any, others: Any, kind: Any) -> Any:
+    value.as_proxy().node.meta[kind.as_python_constant()] = others
+    return ConstantVariable.create(None)
+
+
+def _kept_with(value: Any, kind: Any) -> Any:
+    kept = _kept(value, kind.as_python_constant())
+    return ConstantVariable.create(None) if kept is None else kept
+
+
+def _kept(value: Any, kind: str) -> Any:
+    return value.as_proxy().node.meta.get(kind) if isinstance(value, TensorVariable) else None
+
+
+def _use_original(name: Any) -> Any:
+    raise NeedsOriginal(None, name.as_python_constant())
+
+
+_WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
+    keep_with: _keep_with,
+    kept_with: _kept_with,
+    use_original: _use_original,
+}
+"""Functions that Dynamo does not trace: they are called with its variables."""
+
+
+class NeedsOriginal(BaseException):
+    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any).
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+    def __init__(self, kind: Any, name: str) -> None:
+        super().__init__(kind, name)
+        self.kind, self.name = kind, name
+
+
+_SHAPE = {"size", "dim", "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "numel", "get_device"}
+_SPARSE = {"layout": torch.sparse_coo, "is_sparse": True, "is_sparse_csr": False}
+
+
+def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Makes a model raise :class:`NeedsOriginal` that uses what plain tensors in a captured graph can't stand for.
+
+    Args:
+        kind: A subclass of tensors whose names beyond a tensor's are noticed, on a tensor kept as an edge list.
+        sparse_methods: What is traced as methods of a tensor kept as a sparse matrix, which has no others.
+    """
+    names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
+    getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
+
+    def ask(value: Any, name: str) -> bool:
+        """Whether a tensor is a matrix."""
+        if name in names and _kept(value, EDGE_INDEX) is not None:
+            raise NeedsOriginal(kind, name)
+        return _kept(value, ADJACENCY) is not None
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if ask(self, name):
+            if name in _SPARSE:
+                return ConstantVariable.create(_SPARSE[name])
+            if name not in _SHAPE and name not in sparse_methods:
+                raise NeedsOriginal(None, name)
+        return getattr_(self, tx, name)
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if ask(self, name) and name not in _SHAPE:
+            if name not in sparse_methods or args or kwargs:
+                raise NeedsOriginal(None, name)
+            traced = UserFunctionVariable(cast(types.FunctionType, sparse_methods[name]))
+            return traced.call_function(tx, [self], {})
+        return method(self, tx, name, args, kwargs)
+
+    TensorVariable.var_getattr, TensorVariable.call_method = var_getattr, call_method  # type: ignore[method-assign]
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
@@ -217,12 +322,6 @@ def _is_row(node: fx.Node) -> bool:
     return stacked.target is torch.stack and len(stacked.args) == 1 and not stacked.kwargs
 
 
-_EMPTINESS = {
-    (operator.eq, 0), (operator.ne, 0), (operator.gt, 0), (operator.le, 0), (operator.ge, 1), (operator.lt, 1),
-}  # fmt: skip
-"""Comparisons of a size with a number that ask whether it is 0."""
-
-
 class AsksForEmptiness(BaseException):
     """A model asks whether one of its tensors is empty.
 
@@ -233,30 +332,112 @@ class AsksForEmptiness(BaseException):
 def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
     """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
 
-    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special, and would answer without
-    a guard.
+    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer
+    ``n > 0`` and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
 
     Args:
         libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
             maximum, for which gnncompile has other ways.
     """
-    create = SymNodeVariable.create.__func__  # type: ignore[attr-defined]
+    start, create = SymNodeVariable.__init__, SymNodeVariable.create.__func__  # type: ignore[attr-defined]
 
-    def watched(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
-        watching = _thread.calls and not _thread.empty_is_special
-        if watching and _asks_for_emptiness(proxy.node) and not tx.f_code.co_filename.startswith(libraries):
+    def notice(node: fx.Node, result: Any, file: Callable[[], str]) -> None:
+        if not _thread.calls or _thread.empty_is_special or not _is_wrong_for_empty(node, result):
+            return
+        if not (isinstance(result, (bool, torch.SymBool)) and left_alone(file())):
             raise AsksForEmptiness
-        return create(cls, tx, proxy, *args, **kwargs)
 
-    SymNodeVariable.create = classmethod(watched)  # type: ignore[method-assign,assignment]
+    def left_alone(file: str) -> bool:
+        return file.startswith(libraries) and "polyfills" not in file  # these are what users' built-ins are traced as
+
+    def watched_start(self: Any, proxy: Any, sym_num: Any, **kwargs: Any) -> None:
+        start(self, proxy, sym_num, **kwargs)
+        notice(proxy.node, sym_num, lambda: calling_file(skip=""))
+
+    def watched_create(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
+        made = create(cls, tx, proxy, *args, **kwargs)
+        if made.is_python_constant():
+            notice(proxy.node, made.as_python_constant(), lambda: tx.f_code.co_filename)
+        return made
+
+    def watched_bool(size: Any) -> bool:
+        tested: Any = sys._getframe(1).f_locals
+        number = getattr(tested.get("value"), "sym_num", None)
+        watching = _thread.calls and not _thread.empty_is_special
+        asks = watching and isinstance(number, torch.SymInt) and _may_be_empty(number)
+        if asks and not left_alone(tested["self"].f_code.co_filename):
+            raise AsksForEmptiness
+        return bool(guard(size))
+
+    def watched_evaluation(self: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
+        found = evaluate(self, expr, *args, **kwargs)
+        watching = _thread.calls and not _thread.empty_is_special
+        if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
+            raise AsksForEmptiness  # the guard would never hold: a number of positive sizes is not what it is for 0
+        return found
+
+    evaluate = ShapeEnv.evaluate_expr
+    ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign,assignment]
+    SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
+    SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
+    guard: Any = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
+    if guard is not None:
+        symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
 
 
-def _asks_for_emptiness(node: fx.Node) -> bool:
-    if node.op != "call_function" or len(node.args) != 2 or isinstance(node.args[1], fx.Node):
+def _symbols(number: Any) -> set[Any]:
+    """The sizes in a symbolic number: torch takes them for positive."""
+    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+        return set()
+    return {s for s in getattr(number.node.expr, "free_symbols", ()) if s.is_positive}
+
+
+def _may_be_empty(number: torch.SymInt) -> bool:
+    """Whether a size that counts as positive is 0 where all the sizes in it are."""
+    symbols = _symbols(number)
+    try:
+        return bool(symbols) and _at(number, dict.fromkeys(symbols, 0)) == 0
+    except (ArithmeticError, TypeError, ValueError):
+        return True
+
+
+def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
+    """What a number is where sizes are these."""
+    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+        return number
+    found = number.node.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
+    kind: Any = number.node.pytype
+    return kind(found)
+
+
+def _is_wrong_for_empty(node: fx.Node, result: Any) -> bool:
+    """Whether an operation on sizes gave what it would not give if some were 0."""
+    if node.op not in ("call_function", "call_method") or node.kwargs:
         return False
-    size: Any = node.args[0]
-    asks = isinstance(node.args[1], int) and (node.target, node.args[1]) in _EMPTINESS
-    return asks and isinstance(size, fx.Node) and isinstance(size.meta.get("example_value"), torch.SymInt)
+    args = fx.map_arg(node.args, lambda n: n.meta.get("example_value"))
+    if not all(isinstance(a, (bool, int, float, torch.SymInt, torch.SymFloat)) for a in args):
+        return False
+    symbols = set().union(*map(_symbols, args))
+    target: Any = node.target if node.op == "call_function" else getattr(operator, str(node.target), None)
+    if not symbols or target is None:
+        return False
+    for empty in [{s} for s in symbols] + [symbols]:
+        sizes = {s: 0 if s in empty else _ORDINARY for s in _all_symbols([*args, result])}
+        try:
+            if target(*(_at(a, sizes) for a in args)) != _at(result, sizes):
+                return True
+        except (ArithmeticError, TypeError, ValueError):  # an error for empty sizes, in eager too
+            continue
+    return False
+
+
+_ORDINARY = 7
+"""Some size that is not special."""
+
+
+def _all_symbols(numbers: Sequence[Any]) -> set[Any]:
+    symbolic = [n.node.expr for n in numbers if isinstance(n, (torch.SymInt, torch.SymBool, torch.SymFloat))]
+    return set().union(*(getattr(expr, "free_symbols", ()) for expr in symbolic))
 
 
 def calling_file(skip: str) -> str:

@@ -266,9 +266,10 @@ def test_it_says_why_it_does_not_record() -> None:
     both = Pair("cpu", GCN(6, 8, 2, 3), options={"record": False})
     assert both.step.not_recorded is None
     both.compare(*graph("cpu"))
-    assert both.step.not_recorded == 'options={"record": False}'
+    assert both.step.not_recorded == "it is turned off"
     breaking = Pair("cpu", GCN(6, 8, 2, 3), loss=lambda out, y: (torch._dynamo.graph_break(), out.sum())[1])
-    breaking.compare(*graph("cpu"))
+    for _ in range(5):
+        breaking.compare(*graph("cpu"))
     assert breaking.step.not_recorded == "the graph breaks"
 
 

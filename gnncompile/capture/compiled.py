@@ -6,20 +6,31 @@ import copy
 import functools
 import itertools
 import types
+import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import nn
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
-from gnncompile.capture.inputs import Checker, Derived, join, split
+from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.hooks import SkippedHooks
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, split
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, WrittenInput
+from gnncompile.passes.context import Masked, Skip, WrittenInput
 from gnncompile.runtime.segment_ops import SizeNeeded
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Call(NamedTuple):
+    """The arguments of a call, taken apart."""
+
+    args: Any
+    kwargs: Any
+    taken: Taken
 
 
 class Program:
@@ -31,6 +42,8 @@ class Program:
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self.skipped_hooks = SkippedHooks(target)
+        self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.empty_is_special = False
         self._start()
@@ -39,7 +52,10 @@ class Program:
         target = self.target
 
         def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return target(*join(args), **join(kwargs))
+            joined: list[Any] = []
+            result = target(*join(args, joined), **join(kwargs, joined))
+            empty_again(joined)
+            return result
 
         # Dynamo counts recompiles per code object, so every program needs one of its own.
         self.entry = types.FunctionType(
@@ -59,9 +75,20 @@ class Program:
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
+        self.skipped_hooks()
         for _ in range(16):
             try:
-                return self.run(self.parts(args, kwargs))
+                call = self.take(args, kwargs)
+            except _compat.NeedsOriginal as needed:
+                self._say_uncompiled(needed, {needed.kind})
+                return self.target(*args, **kwargs)
+            if self.wanted_whole & call.taken.kinds:
+                return self.target(*args, **kwargs)
+            try:
+                result = self.run(call)
+                for value, copied in call.taken.objects:
+                    write_back(value, copied)
+                return give_back(result, call.taken.objects) if call.taken.objects else result
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)
@@ -74,23 +101,44 @@ class Program:
             except _compat.AsksForEmptiness:
                 self.empty_is_special = True
                 self._start()
+            except _compat.NeedsOriginal as needed:
+                kinds = call.taken.kinds if needed.kind is None else {needed.kind}
+                self.wanted_whole |= kinds
+                self._say_uncompiled(needed, kinds)
             except WrittenInput:
                 self.derived.splits = False
                 self._start()
         raise RuntimeError("the model asks for ever more sizes; please report it")
 
-    def parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """A call's arguments as the compiled code takes them."""
-        return split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call's arguments as the compiled code takes them.
 
-    def run(self, parts: tuple[Any, Any]) -> Any:
+        Raises:
+            NeedsOriginal: The compiled code can't take them.
+        """
+        taken = Taken()
+        return Call(split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken), taken)
+
+    def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
         with _compat.symbolic_counts(self.empty_is_special):
-            return self.compiled(*parts)
+            return self.compiled(call.args, call.kwargs)
 
-    def capture_for(self, parts: tuple[Any, Any]) -> Any:
+    def capture_for(self, call: Call) -> Any:
         """What stands for the capture that serves these arguments now; None where there is none."""
-        return _compat.valid_capture(self.entry, {"args": parts[0], "kwargs": parts[1]})
+        return _compat.valid_capture(self.entry, {"args": call.args, "kwargs": call.kwargs})
+
+    def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
+        names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
+        reason = f"the model uses `{needed.name}` of an input that is a {names}"
+        skip = Skip("the whole model", reason, "?")
+        if skip in self.backend.notes:
+            return
+        self.backend.notes.append(skip)
+        warnings.warn(
+            f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
+            stacklevel=4,
+        )
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:

@@ -2,19 +2,26 @@
 
 An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
 depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
-list. A batch vector may carry its number of segments as the first dimension of an
-tensor made for it, which costs one look at the data per distinct batch and keeps it out of the compiled code.
+list. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
+:mod:`gnncompile.capture.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry its
+number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct batch
+and keeps it out of the compiled code.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 
+from gnncompile import _compat
+from gnncompile.capture import sparse
+from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.runtime.identity import IdentityCache
 
 EDGE_INDEX = "edge_index"
@@ -37,14 +44,57 @@ class EdgePair(NamedTuple):
     col: Tensor | Sized
 
 
+class SizedEdges(NamedTuple):
+    """An ``EdgeIndex``: its edge list, and tensors ``[n, 0]`` for the sizes that it knows (``sparse_size``)."""
+
+    edges: EdgePair | Tensor
+    tables: tuple[Tensor | None, Tensor | None]
+
+
+@dataclass
+class Taken:
+    """What was taken apart of one call's inputs.
+
+    Attributes:
+        objects: Each object that holds tensors, with its copy.
+        kinds: The subclasses of tensors, or layouts, that plain tensors stand for.
+    """
+
+    objects: list[tuple[Any, Opened]] = field(default_factory=list)
+    kinds: set[Any] = field(default_factory=set)
+
+
+class Field(str):
+    """The name of a field, as part of a path."""
+
+    __slots__ = ()
+
+
 Path = tuple[Any, Any] | str
 """Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
 
 
-def split(value: Any, path: Path, derived: Derived) -> Any:
-    """Replaces edge lists and sized indices in a nest of tuples, lists and dicts; `path` names the value."""
+def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
+    """Replaces edge lists and sized indices in a nest of tuples, lists, dicts and objects.
+
+    Args:
+        value: The arguments.
+        path: Names the value.
+        derived: What was made from tensors before.
+        taken: Gets what was taken apart.
+    """
     kind = type(value)
+    if kind is EdgeIndex:
+        taken.kinds.add(kind)
+        edges = split(value.as_tensor(), (path, Field("edges")), derived, taken)
+        rows, cols = value.sparse_size()
+        return SizedEdges(edges, (_table(rows, value.device), _table(cols, value.device)))
+    if kind is Index:
+        taken.kinds.add(kind)
+        return split(value.as_tensor(), path, derived, taken)
     if kind is Tensor:
+        if value.layout != torch.strided:
+            return _matrix(value, path, derived, taken)
         if value.dtype in _INTEGERS:
             if derived.splits and value.dim() == 2 and value.size(0) == 2:
                 rows = derived.rows(value)
@@ -56,29 +106,64 @@ def split(value: Any, path: Path, derived: Derived) -> Any:
                 return derived.sized(value, source_of(path))
         return value
     if kind is tuple or kind is list:
-        return kind([split(v, (path, i), derived) for i, v in enumerate(value)])
+        return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
-        return {k: split(v, (path, k), derived) for k, v in value.items()}
+        return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
+    if is_container(value):
+        parts = (path, Field("parts"))
+        taken.objects.append(
+            (value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, taken)))
+        )
+        return taken.objects[-1][1]
     return value
+
+
+def _matrix(value: Tensor, path: Path, derived: Derived, taken: Taken) -> sparse.Matrix:
+    if value.layout not in sparse.LAYOUTS:
+        raise TypeError(
+            f"{source_of(path)}: found a tensor of layout {value.layout}, expected an edge_index [2, num_edges] or a "
+            "matrix in COO, CSR or CSC layout. Convert it with .to_sparse_csr()."
+        )
+    taken.kinds.add(value.layout)
+    return sparse.take_apart(value, derived.rows, derived.spread)
+
+
+def _table(size: int | None, device: torch.device) -> Tensor | None:
+    return None if size is None else torch.empty(size, 0, device=device)
 
 
 def source_of(path: Path) -> str:
     """A path as Python text: ``args[1]['batch']``."""
-    return path if isinstance(path, str) else f"{source_of(path[0])}[{path[1]!r}]"
+    if isinstance(path, str):
+        return path
+    holder, key = path
+    return f"{source_of(holder)}.{key}" if isinstance(key, Field) else f"{source_of(holder)}[{key!r}]"
 
 
-def join(value: Any) -> Any:
-    """The inverse of :func:`split`, traced by Dynamo."""
+def join(value: Any, joined: list[Any]) -> Any:
+    """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object."""
     if isinstance(value, EdgePair):
-        return torch.stack([join(value.row), join(value.col)])
+        return torch.stack([join(value.row, joined), join(value.col, joined)])
+    if isinstance(value, SizedEdges):
+        edges = join(value.edges, joined)
+        _compat.keep_with(edges, value.tables, _compat.EDGE_INDEX)
+        return edges
+    if isinstance(value, sparse.Matrix):
+        return sparse.make(*value)
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
+    if isinstance(value, Opened):
+        return put_together(value, lambda part: join(part, joined), joined)
+    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return type(value)(*[join(v, joined) for v in value])
     if type(value) is tuple:
-        return tuple(join(v) for v in value)
+        return tuple(join(v, joined) for v in value)
     if type(value) is list:
-        return [join(v) for v in value]
+        return [join(v, joined) for v in value]
     if type(value) is dict:
-        return {k: join(v) for k, v in value.items()}
+        return {k: join(v, joined) for k, v in value.items()}
     return value
 
 
@@ -120,12 +205,22 @@ class Derived:
         self.splits = True
         self.looks = 0
         self._rows = IdentityCache(max_entries, max_bytes)
+        self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
         self._long_carriers = IdentityCache(max_entries, max_bytes)
 
     def rows(self, edge_index: Tensor) -> list[Tensor]:
         """Both rows of an edge list as contiguous tensors of their own."""
-        return self._rows.get((edge_index,), lambda e: [row.clone() for row in e.unbind(0)])
+        return self._rows.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
+
+    def spread(self, pointers: Tensor, others: Tensor) -> list[Tensor]:
+        """The row of each entry, from where rows begin, and the column of each."""
+
+        def make(starts: Tensor, columns: Tensor) -> list[Tensor]:
+            rows = torch.arange(starts.numel() - 1, device=starts.device)
+            return [rows.repeat_interleave(starts.diff(), output_size=columns.numel()), _copy(columns)]
+
+        return self._spread.get((pointers, others), make)
 
     def sized(self, index: Tensor, source: str) -> Tensor | Sized:
         """The index, with its number of segments if the model needs that of this input; not if there is none because
@@ -151,6 +246,10 @@ class Derived:
         self.looks += 1
         count = int(index.max()) + 1 if index.numel() else 0
         return [torch.empty(count, dtype=torch.bool, device=index.device)] if count >= 0 else []
+
+
+def _copy(row: Tensor) -> Tensor:
+    return row.clone(memory_format=torch.contiguous_format)  # an empty copy would keep the strides otherwise
 
 
 class Checker:

@@ -11,10 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch_geometric.nn import Aggregation, ChebConv, ClusterGCNConv, JumpingKnowledge, MFConv, Set2Set, SuperGATConv
+from torch_geometric.nn import (
+    Aggregation,
+    ChebConv,
+    ClusterGCNConv,
+    JumpingKnowledge,
+    MessagePassing,
+    MFConv,
+    Set2Set,
+    SuperGATConv,
+)
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
-from gnncompile._compat import copy_of
+from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
 from gnncompile.capture.relations.linear import typed_linear
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 
@@ -25,6 +34,7 @@ _cheb_norm = copy_of(ChebConv.__norm__)
 _cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
 _jumping_forward = copy_of(JumpingKnowledge.forward)
 _set2set_forward = copy_of(Set2Set.forward)
+_check_input = copy_of(MessagePassing._check_input)
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
@@ -193,8 +203,17 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
+def check_input(self: Any, edge_index: Any, size: Any) -> Any:
+    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own."""
+    tables = kept_with(edge_index, EDGE_INDEX)
+    if tables is None:
+        return _check_input(self, edge_index, size)
+    return [None if table is None else table.size(0) for table in tables]
+
+
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     ChebConv.__norm__: cheb_norm,
+    MessagePassing._check_input: check_input,
     ClusterGCNConv.forward: cluster_gcn_forward,
     nn.GRUCell.forward: gru_cell,
     **dict.fromkeys(

@@ -15,10 +15,12 @@ import torch
 import torch_geometric
 import torch_geometric.utils as pyg
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
+from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 from gnncompile import _compat
-from gnncompile.capture import layers, relations
+from gnncompile.capture import data_objects, layers, relations, sparse
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -50,6 +52,7 @@ def _backend_setting() -> str:
 
 _scatter = _compat.copy_of(pyg.scatter)
 _softmax = _compat.copy_of(pyg.softmax)
+_maybe_num_nodes = _compat.copy_of(pyg_maybe_num_nodes)
 _to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
@@ -77,6 +80,26 @@ def softmax(
     return _OPS.segment_softmax(src, index, num_nodes)
 
 
+def maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
+    """See ``torch_geometric.utils.num_nodes.maybe_num_nodes``; an ``EdgeIndex`` may know."""
+    tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
+    if num_nodes is not None or tables is None:
+        return _maybe_num_nodes(edge_index, num_nodes)
+    rows, cols = tables
+    n = _maybe_num_nodes(edge_index[0]) if rows is None else rows.size(0)
+    m = _maybe_num_nodes(edge_index[1]) if cols is None else cols.size(0)
+    return torch.sym_max(n, m)
+
+
+def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
+    """The edge list with some edges marked dead; what is known of its sizes stays known."""
+    marked: Tensor = _OPS.mark_dead(edge_index, alive)
+    tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
+    if tables is not None:
+        _compat.keep_with(marked, tables, _compat.EDGE_INDEX)
+    return marked
+
+
 def to_dense_batch(
     x: Tensor,
     batch: Tensor | None = None,
@@ -101,12 +124,14 @@ def to_dense_batch(
 
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
+    if capturing() == MASKED and _compat.kept_with(edge_index, _compat.ADJACENCY) is not None:
+        return sparse.without_self_loops(edge_index), None
     if capturing() != MASKED or not is_edge_list(edge_index):
         return _remove_self_loops(edge_index, edge_attr)
     alive = edge_index[0] != edge_index[1]
     if edge_attr is not None:
         edge_attr = _OPS.mark_dead(edge_attr, alive)
-    return _OPS.mark_dead(edge_index, alive), edge_attr
+    return _mark_dead(edge_index, alive), edge_attr
 
 
 def add_remaining_self_loops(
@@ -140,15 +165,21 @@ def add_remaining_self_loops(
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
-    for original, ours in (
+    functions: tuple[tuple[Any, Any], ...] = (
         (pyg.scatter, scatter),
         (pyg.softmax, softmax),
+        (pyg_maybe_num_nodes, maybe_num_nodes),
         (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
-    ):
+        *sparse.FUNCTIONS.items(),
+    )
+    for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
+    _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)
+    _compat.substitute_methods(
+        relations.METHODS | layers.METHODS | data_objects.METHODS, lambda: _backend_setting() != OFF
+    )

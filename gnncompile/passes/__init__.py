@@ -15,6 +15,7 @@ import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
 from gnncompile.passes import (
+    adjacency,
     dense,
     edges,
     epilogue,
@@ -37,6 +38,7 @@ from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
 PASSES = (
+    adjacency,
     functional,
     sizes,
     edges,

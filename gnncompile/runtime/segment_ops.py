@@ -10,6 +10,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 - ``num_segments(index)``, ``longest_segment(index)`` and ``sized(index, carrier)``: the number of segments and the
   length of the longest, taken from the carrier's dimensions where the caller attached one
   (:mod:`gnncompile.capture.inputs`).
+- ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
 - ``sorted_index(index)``: the index itself, if it is sorted.
 """
 
@@ -33,6 +34,7 @@ LIBRARY.define("mark_dead(Tensor index, Tensor alive) -> Tensor")
 LIBRARY.define("num_segments(Tensor index) -> SymInt")
 LIBRARY.define("longest_segment(Tensor index) -> SymInt")
 LIBRARY.define("sorted_index(Tensor index) -> Tensor")
+LIBRARY.define("adjacency(Tensor row, Tensor col, Tensor values, Tensor shape) -> Tensor")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
 
 
@@ -201,7 +203,8 @@ for _name, _fake in (
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),
     ("sorted_index", _fake_sorted_index),
+    ("adjacency", lambda row, col, values, shape: values.new_empty(shape.shape[:2])),
 ):
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
-for _name in ("segment_reduce", "segment_softmax", "edge_dropout"):
+for _name in ("segment_reduce", "segment_softmax", "edge_dropout", "adjacency"):
     torch.library.register_autograd(f"gnncompile::{_name}", _never, lib=LIBRARY)

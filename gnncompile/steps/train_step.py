@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gnncompile import _compat
-from gnncompile.capture.compiled import compile, program_of
-from gnncompile.capture.inputs import Checker, leaves, with_leaves
+from gnncompile.capture.compiled import Call, compile, program_of
+from gnncompile.capture.inputs import Checker, Taken, leaves, with_leaves
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
 from gnncompile.runtime.recordings import Recordings
@@ -87,6 +87,7 @@ class TrainStep:
         self._program = program
         self._check = Checker(self.model.forward)
         self._plans: list[_Plan] = []
+        self._broken: list[Any] = []
         self._unplanned: str | None = None
 
     def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
@@ -114,37 +115,45 @@ class TrainStep:
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         self._check(given[0], given[1])
-        parts = self._program.parts(given, {})
-        plan = self._plan(parts) if self._records else None
-        if plan is None:
+        call = self._take(given)
+        plan = self._plan(call) if call is not None and self._plans else None
+        if call is None or plan is None:
             return self._first(given)
         found: list[Any] = []
-        leaves(parts, found)
+        leaves(call.args, found)
         with torch.no_grad():
             return plan.recordings([*found, *plan.state()], self._settings())  # type: ignore[no-any-return]
 
-    def _plan(self, parts: Any) -> _Plan | None:
-        """How steps through the captured graph that serves these arguments are recorded."""
-        if not self._plans:
+    def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
+        """A step's arguments, if it can be recorded for them."""
+        try:
+            call = self._program.take(given, {})
+        except _compat.NeedsOriginal:
             return None
-        capture = self._capture(parts)
+        return None if call.taken.objects else call
+
+    def _plan(self, call: Call) -> _Plan | None:
+        """How steps through the captured graph that serves these arguments are recorded."""
+        capture = self._capture(call)
         return next((plan for plan in self._plans if plan.capture is capture), None)
 
-    def _capture(self, parts: Any) -> Any:
+    def _capture(self, call: Call) -> Any:
         with torch.enable_grad(), self._autocast():
-            return self._program.capture_for(parts)
+            return self._program.capture_for(call)
 
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step that may capture the graph, after which it is known how to record it."""
         breaks = _graph_breaks()
         with identity.keeping() as kept:
             made = self._train(lambda: self._program(given, {}))
-        parts = self._program.parts(given, {})
-        capture = self._capture(parts) if self._records else None
-        if capture is None or _graph_breaks() > breaks:
-            self._unplanned = "the graph breaks" if self._records else 'options={"record": False}'
+        call = self._take(given)
+        capture = self._capture(call) if call is not None else None
+        if _graph_breaks() > breaks:
+            self._broken.append(capture)
+        self._unplanned = self._why_not(call, capture)
+        if capture is None or self._unplanned is not None:
             return made
-        plan = _Plan(capture, parts, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        plan = _Plan(capture, call.args, [tensor for inputs, _ in kept for tensor in inputs], self.model)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
@@ -153,8 +162,16 @@ class TrainStep:
             self._plans.append(plan)
         return made
 
+    def _why_not(self, call: Call | None, capture: Any) -> str | None:
+        """Why no step through a captured graph can be recorded."""
+        if not self._records:
+            return "it is turned off"
+        if call is None:
+            return "an argument is an object or a sparse matrix; pass its tensors"
+        return "the graph breaks" if any(capture is broken for broken in self._broken) else None
+
     def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
-        return self._train(lambda: self._program.run(plan.parts(given)))
+        return self._train(lambda: self._program.run(plan.call(given)))
 
     def _train(self, objective: Callable[[], Any]) -> tuple[Any, ...]:
         optimizer, scaler = self.optimizer, self.scaler
@@ -197,7 +214,7 @@ class _Plan:
 
     Args:
         capture: What stands for the captured graph.
-        parts: Arguments that it serves.
+        args: Arguments that it serves.
         built_of: Tensors that graph structure was built of.
         model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
 
@@ -207,13 +224,13 @@ class _Plan:
 
     recordings: Recordings
 
-    def __init__(self, capture: Any, parts: Any, built_of: list[Any], model: nn.Module) -> None:
+    def __init__(self, capture: Any, args: Any, built_of: list[Any], model: nn.Module) -> None:
         self.capture = capture
         found: list[Any] = []
-        leaves(parts, found)
+        leaves(args, found)
         places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
         self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
-        self._skeleton = with_leaves(parts, iter([None] * len(found)))
+        self._skeleton = with_leaves(args, iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
         self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
         self.device = next((t.device for t in self.state()), torch.device("cpu"))
@@ -222,6 +239,6 @@ class _Plan:
         """Parameters and buffers, which a step writes to."""
         return [holder[name] for holder, name in self._slots]
 
-    def parts(self, given: Sequence[Any]) -> Any:
+    def call(self, given: Sequence[Any]) -> Call:
         """The arguments, of their leaves (and the parameters and buffers behind these)."""
-        return with_leaves(self._skeleton, iter(given))
+        return Call(with_leaves(self._skeleton, iter(given)), {}, Taken())

@@ -1,0 +1,63 @@
+"""Methods of PyG's ``Data`` that Dynamo can't trace as they are written: they ask ``super()`` or ``fset``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
+
+from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
+
+_num_nodes = copy_of(NodeStorage.num_nodes.fget)
+_data_setattr = copy_of(Data.__setattr__)
+_store_setattr = copy_of(BaseStorage.__setattr__)
+
+
+def num_nodes(self: Any) -> Any:
+    """See :attr:`torch_geometric.data.Data.num_nodes`, which asks ``super()``: Dynamo finds no property there."""
+    counts = [store.num_nodes for store in self.node_stores]
+    return None if any(count is None for count in counts) else sum(counts)
+
+
+def store_num_nodes(self: Any) -> Any:
+    """See ``torch_geometric.data.storage.NodeStorage.num_nodes``: an ``EdgeIndex`` knows, where no features do."""
+    tables = kept_with(self._mapping.get("edge_index"), EDGE_INDEX)
+    named = [key for key in self._mapping if key in N_KEYS or "node" in key or key in ("adj", "adj_t")]
+    if tables is None or named or (tables[0] is None and tables[1] is None):
+        return _num_nodes(self)
+    return tables[0].size(0) if tables[0] is not None else tables[1].size(0)
+
+
+@torch.compiler.assume_constant_result
+def _is_pygs_own(kind: type, name: str) -> bool:
+    """Whether an attribute is a property that PyG keeps in its store."""
+    setter = getattr(getattr(kind, name, None), "fset", None)
+    return setter is not None and setter.__module__.startswith("torch_geometric.data.")
+
+
+def data_setattr(self: Any, key: str, value: Any) -> None:
+    """See ``torch_geometric.data.Data.__setattr__``."""
+    if _is_pygs_own(type(self), key):
+        setattr(self._store, key, value)
+    else:
+        _data_setattr(self, key, value)
+
+
+def store_setattr(self: Any, key: str, value: Any) -> None:
+    """See ``torch_geometric.data.storage.BaseStorage.__setattr__``."""
+    if _is_pygs_own(type(self), key):
+        self[key] = value
+    else:
+        _store_setattr(self, key, value)
+
+
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),
+    NodeStorage.num_nodes.fget: store_num_nodes,
+    Data.__setattr__: data_setattr,
+    BaseStorage.__setattr__: store_setattr,
+}
+"""What is traced in place of PyG's methods."""

@@ -1,0 +1,102 @@
+"""A thousand random batches of changing size, trained: one captured graph, no recompile, no memory that grows."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
+
+import gnncompile
+from gnncompile import _compat
+from gnncompile.capture.compiled import program_of
+from gnncompile.options import DEFAULTS
+from tests.harness import light
+
+STEPS, WARM = 1000, 300
+FIRST: dict[str, list[tuple[int, int]]] = {
+    "ordinary": [(5, 12), (7, 9)],
+    "one node": [(1, 1)],
+    "no edges": [(4, 0), (3, 0)],
+    "one node without edges": [(1, 0)],
+}
+"""Numbers of nodes and edges of the graphs in the first batch."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.lin = GCNConv(4, 8), GATConv(8, 4, heads=2), nn.Linear(8, 2)
+
+    def forward(self, data: Any) -> Tensor:
+        x = self.second(self.first(data.x, data.edge_index).relu(), data.edge_index).relu()
+        return self.lin(global_mean_pool(x, data.batch, data.num_graphs))
+
+
+def batch_of(sizes: list[tuple[int, int]]) -> Batch:
+    graphs = [Data(x=torch.randn(n, 4), edge_index=torch.randint(n, (2, e))) for n, e in sizes]
+    return Batch.from_data_list(graphs)
+
+
+def any_sizes(choice: random.Random) -> list[tuple[int, int]]:
+    return [(choice.randint(1, 9), choice.choice([0, 1, choice.randint(2, 30)])) for _ in range(choice.randint(1, 6))]
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
+
+
+def resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_thousand_batches(first: str):
+    torch.manual_seed(0)
+    choice = random.Random(0)
+    steps = STEPS if first == "ordinary" else STEPS // 10
+    with light("cpp"):
+        model = Net()
+        compiled = gnncompile.compile(model, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        program = program_of(compiled)
+        assert program is not None
+        frames = _compat.counters()["stats"]["unique_graphs"]
+
+        def step(sizes: list[tuple[int, int]]) -> None:
+            optimizer.zero_grad()
+            data = batch_of(sizes)
+            out = compiled(data)
+            if len(sizes) % 3 == 0:
+                torch.testing.assert_close(out, model_of(data), rtol=1e-4, atol=1e-4)
+            out.square().mean().backward()
+            optimizer.step()
+
+        model_of = program.target
+        step(FIRST[first])
+        tensors, memory, entries = [], [], []
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for number in range(steps):
+                step(any_sizes(choice))
+                if steps == STEPS and number in (WARM, STEPS - 1):
+                    tensors.append(live_tensors()), memory.append(resident_bytes())
+                if number % 50 == 0:
+                    structures = [c.structure.cache for c in program.backend.captured if c.structure is not None]
+                    entries.append(max(len(cache) for cache in (program.derived._rows, *structures)))
+        assert len(program.backend.captured) == 1 and program.derived.looks == 0
+        assert _compat.counters()["stats"]["unique_graphs"] == frames + 1
+        assert max(entries) <= DEFAULTS["structure_cache_entries"] and max(entries[-3:]) <= 3
+        if steps == STEPS:
+            assert tensors[1] <= tensors[0] + 8
+            assert memory[1] <= memory[0] + 32 * 2**20
