@@ -26,6 +26,7 @@ from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "current_backend",
     "inductor_mode_options",
     "inductor_option_names",
+    "leave_layouts_open",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
     "run_op_by_op",
@@ -123,6 +125,23 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         _thread.empty_is_special = self.empty_is_special
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+def leave_layouts_open() -> None:
+    """Keeps torch's C++ code from guarding on sizes of 1 in order to know strides, in compiles of ours.
+
+    Whether a tensor is contiguous it works out with a guard per dimension if all sizes have a hint, which
+    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain.
+    """
+    has_hint = SymNode.has_hint
+
+    def asked(self: SymNode) -> bool:
+        ours = _thread.patches is not None and not _thread.empty_is_special
+        if ours and "has_hint" not in sys._getframe(1).f_code.co_names:  # by C++, not by a function of Python
+            return False
+        return has_hint(self)
+
+    SymNode.has_hint = asked  # type: ignore[method-assign]
 
 
 def current_backend() -> Any:
