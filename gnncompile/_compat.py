@@ -27,6 +27,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "current_backend",
     "inductor_mode_options",
     "inductor_option_names",
+    "keep_strides_symbolic",
     "leave_layouts_open",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
@@ -142,6 +144,20 @@ def leave_layouts_open() -> None:
         return has_hint(self)
 
     SymNode.has_hint = asked  # type: ignore[method-assign]
+
+
+def keep_strides_symbolic() -> None:
+    """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
+
+    It would report those of the first call. The backward is compiled for them wherever it can't be told that they are
+    what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for other sizes.
+    """
+    evaluate = ShapeEnv.evaluate_symexpr
+
+    def stride(self: ShapeEnv, code: str) -> Any:
+        return evaluate(self, code) if _thread.patches is None else self.deserialize_symexpr(code)
+
+    ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
 
 
 def current_backend() -> Any:

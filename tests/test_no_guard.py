@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import gnncompile
 from gnncompile.support.case import CHANNELS, Case
 from gnncompile.support.check import check
 from tests.harness import light
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _light():
+@pytest.fixture
+def _light() -> Iterator[None]:
     with light():
         yield
 
@@ -57,6 +58,21 @@ def heads_packed(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
     return one * other
 
 
+@pytest.mark.usefixtures("_light")
 @pytest.mark.parametrize("fn", [one_product_per_weight, rows_by_channel, written_in_turns, heads_packed])
 def test_layouts_are_not_guarded(fn: Callable[[Tensor, Tensor, Tensor], Tensor]):
     one_capture(fn)
+
+
+def test_what_the_backward_reads_has_the_strides_of_each_call():
+    """Of ``[3, num_nodes, CHANNELS]``, compiled by Inductor."""
+    weight = torch.randn(3, CHANNELS, CHANNELS, dtype=torch.double, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        return (x @ weight).relu().sum(0)
+
+    compiled = gnncompile.compile(fn)
+    for nodes in (12, 17, 9):
+        x = torch.randn(nodes, CHANNELS, dtype=torch.double, requires_grad=True)
+        expected, found = (torch.autograd.grad(f(x).square().sum(), [x, weight]) for f in (fn, compiled))
+        torch.testing.assert_close(found, expected)

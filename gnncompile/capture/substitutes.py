@@ -150,6 +150,7 @@ def install() -> None:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.leave_layouts_open()
+    _compat.keep_strides_symbolic()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)
