@@ -6,8 +6,8 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -39,8 +39,10 @@ __all__ = [
     "copy_of",
     "counters",
     "current_backend",
+    "decompose",
     "inductor_mode_options",
     "inductor_option_names",
+    "inside_an_op_with_autograd",
     "keep_strides_symbolic",
     "leave_layouts_open",
     "notice_emptiness_questions",
@@ -144,6 +146,19 @@ def leave_layouts_open() -> None:
         return has_hint(self)
 
     SymNode.has_hint = asked  # type: ignore[method-assign]
+
+
+def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
+    """Composite ops are traced as ``ours(ordinary, *args)`` in compiles of ours; `ordinary` is what torch does."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def ordinary(*args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(key, *args, **kwargs)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return ordinary(*args, **kwargs) if _thread.patches is None else ours(ordinary, *args, **kwargs)
+
+    op.py_impl(key)(traced)
 
 
 def keep_strides_symbolic() -> None:
@@ -332,6 +347,16 @@ def source_name(source: Any) -> str:
 def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
     """The fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
     return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+@contextmanager
+def inside_an_op_with_autograd() -> Iterator[None]:
+    """Lets autograd watch what an op's own kernel does: by then dispatch is below autograd."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        exclude = exclude.remove(torch._C._dispatch_key_parse(key))
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
 
 
 def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:

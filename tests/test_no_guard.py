@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 
 import gnncompile
+from gnncompile.capture.compiled import program_of
 from gnncompile.support.case import CHANNELS, Case
 from gnncompile.support.check import check
+from gnncompile.support.table import SECTIONS
 from tests.harness import light
 
 
@@ -35,6 +41,12 @@ def one_capture(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """One graph for all sizes, without a break or a sync; outputs and gradients as in eager."""
     found = check(Case("a user's layer", lambda: Layer(fn)))
     assert found.passes, found
+
+
+def graphs(compiled: Any) -> int:
+    program = program_of(compiled)
+    assert program is not None
+    return len(program.backend.captured)
 
 
 def one_product_per_weight(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
@@ -62,6 +74,105 @@ def heads_packed(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("fn", [one_product_per_weight, rows_by_channel, written_in_turns, heads_packed])
 def test_layouts_are_not_guarded(fn: Callable[[Tensor, Tensor, Tensor], Tensor]):
     one_capture(fn)
+
+
+# -- what torch decides by sizes ----------------------------------------------------------------------------------
+
+
+def distances(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+    """Of up to 25 rows torch takes differences, of more products of matrices."""
+    return torch.cdist(x @ weight[0], x[edge_index[0]]).sum(1)
+
+
+def masked_attention(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+    q, k, v = (x @ weight).unflatten(-1, (2, -1)).transpose(1, 2)[:, None]
+    mask = (x.detach()[:, 0] > -1.0).view(1, 1, 1, -1)
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("fn", [distances, masked_attention])
+def test_what_torch_decides_by_sizes(fn: Callable[[Tensor, Tensor, Tensor], Tensor]):
+    one_capture(fn)
+
+
+def test_other_distances_are_as_they_are():
+    x = torch.randn(5, 3)
+    for p in (1.0, float("inf")):
+        fn = functools.partial(torch.cdist, p=p)
+        torch.testing.assert_close(torch.compile(fn, fullgraph=True, backend="aot_eager")(x, x), fn(x, x))
+        torch.testing.assert_close(gnncompile.compile(lambda x, f=fn: f(x, x))(x), fn(x, x))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the edges as one sequence, of which every node starts one more."""
+
+    def __init__(self, kind: type[nn.RNNBase], **kwargs: Any) -> None:
+        super().__init__()
+        self.layer = kind(CHANNELS, 3, **kwargs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        steps = torch.cat([x[:1], x[edge_index[0]]])
+        return self.layer(torch.stack([steps, steps.flip(0)], dim=0 if self.layer.batch_first else 1))
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("kwargs", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_over_any_number_of_steps(kind: type[nn.RNNBase], kwargs: dict[str, Any]):
+    found = check(Case("recurrent", lambda: Recurrent(kind, **kwargs)))
+    assert found.passes, found
+
+
+@pytest.mark.usefixtures("_light")
+def test_recurrent_layers_with_states_and_projection():
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 4, proj_size=2, bias=False)
+    compiled = gnncompile.compile(model)
+    for steps in (4, 1):
+        args = torch.randn(steps, 5, 3), (torch.randn(1, 5, 2), torch.randn(1, 5, 4))
+        torch.testing.assert_close(compiled(*args), model(*args))
+    assert graphs(compiled) == 1
+
+
+@pytest.mark.usefixtures("_light")
+def test_recurrent_layers_that_are_left_alone():
+    """On a sequence without a batch, and with dropout in training, whose numbers a gradient would need again."""
+    model = nn.GRU(3, 4, num_layers=2, dropout=0.5)
+    x = torch.randn(4, 2, 3)
+    results = []
+    for fn in (model, gnncompile.compile(model)):
+        torch.manual_seed(0)
+        results.append(fn(x))
+    torch.testing.assert_close(*results)
+    model.eval()
+    torch.testing.assert_close(gnncompile.compile(model)(x[:, 0]), model(x[:, 0]))
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("name", ["LCMAggregation", "SetTransformerAggregation", "MemPooling", "LSTMAggregation"])
+def test_layers_that_compare_sizes(name: str):
+    (case,) = [c for cases in SECTIONS.values() for c in cases if c.name == name]
+    assert isinstance(case, Case)
+    found = check(case)
+    assert found.passes, found
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("affine", [True, False])
+def test_normalisation_that_takes_a_single_row(affine: bool):
+    model = pyg.BatchNorm(3, affine=affine, allow_single_element=True)
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    for rows in (7, 1, 0, 2, 1):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled.state_dict(), model.state_dict())
+    model.eval(), compiled.eval()
+    torch.testing.assert_close(compiled(x), model(x))
+    assert graphs(compiled) == 2  # one in training
+
+
+# -- what Inductor is told ----------------------------------------------------------------------------------------
 
 
 def test_what_the_backward_reads_has_the_strides_of_each_call():

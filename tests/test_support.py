@@ -219,14 +219,6 @@ def test_set2set(layers: int):
     one_graph_for(model, [(torch.randn(len(b), 3), torch.tensor(b)) for b in ([0, 0, 1, 3], [0], [0, 1, 1])])
 
 
-def test_a_recurrent_layer_is_not_unrolled():
-    model = nn.LSTM(3, 4, batch_first=True)
-    x = torch.randn(2, 7, 3)
-    torch.testing.assert_close(gnncompile.compile(model)(x)[0], model(x)[0])
-    report = gnncompile.explain(model, x)
-    assert report.graph_breaks == 1
-
-
 # -- which operations keep the rows of edges apart ----------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from gnncompile import _compat
-from gnncompile.capture import layers, relations
+from gnncompile.capture import decompositions, layers, relations
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -151,6 +151,7 @@ def install() -> None:
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
+    decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)

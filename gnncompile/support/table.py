@@ -31,7 +31,7 @@ and compiled, on graphs of {ladder} nodes and edges, one after the other, in flo
 - graphs: captured over all sizes (1 is what is wanted)
 - syncs: times that a step waits for the device, once it has seen the graph
 - regions: fused kernels of the forward
-- equal: outputs and all gradients as in eager, on every size that eager takes
+- equal: outputs and all gradients as in eager, on every size that eager takes (zeros are as good as no gradient)
 """
 
 
