@@ -25,6 +25,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
+from torch._subclasses import fake_impls
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -132,10 +133,11 @@ class symbolic_counts:  # noqa: N801  (used as a function)
 
 
 def leave_layouts_open() -> None:
-    """Keeps torch's C++ code from guarding on sizes of 1 in order to know strides, in compiles of ours.
+    """Keeps torch from guarding on sizes of 1 in order to know strides, in compiles of ours.
 
-    Whether a tensor is contiguous it works out with a guard per dimension if all sizes have a hint, which
-    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain.
+    Whether a tensor is contiguous its C++ code works out with a guard per dimension if all sizes have a hint, which
+    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain. Whether a reshape is
+    a view Inductor asks likewise, of a function that knows how to do without.
     """
     has_hint = SymNode.has_hint
 
@@ -146,6 +148,17 @@ def leave_layouts_open() -> None:
         return has_hint(self)
 
     SymNode.has_hint = asked  # type: ignore[method-assign]
+    compute = getattr(fake_impls, "_compute_stride", None)
+    if compute is None:
+        return
+
+    def strides(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False) -> Any:
+        found = None
+        if _thread.patches is not None and not _thread.empty_is_special:
+            found = compute(shape, stride, wanted, size_oblivious=True)
+        return compute(shape, stride, wanted, size_oblivious=size_oblivious) if found is None else found
+
+    fake_impls._compute_stride = strides  # type: ignore[assignment]
 
 
 def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:

@@ -187,3 +187,18 @@ def test_what_the_backward_reads_has_the_strides_of_each_call():
         x = torch.randn(nodes, CHANNELS, dtype=torch.double, requires_grad=True)
         expected, found = (torch.autograd.grad(f(x).square().sum(), [x, weight]) for f in (fn, compiled))
         torch.testing.assert_close(found, expected)
+
+
+def test_a_row_of_each_group():
+    """A view of what is not contiguous, compiled by Inductor: for groups of one row as well."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(CHANNELS, CHANNELS, batch_first=True)
+
+    def fn(x: Tensor) -> Tensor:
+        return lstm(x)[0][:, -1].sin()
+
+    compiled = gnncompile.compile(fn)
+    for groups, rows in ((3, 4), (5, 1), (1, 1)):
+        x = torch.randn(groups, rows, CHANNELS)
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert graphs(compiled) == 1
