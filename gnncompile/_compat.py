@@ -14,6 +14,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
@@ -49,6 +50,7 @@ __all__ = [
     "notice_emptiness_questions",
     "placeholders_as_fakes",
     "run_op_by_op",
+    "run_uncompiled",
     "size_now",
     "source_name",
     "static_cuda_launch",
@@ -403,6 +405,11 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
         return make_boxed_func(gm.forward)
 
     return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+
+
+def run_uncompiled(fn: Callable[..., Any]) -> None:
+    """Dynamo leaves a function, and all that it calls, to Python from now on, where it does not inline it."""
+    set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:

@@ -149,13 +149,58 @@ def test_recurrent_layers_that_are_left_alone():
     torch.testing.assert_close(gnncompile.compile(model)(x[:, 0]), model(x[:, 0]))
 
 
+LAYERS = [
+    "LCMAggregation", "SetTransformerAggregation", "MemPooling", "LSTMAggregation", "SortAggregation",
+    "PatchTransformerAggregation", "MedianAggregation", "QuantileAggregation", "HEATConv", "DeepGraphInfomax",
+]  # fmt: skip
+
+
 @pytest.mark.usefixtures("_light")
-@pytest.mark.parametrize("name", ["LCMAggregation", "SetTransformerAggregation", "MemPooling", "LSTMAggregation"])
-def test_layers_that_compare_sizes(name: str):
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_compare_sizes_or_look_at_data(name: str):
     (case,) = [c for cases in SECTIONS.values() for c in cases if c.name == name]
     assert isinstance(case, Case)
     found = check(case)
     assert found.passes, found
+
+
+def one_graph_over_groups(model: nn.Module, groups: int | None = None) -> None:
+    compiled = gnncompile.compile(model)
+    for index in ([0, 0, 1, 1, 1, 3], [0, 1, 1], [0, 0, 1, 2], *([] if groups else [[0]])):
+        x, rows = torch.randn(len(index), 3), torch.tensor(index)
+        torch.testing.assert_close(compiled(x, rows, dim_size=groups), model(x, rows, dim_size=groups))
+    assert graphs(compiled) == 1
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
+def test_quantiles(interpolation: str):
+    one_graph_over_groups(pyg.aggr.QuantileAggregation([0.2, 0.9], interpolation, fill_value=7.0))
+    one_graph_over_groups(pyg.aggr.QuantileAggregation(0.4, interpolation), groups=4)
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_sorted_rows_of_groups_shorter_and_longer(k: int):
+    one_graph_over_groups(pyg.aggr.SortAggregation(k))
+
+
+def two_types_joined(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+    row, col = edge_index
+    message = nn.functional.linear(torch.cat([x.float()[row], x[col]], dim=1), weight[:2].reshape(CHANNELS, -1))
+    return x.new_zeros(x.shape).index_add(0, col, message)
+
+
+def copies_of_containers(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+    entries, layers = copy.copy({"x": x}), copy.copy([weight[0]])
+    entries["x"], layers[0] = entries["x"] @ layers[0], weight[1]
+    return entries["x"] @ layers[0]
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("fn", [two_types_joined, copies_of_containers])
+def test_users_idioms(fn: Callable[[Tensor, Tensor, Tensor], Tensor]):
+    one_capture(fn)
 
 
 @pytest.mark.usefixtures("_light")

@@ -7,6 +7,7 @@ the function.
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import lru_cache
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from gnncompile import _compat
-from gnncompile.capture import decompositions, layers, relations
+from gnncompile.capture import aggregations, decompositions, layers, relations
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -50,6 +51,7 @@ def _backend_setting() -> str:
 
 _scatter = _compat.copy_of(pyg.scatter)
 _softmax = _compat.copy_of(pyg.softmax)
+_shallow_copy = _compat.copy_of(copy.copy)
 _to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
@@ -75,6 +77,13 @@ def softmax(
     if num_nodes is None:
         num_nodes = _OPS.num_segments(index)
     return _OPS.segment_softmax(src, index, num_nodes)
+
+
+def shallow_copy(x: Any) -> Any:
+    """See :func:`copy.copy`, of whose own way to copy a dict Dynamo knows nothing."""
+    if capturing() == OFF or type(x) not in (dict, list):
+        return _shallow_copy(x)
+    return {**x} if type(x) is dict else [*x]
 
 
 def to_dense_batch(
@@ -140,13 +149,15 @@ def add_remaining_self_loops(
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
-    for original, ours in (
+    functions: tuple[tuple[Any, Any], ...] = (
         (pyg.scatter, scatter),
         (pyg.softmax, softmax),
+        (copy.copy, shallow_copy),
         (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
-    ):
+    )
+    for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.leave_layouts_open()
@@ -154,4 +165,5 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)
+    methods = relations.METHODS | layers.METHODS | aggregations.METHODS
+    _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
