@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import threading
@@ -234,7 +235,8 @@ def substitute_construction(kind: type, ours: Callable[..., Any], active: Callab
 
 
 def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) -> None:
-    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so.
+    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so; of an
+    edge list, what is largest of both rows.
 
     Args:
         segments: An op from an index to the number of its segments, a size.
@@ -244,35 +246,47 @@ def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) ->
     item = TensorVariable.method_item
 
     def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        index = _maximum_of(self.as_proxy().node) if active() else None
-        if index is None or (index.op != "placeholder" and index.target is not sized):
+        rows = _maximum_of(self.as_proxy().node) if active() else []
+        if not rows or any(row.op != "placeholder" and row.target is not sized for row in rows):
             return item(self, tx, *args, **kwargs)
-        proxy = fx.Proxy(index, self.as_proxy().tracer)
-        count = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", segments, (proxy,), {}))
-        largest = tx.output.create_proxy("call_function", operator.sub, (count.as_proxy(), 1), {})
-        return SymNodeVariable.create(tx, largest)
+
+        def call(target: Callable[..., Any], *values: Any) -> fx.Proxy:
+            return tx.output.create_proxy("call_function", target, values, {})
+
+        proxies = [call(segments, fx.Proxy(row, self.as_proxy().tracer)) for row in rows]
+        counts = [wrap_fx_proxy(tx, proxy).as_proxy() for proxy in proxies]
+        most = functools.reduce(
+            lambda one, other: wrap_fx_proxy(tx, call(torch.sym_max, one, other)).as_proxy(), counts
+        )
+        return SymNodeVariable.create(tx, call(operator.sub, most, 1))
 
     TensorVariable.method_item = method_item  # type: ignore[method-assign]
 
 
-def _maximum_of(node: fx.Node) -> fx.Node | None:
-    """The integers whose largest a node is."""
+def _maximum_of(node: fx.Node) -> list[fx.Node]:
+    """The integers whose largest a node is, row by row where these were just put together; none if it is none."""
     if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
-        return None
+        return []
     index: Any = node.args[0]
-    rows = index.args[0].args[0] if _is_row(index) else None
-    index = rows[index.args[1]] if rows is not None else index
-    found = index.meta.get("example_value")
+    if _is_row(index):
+        index = index.args[0].args[0][index.args[1]]
+    rows = list(index.args[0]) if _is_stack(index) else [index]
+    return rows if all(_is_whole(row.meta.get("example_value")) for row in rows) else []
+
+
+def _is_whole(found: Any) -> bool:
+    """Whether a value is a tensor of integers."""
     whole = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
-    return index if whole and found.dtype != torch.bool else None
+    return whole and found.dtype != torch.bool
 
 
 def _is_row(node: fx.Node) -> bool:
     """Whether a node takes one of the tensors again that were just put together."""
-    if node.target is not operator.getitem or not isinstance(node.args[1], int):
-        return False
-    stacked: Any = node.args[0]
-    return stacked.target is torch.stack and len(stacked.args) == 1 and not stacked.kwargs
+    return node.target is operator.getitem and isinstance(node.args[1], int) and _is_stack(node.args[0])
+
+
+def _is_stack(node: Any) -> bool:
+    return node.target is torch.stack and len(node.args) == 1 and not node.kwargs
 
 
 _EMPTINESS = {

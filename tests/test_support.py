@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric import nn as pyg
 from torch_geometric.utils import to_dense_batch
+from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.passes import lower
 from gnncompile.support.case import Absent, Case, Graph
 from gnncompile.support.check import Result, check
-from gnncompile.support.table import SECTIONS, exported, row, rows_of
+from gnncompile.support.table import SECTIONS, exported, package, row, rows_of
 from tests.harness import light
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
@@ -33,7 +35,7 @@ def _light():
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_exported_name_is_in_the_table(section: str):
-    names = set(getattr(pyg, section).__all__)
+    names = set(importlib.import_module(package(section)).__all__)
     assert exported(SECTIONS[section]) == names
     assert names <= {name.split(" [")[0] for name in rows_of(PAGE.read_text(encoding="utf-8"))}
 
@@ -126,6 +128,19 @@ def test_largest_index_plus_one():
         graph = Graph(nodes, edges)
         calls.append((graph.x.detach(), graph.edge_index, graph.batch))
     one_graph_for(LargestPlusOne(), calls)
+
+
+def test_largest_index_of_an_edge_list():
+    calls = []
+    for nodes, edges in ((12, 40), (30, 3), (5, 0)):
+        graph = Graph(nodes, edges)
+        calls.append((graph.x.detach(), graph.edge_index))
+
+    class Largest(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return x.sum() * maybe_num_nodes(edge_index)
+
+    one_graph_for(Largest(), calls)
 
 
 def test_a_size_that_can_not_be_attached_is_read_in_every_step():

@@ -123,7 +123,15 @@ MODELS: tuple[Case | Absent, ...] = (
     Case(
         "GPSE",
         lambda: models.GPSE(
-            C, 5, C, layers_mp=2, layers_post_mp=1, num_node_targets=5, num_graph_targets=2, dropout=0.0
+            C,
+            5,
+            C,
+            layers_mp=2,
+            layers_post_mp=1,
+            multi_head_dim_inner=C,
+            num_node_targets=5,
+            num_graph_targets=2,
+            dropout=0.0,
         ),
         ("data",),
     ),
@@ -155,7 +163,7 @@ MODELS: tuple[Case | Absent, ...] = (
     Case("NeuralFingerprint", lambda: models.NeuralFingerprint(C, C, C, 2), ("x", "batch_edge_index", "batch")),
     Absent("ViSNet", SEARCH),
     Absent("LPFormer", "needs a sparse matrix of personalised PageRank of its own"),
-    Case("SGFormer", lambda: models.SGFormer(C, C, C).eval(), (*EDGES, "batch")),
+    Case("SGFormer", lambda: models.SGFormer(C, C, C).eval(), (*EDGES, "batch"), dtype=torch.float32),
     Case("Polynormer", lambda: models.Polynormer(C, C, C, local_layers=2).eval(), (*EDGES, "batch")),
     Case("ARLinkPredictor", lambda: models.ARLinkPredictor(C, C)),
 )

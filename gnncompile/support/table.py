@@ -12,6 +12,7 @@ from gnncompile.support.conv import CONV
 from gnncompile.support.models import MODELS
 from gnncompile.support.norm import NORM
 from gnncompile.support.pool import POOL
+from gnncompile.support.utils import UTILS
 
 SECTIONS: dict[str, tuple[Case | Absent, ...]] = {
     "conv": CONV,
@@ -19,8 +20,9 @@ SECTIONS: dict[str, tuple[Case | Absent, ...]] = {
     "norm": NORM,
     "pool": POOL,
     "models": MODELS,
+    "utils": UTILS,
 }
-"""The cases of each package of ``torch_geometric.nn``."""
+"""The cases of each package of ``torch_geometric.nn``, and of ``torch_geometric.utils``."""
 
 _HEAD = """# What of PyG is supported
 
@@ -51,8 +53,13 @@ def page(progress: Callable[[str], None] = lambda line: None) -> str:
             progress(rows[-1])
         count = sum(isinstance(case, Case) for case in cases)
         head = "| | whole | graphs | syncs | regions | equal | |\n|---|---|---|---|---|---|---|"
-        parts.append("\n".join([f"## torch_geometric.nn.{name}: {good} of {count}\n", head, *rows]) + "\n")
+        parts.append("\n".join([f"## {package(name)}: {good} of {count}\n", head, *rows]) + "\n")
     return "\n".join(parts)
+
+
+def package(section: str) -> str:
+    """The package that a section is about."""
+    return "torch_geometric.utils" if section == "utils" else f"torch_geometric.nn.{section}"
 
 
 def row(result: Result) -> str:
