@@ -250,7 +250,7 @@ def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) ->
         if not rows or any(row.op != "placeholder" and row.target is not sized for row in rows):
             return item(self, tx, *args, **kwargs)
 
-        def call(target: Callable[..., Any], *values: Any) -> fx.Proxy:
+        def call(target: Callable[..., Any], *values: Any) -> Any:
             return tx.output.create_proxy("call_function", target, values, {})
 
         proxies = [call(segments, fx.Proxy(row, self.as_proxy().tracer)) for row in rows]

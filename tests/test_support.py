@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric import nn as pyg
-from torch_geometric.utils import to_dense_batch
+from torch_geometric.utils import to_dense_adj, to_dense_batch
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
@@ -207,6 +207,21 @@ def test_gradient_of_a_dense_batch():
     (found,) = torch.autograd.grad((gnncompile.compile(model)(x, batch) * weight).sum(), x)
     torch.testing.assert_close(found, torch.autograd.grad((model(x, batch) * weight).sum(), x)[0])
     assert not found[5].any()  # it is one too many
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"max_num_nodes": 2}, {"batch_size": 5, "max_num_nodes": 4}], ids=str)
+@pytest.mark.parametrize("features", [None, 2])
+def test_dense_adjacencies(kwargs: dict[str, object], features: int | None):
+    class Adjacency(nn.Module):
+        def forward(self, edge_index: Tensor, batch: Tensor, edge_attr: Tensor | None) -> Tensor:
+            return to_dense_adj(edge_index, batch, edge_attr, **kwargs)  # type: ignore[arg-type]
+
+    calls = []
+    for nodes, edges in ((12, 40), (5, 9), (7, 0), (3, 1)):
+        graph = Graph(nodes, edges)
+        weight = torch.randn(edges, features) if features else None
+        calls.append((graph.batch_edge_index, graph.batch, weight))
+    one_graph_for(Adjacency(), calls)
 
 
 def test_an_unsorted_index_is_refused_where_rows_are_made_dense():

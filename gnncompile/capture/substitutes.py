@@ -53,6 +53,7 @@ _scatter = _compat.copy_of(pyg.scatter)
 _softmax = _compat.copy_of(pyg.softmax)
 _shallow_copy = _compat.copy_of(copy.copy)
 _to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
+_to_dense_adj = _compat.copy_of(pyg.to_dense_adj)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
 
@@ -108,6 +109,29 @@ def to_dense_batch(
     return dense, filled[:spare].view(graphs, longest)
 
 
+def to_dense_adj(
+    edge_index: Tensor,
+    batch: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Any:
+    """See :func:`torch_geometric.utils.to_dense_adj`; edges of nodes that are too many go to a spare place."""
+    if capturing() == OFF or batch is None:
+        return _to_dense_adj(edge_index, batch, edge_attr, max_num_nodes, batch_size)
+    graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
+    longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
+    length = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
+    first = (length.cumsum(0) - length).index_select(0, batch)
+    row, col = (end - first.index_select(0, end) for end in (edge_index[0], edge_index[1]))
+    spare = graphs * longest * longest
+    place = (batch.index_select(0, edge_index[0]) * longest + row) * longest + col
+    place = torch.where((row < longest) & (col < longest), place, spare)
+    weight = torch.ones(edge_index.size(1), device=edge_index.device) if edge_attr is None else edge_attr
+    total = weight.new_zeros((spare + 1, *weight.shape[1:])).index_add(0, place, weight)
+    return total[:spare].view(graphs, longest, longest, *weight.shape[1:])
+
+
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
     if capturing() != MASKED or not is_edge_list(edge_index):
@@ -154,6 +178,7 @@ def install() -> None:
         (pyg.softmax, softmax),
         (copy.copy, shallow_copy),
         (pyg.to_dense_batch, to_dense_batch),
+        (pyg.to_dense_adj, to_dense_adj),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     )

@@ -170,7 +170,7 @@ class Case:
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its arguments on a graph."""
         made = tuple(_made(a, graph) for a in self.inputs), {k: _made(a, graph) for k, a in self.named.items()}
-        return made if self.dtype == torch.float64 else tree_map(self._converted, made)  # type: ignore[no-any-return]
+        return made if self.dtype == torch.float64 else tree_map(self._converted, made)
 
     def _converted(self, value: Any) -> Any:
         if isinstance(value, Data):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv, models
 
 from gnncompile.support.case import CHANNELS as C
@@ -77,6 +78,12 @@ def _global(graph: Graph) -> Tensor:
     return graph.normal(3, C, seed=30)
 
 
+def _targets(graph: Graph) -> Data:
+    data = graph.data
+    data.y, data.y_graph = graph.normal(graph.nodes, 5, seed=32), graph.normal(3, 2, seed=33)
+    return data
+
+
 def _mask(graph: Graph) -> Tensor:
     return torch.arange(graph.nodes) % 2 == 0
 
@@ -133,7 +140,7 @@ MODELS: tuple[Case | Absent, ...] = (
             num_graph_targets=2,
             dropout=0.0,
         ),
-        ("data",),
+        (_targets,),
     ),
     Case(
         "GPSENodeEncoder",

@@ -31,6 +31,7 @@ class Between(nn.Module):
         self.fn, self.weight = fn, nn.Parameter(torch.randn(C, C) / 3)
 
     def forward(self, x: Tensor, *others: Any) -> Any:
+        """Calls the function."""
         return self.fn(x @ self.weight, *others)
 
 
@@ -48,7 +49,7 @@ def _half(graph: Graph) -> Tensor:
     return torch.arange(graph.nodes) % 2 == 0
 
 
-def _adjacency(h: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+def _adjacency(h: Tensor, edge_index: Tensor, weight: Tensor) -> Any:
     shape = (h.size(0), h.size(0))
     return utils.spmm(torch.sparse_coo_tensor(edge_index.flip(0), weight, shape), h)
 
@@ -133,7 +134,11 @@ UTILS: tuple[Case | Absent, ...] = (
     _case("to_torch_csr_tensor", WEIGHTED, lambda h, e, w: utils.to_torch_csr_tensor(e, w.detach(), h.size(0)) @ h),
     Absent("to_torch_csc_tensor", "as to_torch_csr_tensor"),
     Absent("to_torch_sparse_tensor", "as to_torch_csr_tensor"),
-    _case("to_edge_index", WEIGHTED, lambda h, e, w: _sum(h, *utils.to_edge_index(utils.to_torch_coo_tensor(e, w)))),
+    _case(
+        "to_edge_index",
+        WEIGHTED,
+        lambda h, e, w: _sum(h, *utils.to_edge_index(utils.to_torch_coo_tensor(e, w.detach(), h.size(0)))),
+    ),
     _case("spmm", WEIGHTED, _adjacency),
     _case("unbatch", BATCH, lambda h, b: torch.cat([one.cumsum(0) for one in utils.unbatch(h, b)])),
     _case("unbatch_edge_index", BATCHED, lambda h, e, b: [h.sum() * one for one in utils.unbatch_edge_index(e, b)]),
