@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import sympy  # type: ignore[import-untyped]
@@ -16,6 +17,7 @@ import torch._dynamo.config as dynamo_config
 import torch._dynamo.symbolic_convert as symbolic_convert
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -29,7 +31,9 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
+from torch._subclasses import fake_impls
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -47,16 +51,21 @@ __all__ = [
     "current_backend",
     "current_device",
     "current_stream",
+    "decompose",
     "inductor_mode_options",
     "inductor_option_names",
+    "inside_an_op_with_autograd",
+    "keep_strides_symbolic",
     "keep_with",
     "keeps_graph",
     "kept_with",
+    "leave_layouts_open",
     "make_capturable",
     "notice_emptiness_questions",
     "notice_use_as",
     "placeholders_as_fakes",
     "run_op_by_op",
+    "run_uncompiled",
     "saved_tensors",
     "size_now",
     "source_name",
@@ -141,6 +150,62 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         _thread.empty_is_special = self.empty_is_special
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+def leave_layouts_open() -> None:
+    """Keeps torch from guarding on sizes of 1 in order to know strides, in compiles of ours.
+
+    Whether a tensor is contiguous its C++ code works out with a guard per dimension if all sizes have a hint, which
+    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain. Whether a reshape is
+    a view Inductor asks likewise, of a function that knows how to do without.
+    """
+    has_hint = SymNode.has_hint
+
+    def asked(self: SymNode) -> bool:
+        ours = _thread.patches is not None and not _thread.empty_is_special
+        if ours and "has_hint" not in sys._getframe(1).f_code.co_names:  # by C++, not by a function of Python
+            return False
+        return has_hint(self)
+
+    SymNode.has_hint = asked  # type: ignore[method-assign]
+    compute = getattr(fake_impls, "_compute_stride", None)
+    if compute is None:
+        return
+
+    def strides(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False) -> Any:
+        found = None
+        if _thread.patches is not None and not _thread.empty_is_special:
+            found = compute(shape, stride, wanted, size_oblivious=True)
+        return compute(shape, stride, wanted, size_oblivious=size_oblivious) if found is None else found
+
+    fake_impls._compute_stride = strides  # type: ignore[assignment]
+
+
+def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
+    """Composite ops are traced as ``ours(ordinary, *args)`` in compiles of ours; `ordinary` is what torch does."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def ordinary(*args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(key, *args, **kwargs)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return ordinary(*args, **kwargs) if _thread.patches is None else ours(ordinary, *args, **kwargs)
+
+    op.py_impl(key)(traced)
+
+
+def keep_strides_symbolic() -> None:
+    """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
+
+    It would report those of the first call. The backward is compiled for them wherever it can't be told that they are
+    what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for other sizes.
+    """
+    evaluate = ShapeEnv.evaluate_symexpr
+
+    def stride(self: ShapeEnv, code: str) -> Any:
+        return evaluate(self, code) if _thread.patches is None else self.deserialize_symexpr(code)
+
+    ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
 
 
 def current_backend() -> Any:
@@ -281,7 +346,8 @@ def substitute_construction(kind: type, ours: Callable[..., Any], active: Callab
 
 
 def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) -> None:
-    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so.
+    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so; of an
+    edge list, what is largest of both rows.
 
     Args:
         segments: An op from an index to the number of its segments, a size.
@@ -291,35 +357,47 @@ def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) ->
     item = TensorVariable.method_item
 
     def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        index = _maximum_of(self.as_proxy().node) if active() else None
-        if index is None or (index.op != "placeholder" and index.target is not sized):
+        rows = _maximum_of(self.as_proxy().node) if active() else []
+        if not rows or any(row.op != "placeholder" and row.target is not sized for row in rows):
             return item(self, tx, *args, **kwargs)
-        proxy = fx.Proxy(index, self.as_proxy().tracer)
-        count = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", segments, (proxy,), {}))
-        largest = tx.output.create_proxy("call_function", operator.sub, (count.as_proxy(), 1), {})
-        return SymNodeVariable.create(tx, largest)
+
+        def call(target: Callable[..., Any], *values: Any) -> Any:
+            return tx.output.create_proxy("call_function", target, values, {})
+
+        proxies = [call(segments, fx.Proxy(row, self.as_proxy().tracer)) for row in rows]
+        counts = [wrap_fx_proxy(tx, proxy).as_proxy() for proxy in proxies]
+        most = functools.reduce(
+            lambda one, other: wrap_fx_proxy(tx, call(torch.sym_max, one, other)).as_proxy(), counts
+        )
+        return SymNodeVariable.create(tx, call(operator.sub, most, 1))
 
     TensorVariable.method_item = method_item  # type: ignore[method-assign]
 
 
-def _maximum_of(node: fx.Node) -> fx.Node | None:
-    """The integers whose largest a node is."""
+def _maximum_of(node: fx.Node) -> list[fx.Node]:
+    """The integers whose largest a node is, row by row where these were just put together; none if it is none."""
     if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
-        return None
+        return []
     index: Any = node.args[0]
-    rows = index.args[0].args[0] if _is_row(index) else None
-    index = rows[index.args[1]] if rows is not None else index
-    found = index.meta.get("example_value")
+    if _is_row(index):
+        index = index.args[0].args[0][index.args[1]]
+    rows = list(index.args[0]) if _is_stack(index) else [index]
+    return rows if all(_is_whole(row.meta.get("example_value")) for row in rows) else []
+
+
+def _is_whole(found: Any) -> bool:
+    """Whether a value is a tensor of integers."""
     whole = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
-    return index if whole and found.dtype != torch.bool else None
+    return whole and found.dtype != torch.bool
 
 
 def _is_row(node: fx.Node) -> bool:
     """Whether a node takes one of the tensors again that were just put together."""
-    if node.target is not operator.getitem or not isinstance(node.args[1], int):
-        return False
-    stacked: Any = node.args[0]
-    return stacked.target is torch.stack and len(stacked.args) == 1 and not stacked.kwargs
+    return node.target is operator.getitem and isinstance(node.args[1], int) and _is_stack(node.args[0])
+
+
+def _is_stack(node: Any) -> bool:
+    return node.target is torch.stack and len(node.args) == 1 and not node.kwargs
 
 
 class AsksForEmptiness(BaseException):
@@ -487,6 +565,16 @@ def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
     return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
 
 
+@contextmanager
+def inside_an_op_with_autograd() -> Iterator[None]:
+    """Lets autograd watch what an op's own kernel does: by then dispatch is below autograd."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        exclude = exclude.remove(torch._C._dispatch_key_parse(key))
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
 def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
     """Traces a Dynamo graph into aten ops, above autograd: composite ops such as batch norm stay whole."""
     mode = next((f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor)), None)
@@ -518,6 +606,11 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
         return make_boxed_func(gm.forward)
 
     return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+
+
+def run_uncompiled(fn: Callable[..., Any]) -> None:
+    """Dynamo leaves a function, and all that it calls, to Python from now on, where it does not inline it."""
+    set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric import nn as pyg
-from torch_geometric.utils import to_dense_batch
+from torch_geometric.utils import to_dense_adj, to_dense_batch
+from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.passes import lower
 from gnncompile.support.case import Absent, Case, Graph
 from gnncompile.support.check import Result, check
-from gnncompile.support.table import SECTIONS, exported, row, rows_of
+from gnncompile.support.table import SECTIONS, exported, package, row, rows_of
 from tests.harness import light
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
@@ -33,7 +35,7 @@ def _light():
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_exported_name_is_in_the_table(section: str):
-    names = set(getattr(pyg, section).__all__)
+    names = set(importlib.import_module(package(section)).__all__)
     assert exported(SECTIONS[section]) == names
     assert names <= {name.split(" [")[0] for name in rows_of(PAGE.read_text(encoding="utf-8"))}
 
@@ -52,10 +54,10 @@ def test_the_table_is_what_is_found(name: str):
     assert found.passes and row(found) == rows_of(PAGE.read_text(encoding="utf-8"))[name]
 
 
-@pytest.mark.parametrize("name", ["GroupAddRev", "max_pool", "DeepGraphInfomax"])
+@pytest.mark.parametrize("name", ["GroupAddRev", "max_pool", "EquilibriumAggregation"])
 def test_what_breaks_the_graph_is_right(name: str):
-    """A layer that frees its inputs; a batch made within the graph, which Dynamo would leave empty; no edge behind a
-    break.
+    """A layer that frees its inputs; a batch made within the graph, which Dynamo would leave empty; gradients of
+    gradients.
     """
     found = check(case_of(name))
     assert found.breaks and not found.wrong
@@ -128,6 +130,19 @@ def test_largest_index_plus_one():
     one_graph_for(LargestPlusOne(), calls)
 
 
+def test_largest_index_of_an_edge_list():
+    calls = []
+    for nodes, edges in ((12, 40), (30, 3), (5, 0)):
+        graph = Graph(nodes, edges)
+        calls.append((graph.x.detach(), graph.edge_index))
+
+    class Largest(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return x.sum() * maybe_num_nodes(edge_index)
+
+    one_graph_for(Largest(), calls)
+
+
 def test_a_size_that_can_not_be_attached_is_read_in_every_step():
     """Behind a graph break the index is no argument of the model any more."""
 
@@ -194,6 +209,21 @@ def test_gradient_of_a_dense_batch():
     assert not found[5].any()  # it is one too many
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"max_num_nodes": 2}, {"batch_size": 5, "max_num_nodes": 4}], ids=str)
+@pytest.mark.parametrize("features", [None, 2])
+def test_dense_adjacencies(kwargs: dict[str, object], features: int | None):
+    class Adjacency(nn.Module):
+        def forward(self, edge_index: Tensor, batch: Tensor, edge_attr: Tensor | None) -> Tensor:
+            return to_dense_adj(edge_index, batch, edge_attr, **kwargs)  # type: ignore[arg-type]
+
+    calls = []
+    for nodes, edges in ((12, 40), (5, 9), (7, 0), (3, 1)):
+        graph = Graph(nodes, edges)
+        weight = torch.randn(edges, features) if features else None
+        calls.append((graph.batch_edge_index, graph.batch, weight))
+    one_graph_for(Adjacency(), calls)
+
+
 def test_an_unsorted_index_is_refused_where_rows_are_made_dense():
     model = pyg.MLPAggregation(3, 3, 4, num_layers=1)
     compiled, x = gnncompile.compile(model), torch.randn(4, 3)
@@ -217,14 +247,6 @@ def test_set2set(layers: int):
     torch.manual_seed(0)
     model = pyg.Set2Set(3, 2, num_layers=layers)
     one_graph_for(model, [(torch.randn(len(b), 3), torch.tensor(b)) for b in ([0, 0, 1, 3], [0], [0, 1, 1])])
-
-
-def test_a_recurrent_layer_is_not_unrolled():
-    model = nn.LSTM(3, 4, batch_first=True)
-    x = torch.randn(2, 7, 3)
-    torch.testing.assert_close(gnncompile.compile(model)(x)[0], model(x)[0])
-    report = gnncompile.explain(model, x)
-    assert report.graph_breaks == 1
 
 
 # -- which operations keep the rows of edges apart ----------------------------------------------------------------

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch_geometric.nn import (
     Aggregation,
+    BatchNorm,
     ChebConv,
     ClusterGCNConv,
     JumpingKnowledge,
+    LCMAggregation,
     MessagePassing,
     MFConv,
     Set2Set,
@@ -24,8 +26,9 @@ from torch_geometric.nn import (
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
 from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
-from gnncompile.capture.relations.linear import typed_linear
+from gnncompile.capture.relations.linear import is_plain, typed_linear
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
+from gnncompile.runtime.whole_ops import whole
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -35,6 +38,8 @@ _cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
 _jumping_forward = copy_of(JumpingKnowledge.forward)
 _set2set_forward = copy_of(Set2Set.forward)
 _check_input = copy_of(MessagePassing._check_input)
+_batch_norm_forward = copy_of(BatchNorm.forward)
+_lcm_forward = copy_of(LCMAggregation.forward)
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
@@ -180,11 +185,78 @@ def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
     return (torch.stack(xs, dim=1) * weights.unsqueeze(-1)).sum(dim=1)
 
 
+def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
+    """See :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
+
+    They would be unrolled over time, and captured anew for every length. With dropout, or on packed or single
+    sequences, they break the graph.
+    """
+    dropped = self.training and self.dropout > 0
+    if not isinstance(input, Tensor) or input.dim() != 3 or dropped or torch.is_autocast_enabled(input.device.type):
+        return uncaptured()
+    lstm, ways = isinstance(self, nn.LSTM), 2 if self.bidirectional else 1
+    if hx is None:
+        rows, count = input.size(0 if self.batch_first else 1), self.num_layers * ways
+        first = input.new_zeros(count, rows, self.proj_size or self.hidden_size)
+        hx = (first, input.new_zeros(count, rows, self.hidden_size)) if lstm else first
+    weights = [weight for layer in self.all_weights for weight in layer]
+    found = whole(
+        "recurrent",
+        [input, *(hx if lstm else [hx]), *weights],
+        mode=self.mode,
+        layers=self.num_layers,
+        biases=self.bias,
+        both_ways=self.bidirectional,
+        batch_first=self.batch_first,
+    )
+    return found[0], (found[1], found[2]) if lstm else found[1]
+
+
+def batch_norm_forward(self: Any, x: Tensor) -> Any:
+    """See :class:`torch_geometric.nn.BatchNorm`: that a single row takes the running statistics is no guard."""
+    norm = self.module
+    if self.allow_single_element and not norm.training and norm.running_mean is not None:
+        return norm(x)
+    by_hand = self.allow_single_element and is_plain(norm, nn.BatchNorm1d) and norm.momentum is not None
+    if not by_hand or norm.running_mean is None or x.dim() != 2 or x.dtype != norm.running_mean.dtype:
+        return _batch_norm_forward(self, x)
+    rows = torch.ones((), dtype=torch.float32, device=x.device) * x.size(0)
+    many = rows > 1
+    mean = x.mean(0)
+    var = (x - mean).square().mean(0)
+    with torch.no_grad():
+        unbiased = (rows / (rows - 1).clamp(min=1)).to(x.dtype) * var
+        for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+            running.copy_(torch.where(many, running.lerp(new, norm.momentum), running))
+        norm.num_batches_tracked.add_(many)
+    mean, var = torch.where(many, mean, norm.running_mean), torch.where(many, var, norm.running_var)
+    out = (x - mean) * torch.rsqrt(var + norm.eps)
+    return out * norm.weight + norm.bias if norm.affine else out
+
+
+def lcm_forward(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    max_num_elements: int | None = None,
+) -> Any:
+    """See :class:`torch_geometric.nn.LCMAggregation`: the depth of its tree is that of the longest group."""
+    cell = self.gru_cell
+    if type(cell) is not nn.GRUCell or torch.is_autocast_enabled(x.device.type):
+        return _lcm_forward(self, x, index, ptr, dim_size, dim, max_num_elements)
+    x = self.lin(x).relu() if self.project else x
+    dense, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+    weights = [cell.weight_ih, cell.weight_hh, *([cell.bias_ih, cell.bias_hh] if cell.bias else [])]
+    return whole("paired", [dense.permute(1, 0, 2).contiguous(), *weights])[0]
+
+
 def uncaptured(*args: Any, **kwargs: Any) -> None:
     """Breaks the graph, so that what must not be traced runs as it is.
 
-    A recurrent layer would be unrolled over time, and captured anew for every length; of a
-    :class:`torch_geometric.data.Batch` that a graph builds Dynamo makes an empty object.
+    Of a :class:`torch_geometric.data.Batch` that a graph builds Dynamo makes an empty object.
     """
     torch._dynamo.graph_break()
 
@@ -216,10 +288,9 @@ METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     MessagePassing._check_input: check_input,
     ClusterGCNConv.forward: cluster_gcn_forward,
     nn.GRUCell.forward: gru_cell,
-    **dict.fromkeys(
-        (nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward),
-        uncaptured,
-    ),
+    **dict.fromkeys((nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward), recurrent_forward),
+    BatchNorm.forward: batch_norm_forward,
+    LCMAggregation.forward: lcm_forward,
     JumpingKnowledge.forward: jumping_forward,
     MFConv.forward: mf_forward,
     Set2Set.forward: set2set_forward,

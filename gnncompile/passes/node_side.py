@@ -130,7 +130,7 @@ def _parts(
         yield _part(node, None, picked, start, factor)
     elif node.target is aten.index_select.default and args[1] == 0:
         yield _part(args[0], args[2], picked, start, factor)
-    elif node.target is aten.cat.default and len(args) > 1 and args[1] % value(node).dim() == value(node).dim() - 1:
+    elif node.target is aten.cat.default and _joins_features(node):
         for piece in args[0]:
             yield from _parts(ctx, piece, layer, picked, start, factor)
             start += _width(piece)
@@ -146,6 +146,14 @@ def _parts(
         yield from _parts(ctx, args[1], layer, picked, start, sign * factor)
     else:
         yield _part(node, None, picked, start, factor)
+
+
+def _joins_features(node: fx.Node) -> bool:
+    """Whether tensors of one type are joined along the last axis."""
+    args: Any = node.args
+    last = value(node).dim() - 1
+    same = all(value(piece).dtype == value(node).dtype for piece in args[0])
+    return same and len(args) > 1 and args[1] % (last + 1) == last
 
 
 def _part(table: fx.Node, index: fx.Node | None, picked: tuple[int, ...], start: int, factor: float) -> _Part:

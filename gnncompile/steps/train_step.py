@@ -151,7 +151,7 @@ class TrainStep:
         if _graph_breaks() > breaks:
             self._broken.append(capture)
         self._unplanned = self._why_not(call, capture)
-        if capture is None or self._unplanned is not None:
+        if call is None or capture is None or self._unplanned is not None:
             return made
         plan = _Plan(capture, call.args, [tensor for inputs, _ in kept for tensor in inputs], self.model)
         self._unplanned = f"its device is {plan.device}"

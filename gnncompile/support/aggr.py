@@ -39,7 +39,7 @@ AGGR: tuple[Case | Absent, ...] = (
     Case("Set2Set", lambda: aggr.Set2Set(C, 2), ROWS),
     Case(
         "DegreeScalerAggregation",
-        lambda: aggr.DegreeScalerAggregation("mean", _SCALERS, degrees()),
+        lambda: aggr.DegreeScalerAggregation(["mean"], _SCALERS, degrees()),
         ROWS,
     ),
     Case("SortAggregation", lambda: aggr.SortAggregation(3), ROWS),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
 CHANNELS = 8
@@ -157,16 +158,25 @@ class Case:
         make: Makes the module or returns the function.
         inputs: Its positional arguments.
         named: Its keyword arguments.
+        dtype: The type of its floats; float32 where PyG itself makes some of that type.
     """
 
     name: str
     make: Callable[[], Any]
     inputs: tuple[Argument, ...] = ("x", "edge_index")
     named: Mapping[str, Argument] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
 
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its arguments on a graph."""
-        return tuple(_made(a, graph) for a in self.inputs), {k: _made(a, graph) for k, a in self.named.items()}
+        made = tuple(_made(a, graph) for a in self.inputs), {k: _made(a, graph) for k, a in self.named.items()}
+        return made if self.dtype == torch.float64 else tree_map(self._converted, made)
+
+    def _converted(self, value: Any) -> Any:
+        if isinstance(value, Data):
+            return value.clone().apply(self._converted)
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().to(self.dtype).requires_grad_(value.requires_grad) if floats else value
 
 
 def _made(argument: Argument, graph: Graph) -> Any:

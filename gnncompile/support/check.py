@@ -50,8 +50,8 @@ class Result:
         return (self.graphs, self.breaks, self.syncs, self.wrong) == (1, 0, 0, "")
 
 
-LOOSE = 1e-8
-"""How far results may be apart, relative to the largest; they are float64."""
+LOOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
+"""How far results may be apart, relative to the largest."""
 
 
 def check(case: Case) -> Result:
@@ -59,7 +59,7 @@ def check(case: Case) -> Result:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = case.make()
-    model = model.double() if isinstance(model, nn.Module) else model
+    model = model.to(case.dtype) if isinstance(model, nn.Module) else model
     sizes, refused = [], []
     for size in LADDER:
         try:
@@ -74,7 +74,7 @@ def check(case: Case) -> Result:
     for size in sizes:
         try:
             expected, found = _run(case, plain, size), _run(case, compiled, size)
-            wrong = wrong or _difference(expected, found, size)
+            wrong = wrong or _difference(expected, found, size, LOOSE[case.dtype])
         except Exception as error:
             wrong = wrong or f"{size[0]} nodes, {size[1]} edges: {_first_line(error)}"
             break
@@ -103,11 +103,19 @@ def check(case: Case) -> Result:
 def _steady_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
     """Host syncs of a call whose graph was seen before, on other floats."""
 
-    def anew(value: Any) -> Any:
-        floats = isinstance(value, Tensor) and value.is_floating_point()
-        return value.detach().clone().requires_grad_(value.requires_grad) if floats else value
+    def copies() -> Any:
+        known: dict[int, Tensor] = {}  # what is one tensor stays one
 
-    first, second = (pytree.tree_map(anew, (args, kwargs)) for _ in range(2))
+        def anew(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            if id(value) not in known:
+                known[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+            return known[id(value)]
+
+        return pytree.tree_map(anew, (args, kwargs))
+
+    first, second = copies(), copies()
     compiled(*first[0], **first[1])
     return count_syncs(compiled, *second)
 
@@ -154,19 +162,20 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(value.to_dict())
 
 
-def _difference(expected: list[Tensor | None], found: list[Tensor | None], size: tuple[int, int]) -> str:
+def _difference(expected: list[Tensor | None], found: list[Tensor | None], size: tuple[int, int], loose: float) -> str:
+    """What differs; a gradient of zeros is as good as none: one graph for all sizes uses the same parameters in all."""
     where = f"{size[0]} nodes, {size[1]} edges"
     if len(expected) != len(found):
         return f"{where}: {len(found)} results, eager has {len(expected)}"
     for k, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
         if theirs is None or ours is None:
-            if (theirs is None) != (ours is None):
+            if theirs is not None or (ours is not None and bool(ours.any())):
                 return f"{where}: result {k} is {'missing' if ours is None else 'there'}, unlike eager's"
         elif theirs.shape != ours.shape or theirs.dtype != ours.dtype:
             return f"{where}: result {k} is {ours.dtype} {tuple(ours.shape)}, eager's {tuple(theirs.shape)}"
         elif theirs.numel():
             scale = max(float(theirs.abs().max()), 1.0) if theirs.is_floating_point() else 1.0
-            close = torch.allclose(ours.double() / scale, theirs.double() / scale, rtol=0, atol=LOOSE, equal_nan=True)
+            close = torch.allclose(ours.double() / scale, theirs.double() / scale, rtol=0, atol=loose, equal_nan=True)
             if not close:
                 worst = float((ours.double() - theirs.double()).abs().max()) / scale
                 return f"{where}: result {k} is off by {worst:.1e}"

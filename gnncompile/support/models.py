@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv, models
 
 from gnncompile.support.case import CHANNELS as C
@@ -77,6 +78,12 @@ def _global(graph: Graph) -> Tensor:
     return graph.normal(3, C, seed=30)
 
 
+def _targets(graph: Graph) -> Data:
+    data = graph.data
+    data.y, data.y_graph = graph.normal(graph.nodes, 5, seed=32), graph.normal(3, 2, seed=33)
+    return data
+
+
 def _mask(graph: Graph) -> Tensor:
     return torch.arange(graph.nodes) % 2 == 0
 
@@ -123,9 +130,17 @@ MODELS: tuple[Case | Absent, ...] = (
     Case(
         "GPSE",
         lambda: models.GPSE(
-            C, 5, C, layers_mp=2, layers_post_mp=1, num_node_targets=5, num_graph_targets=2, dropout=0.0
+            C,
+            5,
+            C,
+            layers_mp=2,
+            layers_post_mp=1,
+            multi_head_dim_inner=C,
+            num_node_targets=5,
+            num_graph_targets=2,
+            dropout=0.0,
         ),
-        ("data",),
+        (_targets,),
     ),
     Case(
         "GPSENodeEncoder",
@@ -155,7 +170,7 @@ MODELS: tuple[Case | Absent, ...] = (
     Case("NeuralFingerprint", lambda: models.NeuralFingerprint(C, C, C, 2), ("x", "batch_edge_index", "batch")),
     Absent("ViSNet", SEARCH),
     Absent("LPFormer", "needs a sparse matrix of personalised PageRank of its own"),
-    Case("SGFormer", lambda: models.SGFormer(C, C, C).eval(), (*EDGES, "batch")),
+    Case("SGFormer", lambda: models.SGFormer(C, C, C).eval(), (*EDGES, "batch"), dtype=torch.float32),
     Case("Polynormer", lambda: models.Polynormer(C, C, C, local_layers=2).eval(), (*EDGES, "batch")),
     Case("ARLinkPredictor", lambda: models.ARLinkPredictor(C, C)),
 )

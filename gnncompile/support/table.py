@@ -12,6 +12,7 @@ from gnncompile.support.conv import CONV
 from gnncompile.support.models import MODELS
 from gnncompile.support.norm import NORM
 from gnncompile.support.pool import POOL
+from gnncompile.support.utils import UTILS
 
 SECTIONS: dict[str, tuple[Case | Absent, ...]] = {
     "conv": CONV,
@@ -19,19 +20,20 @@ SECTIONS: dict[str, tuple[Case | Absent, ...]] = {
     "norm": NORM,
     "pool": POOL,
     "models": MODELS,
+    "utils": UTILS,
 }
-"""The cases of each package of ``torch_geometric.nn``."""
+"""The cases of each package of ``torch_geometric.nn``, and of ``torch_geometric.utils``."""
 
 _HEAD = """# What of PyG is supported
 
 Made by `python -m gnncompile support`; a test runs part of it again and compares. Every case is trained one step, eager
-and compiled, on graphs of {ladder} nodes and edges, one after the other, in float64.
+and compiled, on graphs of {ladder} nodes and edges, one after the other, in float64 (in float32 where PyG makes some of that type).
 
 - whole: captured without a graph break
 - graphs: captured over all sizes (1 is what is wanted)
 - syncs: times that a step waits for the device, once it has seen the graph
 - regions: fused kernels of the forward
-- equal: outputs and all gradients as in eager, on every size that eager takes
+- equal: outputs and all gradients as in eager, on every size that eager takes (zeros are as good as no gradient)
 """
 
 
@@ -51,8 +53,13 @@ def page(progress: Callable[[str], None] = lambda line: None) -> str:
             progress(rows[-1])
         count = sum(isinstance(case, Case) for case in cases)
         head = "| | whole | graphs | syncs | regions | equal | |\n|---|---|---|---|---|---|---|"
-        parts.append("\n".join([f"## torch_geometric.nn.{name}: {good} of {count}\n", head, *rows]) + "\n")
+        parts.append("\n".join([f"## {package(name)}: {good} of {count}\n", head, *rows]) + "\n")
     return "\n".join(parts)
+
+
+def package(section: str) -> str:
+    """The package that a section is about."""
+    return "torch_geometric.utils" if section == "utils" else f"torch_geometric.nn.{section}"
 
 
 def row(result: Result) -> str:

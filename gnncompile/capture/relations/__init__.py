@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_geometric.nn import FastRGCNConv, FiLMConv, HGTConv, RGATConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, FiLMConv, HeteroLinear, HGTConv, RGATConv, RGCNConv
 
 from gnncompile.capture.relations.film import film_forward
 from gnncompile.capture.relations.hgt import hgt_forward
+from gnncompile.capture.relations.linear import hetero_linear_forward
 from gnncompile.capture.relations.rgat import rgat_forward
 from gnncompile.capture.relations.rgcn import fast_rgcn_forward, rgcn_forward
 
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     RGCNConv.forward: rgcn_forward,
     FastRGCNConv.forward: fast_rgcn_forward,
+    HeteroLinear.forward: hetero_linear_forward,
     FiLMConv.forward: film_forward,
     HGTConv.forward: hgt_forward,
     RGATConv.forward: rgat_forward,

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import Linear
+from torch_geometric.nn import HeteroLinear, Linear
 
-from gnncompile.capture.relations.tables import groups
+from gnncompile._compat import copy_of
+from gnncompile.capture.relations.tables import groups, products
+
+_hetero_linear_forward = copy_of(HeteroLinear.forward)
 
 
 def is_plain(layer: Any, kind: Any) -> bool:
@@ -31,6 +34,33 @@ def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
         return made
     parts = [one(x).split(channels, dim=-1) for one in layers]
     return [torch.stack(table, 1).view(wide) for table in zip(*parts, strict=True)]
+
+
+def hetero_linear_forward(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
+    """See :class:`torch_geometric.nn.HeteroLinear`: the products of all types are made, and each row takes its own."""
+    if x.dim() != 2 or type_vec.dim() != 1:
+        return _hetero_linear_forward(self, x, type_vec)  # type: ignore[no-any-return]
+    out = typed_product(self.weight, x, type_vec)
+    return out if self.bias is None else out + self.bias.index_select(0, type_vec)
+
+
+def typed_product(weight: Tensor, x: Tensor, kind: Tensor) -> Tensor:
+    """``x[i] @ weight[kind[i]]`` for every row i.
+
+    Args:
+        weight: ``[kinds, in_channels, out_channels]``.
+        x: ``[num_nodes, in_channels]``.
+        kind: ``[num_nodes]``, from 0 up to the number of kinds.
+    """
+    kinds, _, channels = weight.shape
+    place = torch.arange(x.size(0), device=x.device)
+    out = x.new_zeros(x.size(0), channels)
+    for first, count in groups(kinds, channels):
+        table = products(x, weight[first : first + count])
+        inside = (kind >= first) & (kind < first + count)
+        rows = place * count + torch.where(inside, kind - first, 0)
+        out = torch.where(inside.view(-1, 1), table.index_select(0, rows), out)
+    return out
 
 
 def typed_linear(layers: Any, x: Tensor, kind: Tensor) -> Tensor:

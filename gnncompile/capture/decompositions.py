@@ -1,0 +1,44 @@
+"""Torch's composite operations that compare sizes, decomposed without, while gnncompile captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.runtime.whole_ops import whole
+
+aten = torch.ops.aten
+
+
+def cdist(
+    ordinary: Callable[..., Tensor], x1: Tensor, x2: Tensor, p: float = 2, compute_mode: int | None = None
+) -> Any:
+    """See :func:`torch.cdist`: up to 25 rows it takes differences, of more rows products of matrices."""
+    if p != 2 or compute_mode in (1, 2) or x1.dtype != x2.dtype:
+        return ordinary(x1, x2, p, compute_mode)
+    return whole("distances", (x1, x2))[0]
+
+
+def attention(
+    ordinary: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """See :func:`torch.nn.functional.scaled_dot_product_attention`: whether a mask is for all rows it asks by sizes."""
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
+    return ordinary(query, key, value, attn_mask, *args, **kwargs)
+
+
+def install() -> None:
+    """Registers them with torch."""
+    _compat.decompose(aten.cdist.default, cdist)
+    _compat.decompose(aten.scaled_dot_product_attention.default, attention)
