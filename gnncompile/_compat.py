@@ -79,6 +79,7 @@ __all__ = [
     "unknown_size",
     "use_original",
     "valid_capture",
+    "without_base",
 ]
 
 shape_config: Any = shape_config_module
@@ -540,6 +541,11 @@ def unknown_size() -> Any:
     ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
     """
     return allocate_size(torch.library.get_ctx()._shape_env)
+
+
+def without_base(tensor: Tensor) -> Tensor:
+    """The same memory as no view: Dynamo guards the sizes of what a view is one of."""
+    return tensor.detach() if tensor._is_view() else tensor
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

@@ -77,6 +77,14 @@ def test_in_dicts_and_lists():
     climb(Nested, lambda g: ({"x": g.x, "edges": {"all": g.edge_index}}, [g.x, g.other_edge_index]))
 
 
+def test_an_index_that_is_a_view_of_another_tensor():
+    def arguments(g: Graph) -> Any:
+        both = torch.stack([g.batch, g.batch])
+        return g.x, g.edge_index, (both[0], g.batch, torch.cat([g.batch, g.batch])[: g.nodes])[g.nodes % 3]
+
+    climb(Pooled, arguments)
+
+
 # -- EdgeIndex and Index ------------------------------------------------------------------------------------------
 
 

@@ -102,8 +102,8 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
                     return EdgePair(*rows)
                 ends = zip(rows, EdgePair._fields, strict=True)
                 return EdgePair(*(derived.sized(row, f"{source_of(path)}.{end}") for row, end in ends))
-            if derived.wanted:
-                return derived.sized(value, source_of(path))
+            index = _compat.without_base(value)
+            return derived.sized(index, source_of(path)) if derived.wanted else index
         return value
     if kind is tuple or kind is list:
         return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
