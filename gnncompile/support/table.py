@@ -28,7 +28,7 @@ _HEAD = """# What of PyG is supported
 
 Made by `python -m gnncompile support`; a test runs part of it again and compares. Every case is trained one step, eager
 and compiled, on graphs of {ladder} nodes and edges, one after the other, in float64
-(float32 where PyG makes tensors of that type).
+(in float32 where PyG itself makes some of that type).
 
 - whole: captured without a graph break
 - graphs: captured over all sizes (1 is what is wanted)
