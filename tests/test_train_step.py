@@ -200,7 +200,7 @@ def test_a_loss_that_waits_is_not_recorded(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "SGD", "foreach Adam"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "foreach Adam"])
 def test_optimizers(kind: str) -> None:
     name, chosen = kind.split()[-1], {"foreach": True} if kind.startswith("foreach") else {}
     both = Pair(
