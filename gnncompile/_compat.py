@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import operator
 import sys
 import threading
@@ -12,10 +14,13 @@ from typing import Any, cast
 
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
+from torch._dynamo import convert_frame
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import SkipFrame, Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -32,6 +37,7 @@ __all__ = [
     "AsksForEmptiness",
     "StorageWeakRef",
     "backend_fake_mode",
+    "break_at_selections_that_fail",
     "calling_file",
     "compile_inductor",
     "copy_of",
@@ -54,6 +60,8 @@ __all__ = [
     "unknown_size",
 ]
 
+logger = logging.getLogger(__name__)
+
 shape_config: Any = shape_config_module
 
 
@@ -62,6 +70,7 @@ class _Thread(threading.local):
 
     calls = 0
     empty_is_special = False
+    captures_selections = True
     patches: ExitStack | None = None
 
 
@@ -77,6 +86,12 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     lambda: dynamo_config.patch(
         specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
+    # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
+    lambda: dynamo_config.patch(
+        capture_scalar_outputs=_thread.captures_selections, capture_dynamic_output_shape_ops=_thread.captures_selections
+    ),
+    # Their backward is compiled with the forward, when there is still a way back.
+    lambda: functorch_config.patch(force_non_lazy_backward_lowering=_thread.captures_selections),
 )
 
 
@@ -123,6 +138,33 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         _thread.empty_is_special = self.empty_is_special
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+def break_at_selections_that_fail() -> None:
+    """Makes compiles inside :class:`symbolic_counts` try a frame again, with graph breaks at sizes that only the data
+    knows, where it can't be captured with such sizes.
+
+    Code may ask such a size for its value, as ``range(int(k))`` does, in places where Dynamo has no graph break.
+    """
+    once: Any = convert_frame._compile
+
+    @functools.wraps(once)
+    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(*args, **kwargs)
+        except (SkipFrame, Unsupported):
+            raise
+        except Exception as error:
+            if not _thread.calls or not _thread.captures_selections:
+                raise
+            logger.info("captured again, with graph breaks at selections: %s", error)
+        _thread.captures_selections = False
+        try:
+            return once(*args, **kwargs)
+        finally:
+            _thread.captures_selections = True
+
+    convert_frame._compile = compile_frame
 
 
 def current_backend() -> Any:
