@@ -8,7 +8,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -31,22 +31,26 @@ from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "AsksForEmptiness",
     "StorageWeakRef",
+    "assumed_sizes",
     "backend_fake_mode",
-    "break_at_selections_that_fail",
     "calling_file",
     "compile_inductor",
     "copy_of",
     "counters",
     "current_backend",
+    "fresh_sizes",
     "inductor_mode_options",
     "inductor_option_names",
     "notice_emptiness_questions",
     "placeholders_as_fakes",
+    "own_symbol",
+    "plain_sizes",
     "run_op_by_op",
     "size_now",
     "source_name",
@@ -57,6 +61,7 @@ __all__ = [
     "symbolic_counts",
     "trace_aten",
     "tracked_input_name",
+    "try_frames_again",
     "unknown_size",
 ]
 
@@ -121,30 +126,33 @@ class symbolic_counts:  # noqa: N801  (used as a function)
 
     Args:
         empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
+        selections: Whether sizes that only the data knows are captured.
     """
 
-    __slots__ = ("empty_is_special",)
+    __slots__ = ("before", "here")
 
-    def __init__(self, empty_is_special: bool = False) -> None:
-        self.empty_is_special = empty_is_special
+    def __init__(self, empty_is_special: bool = False, selections: bool = True) -> None:
+        self.here = empty_is_special, selections
 
     def __enter__(self) -> None:
         _watch_compiles()
         _thread.calls += 1
-        _thread.empty_is_special, self.empty_is_special = self.empty_is_special, _thread.empty_is_special
+        self.before = _thread.empty_is_special, _thread.captures_selections
+        _thread.empty_is_special, _thread.captures_selections = self.here
 
     def __exit__(self, *_: object) -> None:
         _thread.calls -= 1
-        _thread.empty_is_special = self.empty_is_special
+        _thread.empty_is_special, _thread.captures_selections = self.before
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
 
 
-def break_at_selections_that_fail() -> None:
-    """Makes compiles inside :class:`symbolic_counts` try a frame again, with graph breaks at sizes that only the data
-    knows, where it can't be captured with such sizes.
+def try_frames_again() -> None:
+    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways: with sizes
+    of 0 and 1 as numbers, and with graph breaks at sizes that only the data knows.
 
-    Code may ask such a size for its value, as ``range(int(k))`` does, in places where Dynamo has no graph break.
+    Torch takes a row for as many as another tensor has where both numbers are symbols; code may ask a size for its
+    value, as ``range(int(k))`` does, where Dynamo has no graph break.
     """
     once: Any = convert_frame._compile
 
@@ -155,14 +163,23 @@ def break_at_selections_that_fail() -> None:
         except (SkipFrame, Unsupported):
             raise
         except Exception as error:
-            if not _thread.calls or not _thread.captures_selections:
+            if not _thread.calls:
                 raise
-            logger.info("captured again, with graph breaks at selections: %s", error)
-        _thread.captures_selections = False
-        try:
-            return once(*args, **kwargs)
-        finally:
-            _thread.captures_selections = True
+            first = error
+        usual = _thread.empty_is_special, _thread.captures_selections
+        others = [(special, selections) for selections in (True, False) for special in (False, True)]
+        for way in others[others.index(usual) + 1 :]:
+            logger.info("captured again with %s: %s", way, first)
+            _thread.empty_is_special, _thread.captures_selections = way
+            try:
+                return once(*args, **kwargs)
+            except (SkipFrame, Unsupported):
+                raise
+            except Exception as error:
+                logger.info("not captured either: %s", error)
+            finally:
+                _thread.empty_is_special, _thread.captures_selections = usual
+        raise first
 
     convert_frame._compile = compile_frame
 
@@ -316,6 +333,43 @@ def unknown_size() -> Any:
     ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
     """
     return allocate_size(torch.library.get_ctx()._shape_env)
+
+
+def own_symbol(size: torch.SymInt) -> Any:
+    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later; None
+    for other sizes.
+    """
+    made = size.node._expr
+    return made if made.is_Symbol and free_unbacked_symbols(made) else None
+
+
+def fresh_sizes(mode: Any) -> Any:
+    """A block in which operations may make sizes that only the data knows, in fake values of the mode."""
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def plain_sizes(fakes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
+    """Symbols, and where each is found: the position of a fake tensor and its dimension, or that of a number."""
+    found: dict[Any, tuple[int, int | None]] = {}
+    for where, size in _symbolic(fakes):
+        if size.node._expr.is_Symbol:
+            found.setdefault(size.node._expr, where)
+    return found
+
+
+def assumed_sizes(fakes: Sequence[Any]) -> list[tuple[tuple[int, int | None], Any]]:
+    """Sizes that only the data knows but that the capture took for other ones, and the expression for these."""
+    found = []
+    for where, size in _symbolic(fakes):
+        if free_unbacked_symbols(size.node._expr) and size.node._expr != size.node.expr:
+            found.append((where, size.node.expr))
+    return found
+
+
+def _symbolic(fakes: Sequence[Any]) -> Iterator[tuple[tuple[int, int | None], torch.SymInt]]:
+    for at, fake in enumerate(fakes):
+        sizes = enumerate(fake.shape) if isinstance(fake, Tensor) else [(None, fake)]
+        yield from (((at, dim), size) for dim, size in sizes if isinstance(size, torch.SymInt))
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

@@ -14,6 +14,7 @@ DEFAULTS: dict[str, Any] = {
     "epilogues": True,
     "hoist": True,
     "mask_self_loops": True,
+    "selections": True,
     "inductor": True,
     "structure_cache_entries": 64,
     "structure_cache_bytes": 2 * 2**30,
@@ -26,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
+- ``selections``: capture sizes that depend on data, as of ``x[mask]``, instead of breaking the graph at them.
 - ``inductor``: compile what is no region with Inductor; without, it runs op by op, which tells whose an error is.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
 """

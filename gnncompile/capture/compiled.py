@@ -62,7 +62,7 @@ class Program:
         for _ in range(16):
             parts = split(args, "args", self.derived), split(kwargs, "kwargs", self.derived)
             try:
-                with _compat.symbolic_counts(self.empty_is_special):
+                with _compat.symbolic_counts(self.empty_is_special, self.backend.own["selections"]):
                     return self.compiled(*parts)
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)

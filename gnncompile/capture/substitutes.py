@@ -148,7 +148,7 @@ def install() -> None:
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
-    _compat.break_at_selections_that_fail()
+    _compat.try_frames_again()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)

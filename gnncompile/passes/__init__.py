@@ -15,6 +15,7 @@ import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
 from gnncompile.passes import (
+    assumed,
     dense,
     edges,
     epilogue,
@@ -41,6 +42,7 @@ PASSES = (
     sizes,
     edges,
     idioms,
+    assumed,
     shared,
     node_side,
     per_node,
@@ -81,6 +83,8 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
     for node, fake in zip(_inputs(traced), fakes, strict=True):
         node.meta["val"] = fake
+    for node in traced.graph.nodes:
+        node.meta.pop("unbacked_bindings", None)  # symbols are made anew when the graph is differentiated
     ctx = Context(traced, mode, set(), options)
     for one in PASSES:
         if one is narrower:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile import _compat
 
@@ -267,15 +267,16 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
         elif node.op == "call_function" and node not in ctx.written and not mutates(node) and not is_switch(node):
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
-            elif (
-                "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target)
-            ):
-                sources = node.all_input_nodes
-                if free_unbacked_symbols(node.meta.get("val")):
-                    continue  # its size is known only inside the step
-                if all(s in found for s in sources):
-                    found[node] = any(found[s] for s in sources)
+            elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
+                found[node] = any(found[s] for s in node.all_input_nodes)
     return found
+
+
+def _same_each_time(node: fx.Node) -> bool:
+    """Whether a node has a value, and the same one for the same arguments."""
+    name, tags = str(node.target), getattr(node.target, "tags", ())
+    chance = torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
+    return not chance and node.meta.get("val") is not None
 
 
 def _is_float(val: torch.Tensor) -> bool:

@@ -1,10 +1,10 @@
 """Every spelling of a gather and of a reduction by index becomes the same two operations.
 
-Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``;
+Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``; ``x[mask]``, ``e[:, mask]``;
         ``zeros.scatter_add_(0, idx.expand_as(m), m)``, ``zeros.index_add_(0, idx, m)``, ``scatter_reduce``,
         ``zeros.index_put_([idx], m, accumulate=True)``
-After:  ``index_select(x, 0, idx)``; ``segment_reduce(m, idx, n, reduce)``
-Why it pays: region forming has one thing to look for.
+After:  ``index_select(x, 0, idx)``, where ``idx`` may be ``nonzero(mask)``; ``segment_reduce(m, idx, n, reduce)``
+Why it pays: region forming has one thing to look for, and the device is asked once how many a mask selects.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.passes.context import Context, aten, is_tensor, own, same_size, value
 
 _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
@@ -25,7 +26,7 @@ def run(ctx: Context) -> None:
         if node.op != "call_function" or not is_tensor(node):
             continue
         with ctx.graph.inserting_before(node):
-            new = _gather(ctx, node) or _reduction(ctx, node)
+            new = _gather(ctx, node) or _selection(ctx, node) or _reduction(ctx, node)
         if new is not None:
             node.replace_all_uses_with(new)
     ctx.graph.eliminate_dead_code()
@@ -44,6 +45,48 @@ def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
     if index is None or not _is_index(index) or value(node.args[0]).dim() == 0:  # type: ignore[arg-type]
         return None
     return ctx.call(aten.index_select.default, node.args[0], 0, index, like=node)
+
+
+def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """The rows of a tensor, or its columns, that a mask says; a write to these gets their places instead of the mask."""
+    if node.target not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        return None
+    source, indices = node.args[:2]
+    mask: Any = indices[-1]  # type: ignore[index]
+    dim = len(indices) - 1  # type: ignore[arg-type]
+    whole = all(i is None for i in indices[:-1])  # type: ignore[index,union-attr]
+    if not whole or not is_tensor(mask) or value(mask).dtype != torch.bool or value(mask).dim() != 1:
+        return None
+    if node.target is not aten.index.Tensor:
+        if value(node.args[2]).dim() > 0:  # type: ignore[arg-type]  # one number for all needs no places
+            place = _places(ctx, mask, None)
+            node.args = (source, [*indices[:-1], place], *node.args[2:])  # type: ignore[index,misc]
+        return None
+    place = _places(ctx, mask, value(node).shape[dim])
+    new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
+    new.meta.update({key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta})
+    return new
+
+
+def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
+    """Where a mask is True: one node per mask, whose result has one size, whatever is selected by it.
+
+    Args:
+        ctx: The graph.
+        mask: The mask.
+        count: How many there are, a size in use already; None if it is not.
+    """
+    key = f"selected by {mask.name}"
+    if key not in ctx.shared_nodes:
+        if count is None:
+            with _compat.fresh_sizes(ctx.fake_mode):
+                found = ctx.call(aten.nonzero.default, mask)
+        else:
+            found = ctx.graph.call_function(aten.nonzero.default, (mask,))
+            with ctx.fake_mode:
+                found.meta["val"] = torch.empty((count, 1), dtype=torch.int64, device=value(mask).device)
+        ctx.shared_nodes[key] = ctx.call(aten.select.int, found, 1, 0)
+    return ctx.shared_nodes[key]
 
 
 def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:

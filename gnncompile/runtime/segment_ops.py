@@ -100,10 +100,7 @@ def _size_of(index: Tensor, longest: bool) -> Any:
     if known is not None:
         return known
     request_size(index, longest)
-    size = torch.library.get_ctx().new_dynamic_size()
-    # dim_size=None gives at least one segment for every index that has an item.
-    torch._check(size >= 1)
-    return size
+    return torch.library.get_ctx().new_dynamic_size()
 
 
 def request_size(index: Tensor, longest: bool = False) -> None:
