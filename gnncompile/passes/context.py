@@ -242,7 +242,7 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and mutates(node):
-            todo = list(node.all_input_nodes)
+            todo = _written_arguments(node)
             while todo:
                 at = todo.pop()
                 if at not in found:
@@ -251,6 +251,16 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
             found.add(node)
+    return found
+
+
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operation writes to, by its schema; not the indices and values that it only reads."""
+    found: list[fx.Node] = []
+    for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            fx.map_arg(given, found.append)
     return found
 
 

@@ -55,8 +55,10 @@ def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
     mask: Any = indices[-1]  # type: ignore[index]
     dim = len(indices) - 1  # type: ignore[arg-type]
     whole = all(i is None for i in indices[:-1])  # type: ignore[index,union-attr]
-    if not whole or not is_tensor(mask) or value(mask).dtype != torch.bool or value(mask).dim() != 1:
+    if not whole or not is_tensor(mask) or value(mask).dtype != torch.bool or value(mask).dim() == 0:
         return None
+    if value(mask).dim() > 1:
+        return _selection_by_table(ctx, node, mask)
     if node.target is not aten.index.Tensor:
         if value(node.args[2]).dim() > 0:  # type: ignore[arg-type]  # one number for all needs no places
             place = _places(ctx, mask, None)
@@ -64,12 +66,29 @@ def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
         return None
     place = _places(ctx, mask, value(node).shape[dim])
     new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
-    new.meta.update({key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta})
+    new.meta.update(_meta(node))
     return new
 
 
+def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node | None:
+    """Likewise by a mask over several axes, the first ones: ``dense[mask]``."""
+    source, indices = node.args[:2]
+    if node.target is not aten.index.Tensor or len(indices) > 1:  # type: ignore[arg-type]
+        return None
+    rows = _places(ctx, mask, value(node).shape[0])
+    places = [ctx.call(aten.select.int, rows, 1, axis) for axis in range(value(mask).dim())]
+    new = ctx.graph.call_function(aten.index.Tensor, (source, places))
+    new.meta.update(_meta(node))
+    return new
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+
+
 def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
-    """Where a mask is True: one node per mask, whose result has one size, whatever is selected by it.
+    """Where a mask is True, ``[count]``, or ``[count, axes]`` of one over several; one node per mask, whose result has
+    one size, whatever is selected by it.
 
     Args:
         ctx: The graph.
@@ -84,8 +103,9 @@ def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
         else:
             found = ctx.graph.call_function(aten.nonzero.default, (mask,))
             with ctx.fake_mode:
-                found.meta["val"] = torch.empty((count, 1), dtype=torch.int64, device=value(mask).device)
-        ctx.shared_nodes[key] = ctx.call(aten.select.int, found, 1, 0)
+                size = (count, value(mask).dim())
+                found.meta["val"] = torch.empty(size, dtype=torch.int64, device=value(mask).device)
+        ctx.shared_nodes[key] = ctx.call(aten.select.int, found, 1, 0) if value(mask).dim() == 1 else found
     return ctx.shared_nodes[key]
 
 
