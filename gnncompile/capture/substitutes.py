@@ -8,6 +8,7 @@ the function.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from gnncompile import _compat
-from gnncompile.capture import layers, relations
+from gnncompile.capture import layers, pooling, relations
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -137,6 +138,15 @@ def add_remaining_self_loops(
     return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
 
 
+def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is ours while gnncompile captures."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return theirs(*args, **kwargs) if capturing() == OFF else ours(*args, **kwargs)
+
+    return choose
+
+
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
@@ -146,10 +156,12 @@ def install() -> None:
         (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
+        *((original, _while_capturing(ours, _compat.copy_of(original))) for original, ours in pooling.FUNCTIONS),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.try_frames_again()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(relations.METHODS | layers.METHODS, lambda: _backend_setting() != OFF)
+    methods = relations.METHODS | layers.METHODS | pooling.METHODS
+    _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

@@ -29,7 +29,20 @@ def run(ctx: Context) -> None:
             new = _gather(ctx, node) or _selection(ctx, node) or _reduction(ctx, node)
         if new is not None:
             node.replace_all_uses_with(new)
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.index_select.default:
+            _known_rows(node)
+    for node in list(ctx.graph.find_nodes(op="call_function", target=own.chosen_rows.default)):
+        node.replace_all_uses_with(node.args[0])
     ctx.graph.eliminate_dead_code()
+
+
+def _known_rows(node: fx.Node) -> None:
+    """The graphs of pooled nodes are known from those of all nodes, whichever were chosen."""
+    table, dim, index = node.args
+    known = isinstance(index, fx.Node) and index.target is own.chosen_rows.default
+    if known and dim == 0 and index.args[1] is table:  # type: ignore[union-attr]
+        node.replace_all_uses_with(index.args[2])  # type: ignore[union-attr,arg-type]
 
 
 def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
