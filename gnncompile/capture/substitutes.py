@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from gnncompile import _compat
-from gnncompile.capture import layers, pooling, relations
+from gnncompile.capture import edges, layers, pooling, relations
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -156,7 +156,7 @@ def install() -> None:
         (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
-        *((original, _while_capturing(ours, _compat.copy_of(original))) for original, ours in pooling.FUNCTIONS),
+        *((original, _while_capturing(ours, _compat.copy_of(original))) for original, ours in edges.FUNCTIONS + pooling.FUNCTIONS),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.try_frames_again()

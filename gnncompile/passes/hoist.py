@@ -56,21 +56,32 @@ def run(ctx: Context) -> Hoisted | None:
 
 
 def _carry_numbers(ctx: Context, structural: dict[fx.Node, bool]) -> None:
-    """A size that an operation reads from structure becomes a dimension of a tensor without elements."""
+    """A number that an operation reads from structure becomes a dimension of a tensor without elements, or, where it may
+    be negative, the difference of two.
+    """
     for node in list(ctx.graph.nodes):
         if structural.get(node) and isinstance(value(node), torch.SymInt) and not _is_arithmetic(node):
             users = [u for u in node.users if u not in structural or _is_arithmetic(u)]
-            if not users or not statically_known_true(value(node) >= 0):
-                continue
-            with ctx.graph.inserting_after(node):
-                marker = ctx.graph.call_function(operator.pos, (node,))
-            with ctx.graph.inserting_before(marker):
-                carrier = ctx.call(aten.empty.memory_format, [node, 0])
-                size = ctx.call(aten.sym_size.int, carrier, 0)
-            ctx.graph.erase_node(marker)
-            structural[carrier] = structural[size] = True
-            for user in users:
-                user.replace_input_with(node, size)
+            if users:
+                with ctx.graph.inserting_before(node.next):
+                    number = _carried(ctx, node, structural)
+                for user in users:
+                    user.replace_input_with(node, number)
+
+
+def _carried(ctx: Context, node: fx.Node, structural: dict[fx.Node, bool]) -> fx.Node:
+    made = []
+    if statically_known_true(value(node) >= 0):
+        made.append(ctx.call(aten.empty.memory_format, [node, 0]))
+        made.append(ctx.call(aten.sym_size.int, made[0], 0))
+    else:
+        parts = [ctx.call(torch.sym_max, n, 0) for n in (node, ctx.call(operator.neg, node))]
+        made += [parts[1].args[0], *parts, ctx.call(aten.empty.memory_format, [*parts, 0])]  # type: ignore[list-item]
+        sizes = [ctx.call(aten.sym_size.int, made[-1], at) for at in range(2)]
+        made += [*sizes, ctx.call(operator.sub, *sizes)]
+        made[-1].meta["val"] = value(node)
+    structural.update(dict.fromkeys(made, True))
+    return made[-1]
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
