@@ -185,6 +185,9 @@ _SYNCS = {
     torch.ops.gnncompile.num_segments.default,
     torch.ops.gnncompile.longest_segment.default,
     torch.ops.gnncompile.sorted_index.default,
+    torch.ops.gnncompile.dropped_edges.default,
+    torch.ops.gnncompile.negative_edges.default,
+    torch.ops.gnncompile.other_edges.default,
 }
 
 _INDEXED = {
