@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
+import os
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +23,7 @@ from torch import Tensor, fx
 from torch._dynamo import convert_frame
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.exc import SkipFrame, Unsupported
+from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -155,6 +158,7 @@ def try_frames_again() -> None:
     value, as ``range(int(k))`` does, where Dynamo has no graph break.
     """
     once: Any = convert_frame._compile
+    signature = inspect.signature(once)
 
     @functools.wraps(once)
     def compile_frame(*args: Any, **kwargs: Any) -> Any:
@@ -179,9 +183,21 @@ def try_frames_again() -> None:
                 logger.info("not captured either: %s", error)
             finally:
                 _thread.empty_is_special, _thread.captures_selections = usual
+        if _is_of_dynamo(first) and not signature.bind(*args, **kwargs).arguments["one_graph"]:
+            logger.warning("a part of the model runs uncompiled, since Dynamo fails in it: %s", first)
+            return convert_frame.ConvertFrameReturn()
         raise first
 
     convert_frame._compile = compile_frame
+
+
+def _is_of_dynamo(error: BaseException) -> bool:
+    """Whether an error is one inside Dynamo, not of the code that it traces."""
+    last = list(traceback.walk_tb(error.__traceback__))[-1:]
+    inside = os.path.join("torch", "_dynamo") + os.sep
+    return isinstance(error, (InternalTorchDynamoError, LookupError)) and any(
+        inside in frame.f_code.co_filename for frame, _ in last
+    )
 
 
 def current_backend() -> Any:
