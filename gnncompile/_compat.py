@@ -29,6 +29,7 @@ from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx
@@ -43,6 +44,7 @@ __all__ = [
     "assumed_sizes",
     "backend_fake_mode",
     "calling_file",
+    "compare_saved_strides",
     "compile_inductor",
     "copy_of",
     "counters",
@@ -148,6 +150,25 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         _thread.empty_is_special, _thread.captures_selections = self.before
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+def compare_saved_strides() -> None:
+    """Makes compiles inside :class:`symbolic_counts` compare the strides of tensors saved for the backward by the sizes
+    at hand.
+
+    AOTAutograd asks whether the forward gave such a tensor other strides than traced and then takes the numbers of the
+    first call for them. Where no size is compared with a number (``backed_size_oblivious``), it would always think so,
+    and the backward would read all later calls' tensors with the strides of the first.
+    """
+    differs = getattr(graph_compile, "guard_or_true", None)
+    if differs is None:
+        return
+
+    def guard_or_true(condition: Any) -> bool:
+        known = condition.node.hint if _thread.calls and isinstance(condition, torch.SymBool) else None
+        return bool(differs(condition)) if known is None else bool(known)
+
+    graph_compile.guard_or_true = guard_or_true  # type: ignore[attr-defined]
 
 
 def try_frames_again() -> None:

@@ -159,6 +159,7 @@ def install() -> None:
         *((original, _while_capturing(ours, _compat.copy_of(original))) for original, ours in edges.FUNCTIONS + pooling.FUNCTIONS),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
+    _compat.compare_saved_strides()
     _compat.try_frames_again()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
