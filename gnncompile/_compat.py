@@ -53,8 +53,8 @@ __all__ = [
     "inductor_mode_options",
     "inductor_option_names",
     "notice_emptiness_questions",
-    "placeholders_as_fakes",
     "own_symbol",
+    "placeholders_as_fakes",
     "plain_sizes",
     "run_op_by_op",
     "size_now",
@@ -168,12 +168,13 @@ def compare_saved_strides() -> None:
         known = condition.node.hint if _thread.calls and isinstance(condition, torch.SymBool) else None
         return bool(differs(condition)) if known is None else bool(known)
 
-    graph_compile.guard_or_true = guard_or_true  # type: ignore[attr-defined]
+    cast(Any, graph_compile).guard_or_true = guard_or_true
 
 
 def try_frames_again() -> None:
-    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways: with sizes
-    of 0 and 1 as numbers, and with graph breaks at sizes that only the data knows.
+    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways.
+
+    These are: sizes of 0 and 1 as numbers, and graph breaks at sizes that only the data knows.
 
     Torch takes a row for as many as another tensor has where both numbers are symbols; code may ask a size for its
     value, as ``range(int(k))`` does, where Dynamo has no graph break.
@@ -206,7 +207,7 @@ def try_frames_again() -> None:
                 _thread.empty_is_special, _thread.captures_selections = usual
         if _is_of_dynamo(first) and not signature.bind(*args, **kwargs).arguments["one_graph"]:
             logger.warning("a part of the model runs uncompiled, since Dynamo fails in it: %s", first)
-            return convert_frame.ConvertFrameReturn()
+            return cast(Any, convert_frame).ConvertFrameReturn()
         raise first
 
     convert_frame._compile = compile_frame
@@ -373,8 +374,9 @@ def unknown_size() -> Any:
 
 
 def own_symbol(size: torch.SymInt) -> Any:
-    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later; None
-    for other sizes.
+    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later.
+
+    None for other sizes.
     """
     made = size.node._expr
     return made if made.is_Symbol and free_unbacked_symbols(made) else None

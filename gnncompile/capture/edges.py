@@ -21,7 +21,7 @@ _OPS: Any = torch.ops.gnncompile
 _coalesce = copy_of(coalesce)
 _to_dense_adj = copy_of(to_dense_adj)
 _negative_sampling = copy_of(negative_sampling)
-_MISSING = coalesce.__defaults__[0]  # type: ignore[index]
+_MISSING = coalesce.__defaults__[0]
 
 
 def merged_edges(
@@ -78,7 +78,10 @@ def dense_adjacency(
         graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
         sizes = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
         place = (sizes.cumsum(0) - sizes).index_select(0, batch)
-        owner, source, target = (batch.index_select(0, edge_index[0]), *(e - place.index_select(0, e) for e in edge_index))
+        owner, source, target = (
+            batch.index_select(0, edge_index[0]),
+            *(e - place.index_select(0, e) for e in edge_index),
+        )
         longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
     if edge_attr is None:
         edge_attr = torch.ones(edge_index.size(1), device=edge_index.device)

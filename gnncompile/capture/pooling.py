@@ -30,10 +30,8 @@ def best_of_each_graph(
         return _topk(x, ratio, batch, min_score, tol)  # type: ignore[no-any-return]
     owner = torch.sort(batch, stable=True)[0]
     sizes = _OPS.segment_reduce(torch.ones_like(batch), batch, _OPS.num_segments(batch), "sum")
-    if ratio >= 1:
-        k = torch.full_like(sizes, int(ratio))
-    else:
-        k = (float(ratio) * sizes.to(x.dtype)).ceil().to(torch.long)
+    share = (float(ratio) * sizes.to(x.dtype)).ceil().to(torch.long)
+    k = torch.full_like(sizes, int(ratio)) if ratio >= 1 else share
     place = torch.arange(batch.size(0), device=batch.device) - cumsum(sizes).index_select(0, owner)
     kept = (place < k.index_select(0, owner)).nonzero().view(-1)
     by_score = torch.sort(x.view(-1), descending=True)[1]

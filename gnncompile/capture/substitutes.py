@@ -138,7 +138,7 @@ def add_remaining_self_loops(
     return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
 
 
-def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
     """A function that is ours while gnncompile captures."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,10 @@ def install() -> None:
         (pyg.to_dense_batch, to_dense_batch),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
-        *((original, _while_capturing(ours, _compat.copy_of(original))) for original, ours in edges.FUNCTIONS + pooling.FUNCTIONS),
+        *(
+            (original, _while_capturing(ours, _compat.copy_of(original)))
+            for original, ours in edges.FUNCTIONS + pooling.FUNCTIONS
+        ),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.compare_saved_strides()

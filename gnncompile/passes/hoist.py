@@ -56,8 +56,9 @@ def run(ctx: Context) -> Hoisted | None:
 
 
 def _carry_numbers(ctx: Context, structural: dict[fx.Node, bool]) -> None:
-    """A number that an operation reads from structure becomes a dimension of a tensor without elements, or, where it may
-    be negative, the difference of two.
+    """A number that an operation reads from structure becomes a dimension of a tensor without elements.
+
+    Where it may be negative, it is the difference of two dimensions.
     """
     for node in list(ctx.graph.nodes):
         if structural.get(node) and isinstance(value(node), torch.SymInt) and not _is_arithmetic(node):
@@ -121,7 +122,7 @@ def _shares_no_memory(node: fx.Node) -> bool:
 
 def _inputs_first(ctx: Context) -> fx.Node:
     """Moves all inputs in front of all operations, and returns the last one."""
-    inputs = [n for n in ctx.graph.nodes if n.op == "placeholder"]
+    inputs: list[fx.Node] = [n for n in ctx.graph.nodes if n.op == "placeholder"]
     first = next(n for n in ctx.graph.nodes if n.op != "placeholder")
     for node in inputs:
         first.prepend(node)

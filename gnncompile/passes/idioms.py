@@ -26,7 +26,7 @@ def run(ctx: Context) -> None:
         if node.op != "call_function" or not is_tensor(node):
             continue
         with ctx.graph.inserting_before(node):
-            new = _gather(ctx, node) or _selection(ctx, node) or _reduction(ctx, node)
+            new = _gather(ctx, node) or _selection(ctx, node) or _repetition(ctx, node) or _reduction(ctx, node)
         if new is not None:
             node.replace_all_uses_with(new)
     for node in list(ctx.graph.nodes):
@@ -61,7 +61,7 @@ def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """The rows of a tensor, or its columns, that a mask says; a write to these gets their places instead of the mask."""
+    """The rows of a tensor, or its columns, that a mask says; a write to these gets their places, not the mask."""
     if node.target not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
         return None
     source, indices = node.args[:2]
@@ -91,6 +91,22 @@ def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node |
     rows = _places(ctx, mask, value(node).shape[0])
     places = [ctx.call(aten.select.int, rows, 1, axis) for axis in range(value(mask).dim())]
     new = ctx.graph.call_function(aten.index.Tensor, (source, places))
+    new.meta.update(_meta(node))
+    return new
+
+
+def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """Rows, each as often as a tensor says: ``repeat_interleave(x, repeats, dim)``."""
+    if node.target is not aten.repeat_interleave.self_Tensor or len(node.args) != 3 or node.args[2] is None:
+        return None
+    source, repeats, dim = node.args
+    if value(repeats).numel() != value(source).shape[dim] or node.kwargs.get("output_size") is not None:  # type: ignore[arg-type]
+        return None
+    place = ctx.graph.call_function(aten.repeat_interleave.Tensor, (repeats,))
+    with ctx.fake_mode:
+        size = value(node).shape[dim]
+        place.meta["val"] = torch.empty(size, dtype=value(repeats).dtype, device=value(repeats).device)  # type: ignore[arg-type]
+    new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
     new.meta.update(_meta(node))
     return new
 

@@ -63,7 +63,8 @@ def negative_edges(
 
 def other_edges(edge_index: Tensor, num_nodes: int, num_samples: int, method: str, is_undirected: bool) -> Tensor:
     """About `num_samples` pairs of nodes without an edge between them, ``[2, num_negatives]``."""
-    return negative_sampling(edge_index, num_nodes, num_samples, method, is_undirected).contiguous()
+    sampled: Tensor = negative_sampling(edge_index, num_nodes, num_samples, method, is_undirected)
+    return sampled.contiguous()
 
 
 def _fake(edge_index: Tensor, *_: Any) -> Tensor:

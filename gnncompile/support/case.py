@@ -28,9 +28,9 @@ LADDER = ((12, 40), (17, 61), (9, 23), (30, 100), (7, 0), (1, 1))
 class Graph:
     """Random inputs of one size, the same at every call; each attribute may be an argument of a case.
 
-    Floats are float64 by default, so that a difference is none of rounding. Nodes belong to up to three graphs of a batch. Edges
-    are unsorted, with duplicates and self loops, and stay within a graph of the batch only in `batch_edge_index`. No
-    node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
+    Floats are float64 by default, so that a difference is none of rounding. Nodes belong to up to three graphs of a
+    batch. Edges are unsorted, with duplicates and self loops, and stay within a graph of the batch only in
+    `batch_edge_index`. No node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
 
     Args:
         nodes: Number of nodes.

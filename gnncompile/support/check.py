@@ -50,7 +50,7 @@ class Result:
 
     @property
     def passes(self) -> bool:
-        """Whether it is captured whole, once for all sizes, never waits for the device unless it must, and equals eager."""
+        """Whether it is captured whole, once for all sizes, waits for the device only if it must, and is right."""
         return (self.graphs, self.breaks, self.wrong) == (1, 0, "") and self.syncs <= self.asks
 
 
@@ -160,9 +160,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(value.to_dict())
 
 
-def _difference(
-    expected: list[Tensor | None], found: list[Tensor | None], size: tuple[int, int], loose: float
-) -> str:
+def _difference(expected: list[Tensor | None], found: list[Tensor | None], size: tuple[int, int], loose: float) -> str:
     where = f"{size[0]} nodes, {size[1]} edges"
     if len(expected) != len(found):
         return f"{where}: {len(found)} results, eager has {len(expected)}"
