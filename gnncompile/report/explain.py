@@ -162,8 +162,8 @@ def _selects(func: Any, args: Any) -> bool:
     """Whether an operation looks how many elements a mask selects, or how often it repeats."""
     if func is torch.ops.aten.repeat_interleave.Tensor:
         return True
-    if func not in _INDEXED:
-        return False
+    if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
+        return False  # one number for all that a mask selects is a fill
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
