@@ -37,6 +37,7 @@ from torch._library.fake_impl import allocate_size
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "AsksForEmptiness",
@@ -64,6 +65,7 @@ __all__ = [
     "substitute_largest",
     "substitute_methods",
     "symbolic_counts",
+    "take_over_size",
     "trace_aten",
     "tracked_input_name",
     "try_frames_again",
@@ -371,6 +373,14 @@ def unknown_size() -> Any:
     ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
     """
     return allocate_size(torch.library.get_ctx()._shape_env)
+
+
+def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
+    """Says that the first dimension of a new node is the size, known only to the data, that another one made so far."""
+    bindings = maker.meta.get("unbacked_bindings") if maker is not None else None
+    if bindings:
+        taken = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
+        node.meta["unbacked_bindings"] = taken
 
 
 def own_symbol(size: torch.SymInt) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 import gnncompile.runtime.dense_ops
 import gnncompile.runtime.region_op
@@ -84,7 +85,9 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     for node, fake in zip(_inputs(traced), fakes, strict=True):
         node.meta["val"] = fake
     for node in traced.graph.nodes:
-        node.meta.pop("unbacked_bindings", None)  # symbols are made anew when the graph is differentiated
+        found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
+        if _compat.assumed_sizes(found):
+            node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
     ctx = Context(traced, mode, set(), options)
     for one in PASSES:
         if one is narrower:

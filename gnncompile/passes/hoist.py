@@ -48,7 +48,7 @@ def run(ctx: Context) -> Hoisted | None:
     for node in frontier:
         with ctx.graph.inserting_after(after):
             after = ctx.graph.placeholder(f"structure_{node.name}")
-        after.meta.update(node.meta)
+        after.meta.update({key: found for key, found in node.meta.items() if key != "unbacked_bindings"})
         _replace(ctx, node, after, rest)
     ctx.graph.eliminate_dead_code()
     ctx.record.hoisted = len(hoisted.program.graph.nodes)

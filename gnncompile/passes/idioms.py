@@ -77,7 +77,7 @@ def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
             place = _places(ctx, mask, None)
             node.args = (source, [*indices[:-1], place], *node.args[2:])  # type: ignore[index,misc]
         return None
-    place = _places(ctx, mask, value(node).shape[dim])
+    place = _places(ctx, mask, value(node).shape[dim], node)
     new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
     new.meta.update(_meta(node))
     return new
@@ -88,7 +88,7 @@ def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node |
     source, indices = node.args[:2]
     if node.target is not aten.index.Tensor or len(indices) > 1:  # type: ignore[arg-type]
         return None
-    rows = _places(ctx, mask, value(node).shape[0])
+    rows = _places(ctx, mask, value(node).shape[0], node)
     places = [ctx.call(aten.select.int, rows, 1, axis) for axis in range(value(mask).dim())]
     new = ctx.graph.call_function(aten.index.Tensor, (source, places))
     new.meta.update(_meta(node))
@@ -106,6 +106,7 @@ def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
     with ctx.fake_mode:
         size = value(node).shape[dim]
         place.meta["val"] = torch.empty(size, dtype=value(repeats).dtype, device=value(repeats).device)  # type: ignore[arg-type]
+    _compat.take_over_size(place, node)
     new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
     new.meta.update(_meta(node))
     return new
@@ -115,7 +116,7 @@ def _meta(node: fx.Node) -> dict[str, Any]:
     return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
 
 
-def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
+def _places(ctx: Context, mask: fx.Node, count: Any, reader: fx.Node | None = None) -> fx.Node:
     """Where a mask is True, ``[count]``, or ``[count, axes]`` of one over several; one node per mask, whose result has
     one size, whatever is selected by it.
 
@@ -123,6 +124,7 @@ def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
         ctx: The graph.
         mask: The mask.
         count: How many there are, a size in use already; None if it is not.
+        reader: What made that size.
     """
     key = f"selected by {mask.name}"
     if key not in ctx.shared_nodes:
@@ -134,6 +136,7 @@ def _places(ctx: Context, mask: fx.Node, count: Any) -> fx.Node:
             with ctx.fake_mode:
                 size = (count, value(mask).dim())
                 found.meta["val"] = torch.empty(size, dtype=torch.int64, device=value(mask).device)
+            _compat.take_over_size(found, reader)
         ctx.shared_nodes[key] = ctx.call(aten.select.int, found, 1, 0) if value(mask).dim() == 1 else found
     return ctx.shared_nodes[key]
 
