@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import operator
+import os
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,12 +19,15 @@ import sympy  # type: ignore[import-untyped]
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._dynamo.symbolic_convert as symbolic_convert
+import torch._functorch.config as functorch_config
 import torch.fx.experimental._config as shape_config_module
 from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._dynamo import convert_frame
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
@@ -34,8 +41,9 @@ from torch._library.fake_impl import allocate_size
 from torch._subclasses import fake_impls
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "ADJACENCY",
@@ -43,6 +51,7 @@ __all__ = [
     "AsksForEmptiness",
     "NeedsOriginal",
     "StorageWeakRef",
+    "assumed_sizes",
     "backend_fake_mode",
     "calling_file",
     "compile_inductor",
@@ -52,6 +61,7 @@ __all__ = [
     "current_device",
     "current_stream",
     "decompose",
+    "fresh_sizes",
     "inductor_mode_options",
     "inductor_option_names",
     "inside_an_op_with_autograd",
@@ -63,7 +73,9 @@ __all__ = [
     "make_capturable",
     "notice_emptiness_questions",
     "notice_use_as",
+    "own_symbol",
     "placeholders_as_fakes",
+    "plain_sizes",
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
@@ -74,13 +86,17 @@ __all__ = [
     "substitute_largest",
     "substitute_methods",
     "symbolic_counts",
+    "take_over_size",
     "trace_aten",
     "tracked_input_name",
+    "try_frames_again",
     "unknown_size",
     "use_original",
     "valid_capture",
     "without_base",
 ]
+
+logger = logging.getLogger(__name__)
 
 shape_config: Any = shape_config_module
 
@@ -90,6 +106,7 @@ class _Thread(threading.local):
 
     calls = 0
     empty_is_special = False
+    captures_selections = True
     patches: ExitStack | None = None
 
 
@@ -105,6 +122,12 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     lambda: dynamo_config.patch(
         specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
+    # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
+    lambda: dynamo_config.patch(
+        capture_scalar_outputs=_thread.captures_selections, capture_dynamic_output_shape_ops=_thread.captures_selections
+    ),
+    # Their backward is compiled with the forward, when there is still a way back.
+    lambda: functorch_config.patch(force_non_lazy_backward_lowering=_thread.captures_selections),
 )
 
 
@@ -134,21 +157,23 @@ class symbolic_counts:  # noqa: N801  (used as a function)
 
     Args:
         empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
+        selections: Whether sizes that only the data knows are captured.
     """
 
-    __slots__ = ("empty_is_special",)
+    __slots__ = ("before", "here")
 
-    def __init__(self, empty_is_special: bool = False) -> None:
-        self.empty_is_special = empty_is_special
+    def __init__(self, empty_is_special: bool = False, selections: bool = True) -> None:
+        self.here = empty_is_special, selections
 
     def __enter__(self) -> None:
         _watch_compiles()
         _thread.calls += 1
-        _thread.empty_is_special, self.empty_is_special = self.empty_is_special, _thread.empty_is_special
+        self.before = _thread.empty_is_special, _thread.captures_selections
+        _thread.empty_is_special, _thread.captures_selections = self.here
 
     def __exit__(self, *_: object) -> None:
         _thread.calls -= 1
-        _thread.empty_is_special = self.empty_is_special
+        _thread.empty_is_special, _thread.captures_selections = self.before
         if not _thread.calls:
             _compile_ends()  # another thread may have ended the last compile
 
@@ -207,6 +232,57 @@ def keep_strides_symbolic() -> None:
         return evaluate(self, code) if _thread.patches is None else self.deserialize_symexpr(code)
 
     ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
+
+
+def try_frames_again() -> None:
+    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways.
+
+    These are: sizes of 0 and 1 as numbers, and graph breaks at sizes that only the data knows.
+
+    Torch takes a row for as many as another tensor has where both numbers are symbols; code may ask a size for its
+    value, as ``range(int(k))`` does, where Dynamo has no graph break.
+    """
+    once: Any = convert_frame._compile
+    signature = inspect.signature(once)
+
+    @functools.wraps(once)
+    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(*args, **kwargs)
+        except (SkipFrame, Unsupported):
+            raise
+        except Exception as error:
+            if not _thread.calls:
+                raise
+            first = error
+        usual = _thread.empty_is_special, _thread.captures_selections
+        others = [(special, selections) for selections in (True, False) for special in (False, True)]
+        for way in others[others.index(usual) + 1 :]:
+            logger.info("captured again with %s: %s", way, first)
+            _thread.empty_is_special, _thread.captures_selections = way
+            try:
+                return once(*args, **kwargs)
+            except (SkipFrame, Unsupported):
+                raise
+            except Exception as error:
+                logger.info("not captured either: %s", error)
+            finally:
+                _thread.empty_is_special, _thread.captures_selections = usual
+        if _is_of_dynamo(first) and not signature.bind(*args, **kwargs).arguments["one_graph"]:
+            logger.warning("a part of the model runs uncompiled, since Dynamo fails in it: %s", first)
+            return cast(Any, convert_frame).ConvertFrameReturn()
+        raise first
+
+    convert_frame._compile = compile_frame
+
+
+def _is_of_dynamo(error: BaseException) -> bool:
+    """Whether an error is one inside Dynamo, not of the code that it traces."""
+    last = list(traceback.walk_tb(error.__traceback__))[-1:]
+    inside = os.path.join("torch", "_dynamo") + os.sep
+    return isinstance(error, (InternalTorchDynamoError, LookupError)) and any(
+        inside in frame.f_code.co_filename for frame, _ in last
+    )
 
 
 def current_backend() -> Any:
@@ -546,6 +622,52 @@ def unknown_size() -> Any:
 def without_base(tensor: Tensor) -> Tensor:
     """The same memory as no view: Dynamo guards the sizes of what a view is one of."""
     return tensor.detach() if tensor._is_view() else tensor
+
+
+def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
+    """Says that the first dimension of a new node is the size, known only to the data, that another one made so far."""
+    bindings = maker.meta.get("unbacked_bindings") if maker is not None else None
+    if bindings:
+        taken: dict[Any, Any] = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
+        node.meta["unbacked_bindings"] = taken
+
+
+def own_symbol(size: torch.SymInt) -> Any:
+    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later.
+
+    None for other sizes.
+    """
+    made = size.node._expr
+    return made if made.is_Symbol and free_unbacked_symbols(made) else None
+
+
+def fresh_sizes(mode: Any) -> Any:
+    """A block in which operations may make sizes that only the data knows, in fake values of the mode."""
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def plain_sizes(fakes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
+    """Symbols, and where each is found: the position of a fake tensor and its dimension, or that of a number."""
+    found: dict[Any, tuple[int, int | None]] = {}
+    for where, size in _symbolic(fakes):
+        if size.node._expr.is_Symbol:
+            found.setdefault(size.node._expr, where)
+    return found
+
+
+def assumed_sizes(fakes: Sequence[Any]) -> list[tuple[tuple[int, int | None], Any]]:
+    """Sizes that only the data knows but that the capture took for other ones, and the expression for these."""
+    found = []
+    for where, size in _symbolic(fakes):
+        if free_unbacked_symbols(size.node._expr) and size.node._expr != size.node.expr:
+            found.append((where, size.node.expr))
+    return found
+
+
+def _symbolic(fakes: Sequence[Any]) -> Iterator[tuple[tuple[int, int | None], torch.SymInt]]:
+    for at, fake in enumerate(fakes):
+        sizes = enumerate(fake.shape) if isinstance(fake, Tensor) else [(None, fake)]
+        yield from (((at, dim), size) for dim, size in sizes if isinstance(size, torch.SymInt))
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

@@ -14,6 +14,7 @@ DEFAULTS: dict[str, Any] = {
     "epilogues": True,
     "hoist": True,
     "mask_self_loops": True,
+    "selections": True,
     "inductor": True,
     "record": False,
     "recordings": 8,
@@ -28,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
+- ``selections``: capture sizes that depend on data, as of ``x[mask]``, instead of breaking the graph at them.
 - ``inductor``: compile what is no region with Inductor; without, it runs op by op, which tells whose an error is.
 - ``record``: capture forward and backward in CUDA graphs and replay them; ``mode="reduce-overhead"`` sets it.
 - ``recordings``: how many of these a captured graph keeps: one for each size and structure of the input graph.

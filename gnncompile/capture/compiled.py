@@ -121,7 +121,7 @@ class Program:
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
-        with _compat.symbolic_counts(self.empty_is_special):
+        with _compat.symbolic_counts(self.empty_is_special, self.backend.own["selections"]):
             return self.compiled(call.args, call.kwargs)
 
     def capture_for(self, call: Call) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,16 @@ from torch_geometric.data import Batch
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 from gnncompile import _compat
-from gnncompile.capture import aggregations, data_objects, decompositions, layers, relations, sparse
+from gnncompile.capture import (
+    aggregations,
+    data_objects,
+    decompositions,
+    edges,
+    layers,
+    pooling,
+    relations,
+    sparse,
+)
 from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -56,7 +66,6 @@ _softmax = _compat.copy_of(pyg.softmax)
 _maybe_num_nodes = _compat.copy_of(pyg_maybe_num_nodes)
 _shallow_copy = _compat.copy_of(copy.copy)
 _to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
-_to_dense_adj = _compat.copy_of(pyg.to_dense_adj)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
 
@@ -132,29 +141,6 @@ def to_dense_batch(
     return dense, filled[:spare].view(graphs, longest)
 
 
-def to_dense_adj(
-    edge_index: Tensor,
-    batch: Tensor | None = None,
-    edge_attr: Tensor | None = None,
-    max_num_nodes: int | None = None,
-    batch_size: int | None = None,
-) -> Any:
-    """See :func:`torch_geometric.utils.to_dense_adj`; edges of nodes that are too many go to a spare place."""
-    if capturing() == OFF or batch is None:
-        return _to_dense_adj(edge_index, batch, edge_attr, max_num_nodes, batch_size)
-    graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
-    longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
-    length = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
-    first = (length.cumsum(0) - length).index_select(0, batch)
-    row, col = (end - first.index_select(0, end) for end in (edge_index[0], edge_index[1]))
-    spare = graphs * longest * longest
-    place = (batch.index_select(0, edge_index[0]) * longest + row) * longest + col
-    place = torch.where((row < longest) & (col < longest), place, spare)
-    weight = torch.ones(edge_index.size(1), device=edge_index.device) if edge_attr is None else edge_attr
-    total = weight.new_zeros((spare + 1, *weight.shape[1:])).index_add(0, place, weight)
-    return total[:spare].view(graphs, longest, longest, *weight.shape[1:])
-
-
 def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
     """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
     if capturing() == MASKED and _compat.kept_with(edge_index, _compat.ADJACENCY) is not None:
@@ -195,6 +181,15 @@ def add_remaining_self_loops(
     return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
 
 
+def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
+    """A function that is ours while gnncompile captures."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return theirs(*args, **kwargs) if capturing() == OFF else ours(*args, **kwargs)
+
+    return choose
+
+
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
@@ -204,13 +199,17 @@ def install() -> None:
         (pyg_maybe_num_nodes, maybe_num_nodes),
         (copy.copy, shallow_copy),
         (pyg.to_dense_batch, to_dense_batch),
-        (pyg.to_dense_adj, to_dense_adj),
         (pyg.remove_self_loops, remove_self_loops),
         (pyg.add_remaining_self_loops, add_remaining_self_loops),
         *sparse.FUNCTIONS.items(),
+        *(
+            (original, _while_capturing(ours, _compat.copy_of(original)))
+            for original, ours in edges.FUNCTIONS + pooling.FUNCTIONS
+        ),
     )
     for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
+    _compat.try_frames_again()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.leave_layouts_open()
@@ -218,5 +217,5 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS
+    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS | pooling.METHODS
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

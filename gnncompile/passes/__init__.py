@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 import gnncompile.runtime.dense_ops
 import gnncompile.runtime.region_op
@@ -16,6 +17,7 @@ import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist befor
 from gnncompile import _compat
 from gnncompile.passes import (
     adjacency,
+    assumed,
     dense,
     edges,
     epilogue,
@@ -43,6 +45,7 @@ PASSES = (
     sizes,
     edges,
     idioms,
+    assumed,
     shared,
     node_side,
     per_node,
@@ -83,6 +86,10 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
     for node, fake in zip(_inputs(traced), fakes, strict=True):
         node.meta["val"] = fake
+    for node in traced.graph.nodes:
+        found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
+        if _compat.assumed_sizes(found):
+            node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
     ctx = Context(traced, mode, set(), options)
     for one in PASSES:
         if one is narrower:

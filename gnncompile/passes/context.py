@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile import _compat
 
@@ -242,7 +242,7 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and mutates(node):
-            todo = list(node.all_input_nodes)
+            todo = _written_arguments(node)
             while todo:
                 at = todo.pop()
                 if at not in found:
@@ -251,6 +251,16 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
             found.add(node)
+    return found
+
+
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operation writes to, by its schema; not the indices and values that it only reads."""
+    found: list[fx.Node] = []
+    for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            fx.map_arg(given, found.append)
     return found
 
 
@@ -267,15 +277,16 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
         elif node.op == "call_function" and node not in ctx.written and not mutates(node) and not is_switch(node):
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
-            elif (
-                "rand" not in str(node.target) and "dropout" not in str(node.target) and "empty" not in str(node.target)
-            ):
-                sources = node.all_input_nodes
-                if free_unbacked_symbols(node.meta.get("val")):
-                    continue  # its size is known only inside the step
-                if all(s in found for s in sources):
-                    found[node] = any(found[s] for s in sources)
+            elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
+                found[node] = any(found[s] for s in node.all_input_nodes)
     return found
+
+
+def _same_each_time(node: fx.Node) -> bool:
+    """Whether a node has a value, and the same one for the same arguments."""
+    name, tags = str(node.target), getattr(node.target, "tags", ())
+    chance = torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
+    return not chance and node.meta.get("val") is not None
 
 
 def _is_float(val: torch.Tensor) -> bool:

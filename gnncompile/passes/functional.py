@@ -2,7 +2,8 @@
 
 Before: ``z = new_zeros(n, f); y = z.scatter_add_(0, i, x)``
 After:  ``z = new_zeros(n, f); y = scatter_add(z, 0, i, x)``
-Why it pays: every later pass may then treat the graph as values; only writes to inputs and views stay as they are.
+Why it pays: every later pass may then treat the graph as values; only writes to inputs and to views of what is read
+elsewhere stay as they are.
 """
 
 from __future__ import annotations
@@ -29,13 +30,31 @@ def run(ctx: Context) -> None:
 def _rewrite(node: fx.Node) -> None:
     base = node.args[0] if node.args else None
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-    if not isinstance(base, fx.Node) or not name.endswith("_") or not makes_new_tensor(base):
+    if not isinstance(base, fx.Node) or not name.endswith("_") or not _is_the_only_view(base):
         return
     if any(not (makes_new_tensor(user) or user is node) for user in base.users):
         return  # a view of it would see the write
     functional = _functional(node.target)  # type: ignore[arg-type]
     if functional is not None:
         node.target = functional
+
+
+def _is_the_only_view(node: fx.Node) -> bool:
+    """Whether nothing else reads the memory of a node: it is fresh, or a view made of fresh memory for this alone.
+
+    AOTAutograd takes the strides of what is written to through a view for those of the view, which the functional
+    form of the write need not keep (``masked_fill``): a later ``reshape`` then fails.
+    """
+    while not makes_new_tensor(node):
+        sources = node.all_input_nodes
+        if node.op != "call_function" or node.target not in _VIEWS or len(sources[0].users) != 1:
+            return False
+        node = sources[0]
+    return True
+
+
+_VIEWS = {aten.permute.default, aten.transpose.int, aten.view.default, aten.reshape.default, aten.unsqueeze.default}
+"""Views of all of a tensor."""
 
 
 def _functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -1,19 +1,22 @@
 """What depends only on the structure of the graph leaves the step.
 
-Before: one graph that builds self loops, degrees, normalisation and CSR layouts from ``edge_index`` every time.
+Before: one graph that builds self loops, degrees, normalisation and CSR layouts from ``edge_index`` every time, and
+        waits for the device where a size depends on the data (``unique``, ``x[mask]``).
 After:  a structure program, run once per distinct graph and remembered, and a rest that takes its results as inputs.
 Why it pays: in full-batch training the structure never changes, and building it costs more than a layer.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gnncompile.passes.context import Context, structural_nodes, value
+from gnncompile.passes.context import Context, aten, makes_new_tensor, structural_nodes, value
 
 
 @dataclass(frozen=True)
@@ -23,42 +26,117 @@ class Hoisted:
     Attributes:
         program: Takes the graph inputs named by `inputs`, returns one result per added input of the rest.
         inputs: Positions among the captured graph's inputs.
+        given: Fake values of all inputs of the captured graph.
         results: Fake values of the results.
     """
 
     program: fx.GraphModule
     inputs: tuple[int, ...]
+    given: tuple[Any, ...]
     results: tuple[Any, ...]
 
 
 def run(ctx: Context) -> Hoisted | None:
     """Moves structure out of ``ctx.gm``, which gains one input per result; None where there is nothing to move."""
     structural = structural_nodes(ctx)
-    frontier = [n for n in ctx.graph.nodes if n in structural and _worth_moving(n, structural)]
+    _carry_numbers(ctx, structural)
+    frontier, rest = _frontier(ctx, structural)
     if not frontier:
         return None
     hoisted = _extract(ctx, frontier)
-    inputs = [n for n in ctx.graph.nodes if n.op == "placeholder"]
-    after = inputs[-1]
+    after = _inputs_first(ctx)
     for node in frontier:
         with ctx.graph.inserting_after(after):
             after = ctx.graph.placeholder(f"structure_{node.name}")
-        after.meta.update(node.meta)
-        node.replace_all_uses_with(after, delete_user_cb=lambda user: user not in structural)
+        after.meta.update({key: found for key, found in node.meta.items() if key != "unbacked_bindings"})
+        _replace(ctx, node, after, rest)
     ctx.graph.eliminate_dead_code()
     ctx.record.hoisted = len(hoisted.program.graph.nodes)
     return hoisted
 
 
-def _worth_moving(node: fx.Node, structural: dict[fx.Node, bool]) -> bool:
-    """Results that the rest reads and that come from data; plain sizes and constants are left to Inductor."""
-    if node.op == "placeholder" or not structural[node]:
-        return False
-    if not isinstance(value(node), torch.Tensor):
-        return False
-    users = [u for u in node.users if u not in structural]
-    # A value handed to the caller stays where it is: it may alias an input.
-    return any(u.op != "output" for u in users)
+def _carry_numbers(ctx: Context, structural: dict[fx.Node, bool]) -> None:
+    """A number that an operation reads from structure becomes a dimension of a tensor without elements.
+
+    Where it may be negative, it is the difference of two dimensions.
+    """
+    for node in list(ctx.graph.nodes):
+        if structural.get(node) and isinstance(value(node), torch.SymInt) and not _is_arithmetic(node):
+            users = [u for u in node.users if u not in structural or _is_arithmetic(u)]
+            if users:
+                with ctx.graph.inserting_before(node.next):
+                    number = _carried(ctx, node, structural)
+                for user in users:
+                    user.replace_input_with(node, number)
+
+
+def _carried(ctx: Context, node: fx.Node, structural: dict[fx.Node, bool]) -> fx.Node:
+    made = []
+    if statically_known_true(value(node) >= 0):
+        made.append(ctx.call(aten.empty.memory_format, [node, 0]))
+        made.append(ctx.call(aten.sym_size.int, made[0], 0))
+    else:
+        parts = [ctx.call(torch.sym_max, n, 0) for n in (node, ctx.call(operator.neg, node))]
+        made += [parts[1].args[0], *parts, ctx.call(aten.empty.memory_format, [*parts, 0])]  # type: ignore[list-item]
+        sizes = [ctx.call(aten.sym_size.int, made[-1], at) for at in range(2)]
+        made += [*sizes, ctx.call(operator.sub, *sizes)]
+        made[-1].meta["val"] = value(node)
+    structural.update(dict.fromkeys(made, True))
+    return made[-1]
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Whether a number is made of other numbers and of sizes of tensors alone."""
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target is aten.sym_size.int
+
+
+def _frontier(ctx: Context, structural: dict[fx.Node, bool]) -> tuple[list[fx.Node], set[fx.Node]]:
+    """The tensors that come from data and that the rest reads, be it for their size, in the order of the graph; and the
+    rest.
+
+    Arithmetic of sizes and constants is left to Inductor.
+    """
+    found: set[fx.Node] = set()
+    rest = {n for n in ctx.graph.nodes if n not in structural}
+    todo = list(rest)
+    while todo:
+        node = todo.pop()
+        for source in node.all_input_nodes:
+            if source in rest or source in found or source.op == "placeholder":
+                continue
+            moved = structural[source] and isinstance(value(source), torch.Tensor)
+            # A value handed to the caller stays where it is if it may alias an input.
+            if moved and (node.op != "output" or _shares_no_memory(source)):
+                found.add(source)
+            else:
+                rest.add(source)
+                todo.append(source)
+    return [n for n in ctx.graph.nodes if n in found], rest
+
+
+def _shares_no_memory(node: fx.Node) -> bool:
+    while node.op == "call_function" and not makes_new_tensor(node):
+        node = node.all_input_nodes[0]
+    return node.op == "call_function"
+
+
+def _inputs_first(ctx: Context) -> fx.Node:
+    """Moves all inputs in front of all operations, and returns the last one."""
+    inputs: list[fx.Node] = [n for n in ctx.graph.nodes if n.op == "placeholder"]
+    first = next(n for n in ctx.graph.nodes if n.op != "placeholder")
+    for node in inputs:
+        first.prepend(node)
+    return inputs[-1]
+
+
+def _replace(ctx: Context, node: fx.Node, result: fx.Node, rest: set[fx.Node]) -> None:
+    """Makes the rest read a remembered result; the caller gets a copy, which it may write to."""
+    for user in [u for u in node.users if u in rest]:
+        if user.op == "output":
+            with ctx.graph.inserting_before(user):
+                user.replace_input_with(node, ctx.call(aten.clone.default, result))
+        else:
+            user.replace_input_with(node, result)
 
 
 def _extract(ctx: Context, frontier: list[fx.Node]) -> Hoisted:
@@ -80,4 +158,5 @@ def _extract(ctx: Context, frontier: list[fx.Node]) -> Hoisted:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     graph.output(tuple(copies[n] for n in frontier))
     program = fx.GraphModule(ctx.gm, graph)
-    return Hoisted(program, tuple(positions), tuple(value(n) for n in frontier))
+    given, results = (tuple(value(n) for n in nodes) for nodes in (inputs, frontier))
+    return Hoisted(program, tuple(positions), given, results)

@@ -1,10 +1,10 @@
 """Every spelling of a gather and of a reduction by index becomes the same two operations.
 
-Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``;
+Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``; ``x[mask]``, ``e[:, mask]``;
         ``zeros.scatter_add_(0, idx.expand_as(m), m)``, ``zeros.index_add_(0, idx, m)``, ``scatter_reduce``,
         ``zeros.index_put_([idx], m, accumulate=True)``
-After:  ``index_select(x, 0, idx)``; ``segment_reduce(m, idx, n, reduce)``
-Why it pays: region forming has one thing to look for.
+After:  ``index_select(x, 0, idx)``, where ``idx`` may be ``nonzero(mask)``; ``segment_reduce(m, idx, n, reduce)``
+Why it pays: region forming has one thing to look for, and the device is asked once how many a mask selects.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.passes.context import Context, aten, is_tensor, own, same_size, value
 
 _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
@@ -25,10 +26,23 @@ def run(ctx: Context) -> None:
         if node.op != "call_function" or not is_tensor(node):
             continue
         with ctx.graph.inserting_before(node):
-            new = _gather(ctx, node) or _reduction(ctx, node)
+            new = _gather(ctx, node) or _selection(ctx, node) or _repetition(ctx, node) or _reduction(ctx, node)
         if new is not None:
             node.replace_all_uses_with(new)
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.index_select.default:
+            _known_rows(node)
+    for node in list(ctx.graph.find_nodes(op="call_function", target=own.chosen_rows.default)):
+        node.replace_all_uses_with(node.args[0])
     ctx.graph.eliminate_dead_code()
+
+
+def _known_rows(node: fx.Node) -> None:
+    """The graphs of pooled nodes are known from those of all nodes, whichever were chosen."""
+    table, dim, index = node.args
+    known = isinstance(index, fx.Node) and index.target is own.chosen_rows.default
+    if known and dim == 0 and index.args[1] is table:  # type: ignore[union-attr]
+        node.replace_all_uses_with(index.args[2])  # type: ignore[union-attr,arg-type]
 
 
 def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
@@ -44,6 +58,87 @@ def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
     if index is None or not _is_index(index) or value(node.args[0]).dim() == 0:  # type: ignore[arg-type]
         return None
     return ctx.call(aten.index_select.default, node.args[0], 0, index, like=node)
+
+
+def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """The rows of a tensor, or its columns, that a mask says; a write to these gets their places, not the mask."""
+    if node.target not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        return None
+    source, indices = node.args[:2]
+    mask: Any = indices[-1]  # type: ignore[index]
+    dim = len(indices) - 1  # type: ignore[arg-type]
+    whole = all(i is None for i in indices[:-1])  # type: ignore[index,union-attr]
+    if not whole or not is_tensor(mask) or value(mask).dtype != torch.bool or value(mask).dim() == 0:
+        return None
+    if value(mask).dim() > 1:
+        return _selection_by_table(ctx, node, mask)
+    if node.target is not aten.index.Tensor:
+        if value(node.args[2]).dim() > 0:  # type: ignore[arg-type]  # one number for all needs no places
+            place = _places(ctx, mask, None)
+            node.args = (source, [*indices[:-1], place], *node.args[2:])  # type: ignore[index,misc]
+        return None
+    place = _places(ctx, mask, value(node).shape[dim], node)
+    new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
+    new.meta.update(_meta(node))
+    return new
+
+
+def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node | None:
+    """Likewise by a mask over several axes, the first ones: ``dense[mask]``."""
+    source, indices = node.args[:2]
+    if node.target is not aten.index.Tensor or len(indices) > 1:  # type: ignore[arg-type]
+        return None
+    rows = _places(ctx, mask, value(node).shape[0], node)
+    places = [ctx.call(aten.select.int, rows, 1, axis) for axis in range(value(mask).dim())]
+    new = ctx.graph.call_function(aten.index.Tensor, (source, places))
+    new.meta.update(_meta(node))
+    return new
+
+
+def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """Rows, each as often as a tensor says: ``repeat_interleave(x, repeats, dim)``."""
+    if node.target is not aten.repeat_interleave.self_Tensor or len(node.args) != 3 or node.args[2] is None:
+        return None
+    source, repeats, dim = node.args
+    if value(repeats).numel() != value(source).shape[dim] or node.kwargs.get("output_size") is not None:  # type: ignore[arg-type]
+        return None
+    place = ctx.graph.call_function(aten.repeat_interleave.Tensor, (repeats,))
+    with ctx.fake_mode:
+        size = value(node).shape[dim]
+        place.meta["val"] = torch.empty(size, dtype=value(repeats).dtype, device=value(repeats).device)  # type: ignore[arg-type]
+    _compat.take_over_size(place, node)
+    new = ctx.graph.call_function(aten.index_select.default, (source, dim, place))
+    new.meta.update(_meta(node))
+    return new
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+
+
+def _places(ctx: Context, mask: fx.Node, count: Any, reader: fx.Node | None = None) -> fx.Node:
+    """Where a mask is True, ``[count]``, or ``[count, axes]`` of one over several; one node per mask, whose result has
+    one size, whatever is selected by it.
+
+    Args:
+        ctx: The graph.
+        mask: The mask.
+        count: How many there are, a size in use already; None if it is not.
+        reader: What made that size.
+    """
+    key = f"selected by {mask.name}"
+    if key not in ctx.shared_nodes:
+        if count is None:
+            with _compat.fresh_sizes(ctx.fake_mode):
+                found = ctx.call(aten.nonzero.default, mask)
+        else:
+            found = ctx.graph.call_function(aten.nonzero.default, (mask,))
+            with ctx.fake_mode:
+                size = (count, value(mask).dim())
+                found.meta["val"] = torch.empty(size, dtype=torch.int64, device=value(mask).device)
+            _compat.take_over_size(found, reader)
+        ctx.shared_nodes[key] = ctx.call(aten.select.int, found, 1, 0) if value(mask).dim() == 1 else found
+    return ctx.shared_nodes[key]
 
 
 def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:

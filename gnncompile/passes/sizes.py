@@ -127,16 +127,17 @@ class Symbols:
         """A node (or an int) equal to `size`, or None where the inputs do not determine it."""
         if not isinstance(size, torch.SymInt):
             return int(size)
-        return self._expression(size.node.expr)
+        return self.expression(size.node.expr)
 
-    def _expression(self, expr: sympy.Expr) -> Any:
+    def expression(self, expr: sympy.Expr) -> Any:
+        """Likewise for an expression of symbols."""
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
             return self.bound.get(expr)
         if not (expr.is_Add or expr.is_Mul):
             return None
-        parts = [self._expression(e) for e in expr.args]
+        parts = [self.expression(e) for e in expr.args]
         if any(p is None for p in parts):
             return None
         op = operator.add if expr.is_Add else operator.mul

@@ -162,8 +162,17 @@ class _SyncCounter(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in _SYNCS
+        self.count += func in _SYNCS or _selects(func, args)
         return func(*args, **(kwargs or {}))
+
+
+def _selects(func: Any, args: Any) -> bool:
+    """Whether an operation looks how many elements a mask selects, or how often it repeats."""
+    if func is torch.ops.aten.repeat_interleave.Tensor:
+        return True
+    if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
+        return False  # one number for all that a mask selects is a fill
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
 def count_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
@@ -179,4 +188,19 @@ _SYNCS = {
     torch.ops.aten.masked_select.default,
     torch.ops.aten.unique_dim.default,
     torch.ops.aten._unique2.default,
+    torch.ops.aten.unique_consecutive.default,
+    torch.ops.aten.bincount.default,
+    torch.ops.gnncompile.num_segments.default,
+    torch.ops.gnncompile.longest_segment.default,
+    torch.ops.gnncompile.sorted_index.default,
+    torch.ops.gnncompile.dropped_edges.default,
+    torch.ops.gnncompile.negative_edges.default,
+    torch.ops.gnncompile.other_edges.default,
+}
+
+_INDEXED = {
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
 }

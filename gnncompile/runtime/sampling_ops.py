@@ -8,6 +8,8 @@ They are ops, so that a layer that asks for them stays one graph; each costs one
 - ``negative_edges(edge_index, num_nodes, ratio, is_undirected, batch)``: see
   :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`. It takes its numbers where PyG does, from Python's
   generator.
+- ``other_edges(edge_index, num_nodes, num_samples, method, is_undirected)``: see
+  :func:`torch_geometric.utils.negative_sampling`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import SuperGATConv
-from torch_geometric.utils import dropout_edge
+from torch_geometric.utils import dropout_edge, negative_sampling
 
 from gnncompile import _compat
 from gnncompile.runtime.region_op import LIBRARY
@@ -30,6 +32,11 @@ LIBRARY.define(
 )
 LIBRARY.define(
     "negative_edges(Tensor edge_index, SymInt num_nodes, float ratio, bool is_undirected, Tensor? batch) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+LIBRARY.define(
+    "other_edges(Tensor edge_index, SymInt num_nodes, SymInt num_samples, str method, bool is_undirected) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
@@ -54,10 +61,16 @@ def negative_edges(
     return sampled.contiguous()
 
 
+def other_edges(edge_index: Tensor, num_nodes: int, num_samples: int, method: str, is_undirected: bool) -> Tensor:
+    """About `num_samples` pairs of nodes without an edge between them, ``[2, num_negatives]``."""
+    sampled: Tensor = negative_sampling(edge_index, num_nodes, num_samples, method, is_undirected)
+    return sampled.contiguous()
+
+
 def _fake(edge_index: Tensor, *_: Any) -> Tensor:
     return edge_index.new_empty((2, _compat.unknown_size()))
 
 
-for _op in (live_edges, dropped_edges, negative_edges):
+for _op in (live_edges, dropped_edges, negative_edges, other_edges):
     LIBRARY.impl(_op.__name__, _op, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_op.__name__}", _fake, lib=LIBRARY)

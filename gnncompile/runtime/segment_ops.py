@@ -12,6 +12,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
   (:mod:`gnncompile.capture.inputs`).
 - ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
 - ``sorted_index(index)``: the index itself, if it is sorted.
+- ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ LIBRARY.define("num_segments(Tensor index) -> SymInt")
 LIBRARY.define("longest_segment(Tensor index) -> SymInt")
 LIBRARY.define("sorted_index(Tensor index) -> Tensor")
 LIBRARY.define("adjacency(Tensor row, Tensor col, Tensor values, Tensor shape) -> Tensor")
+LIBRARY.define("chosen_rows(Tensor index, Tensor table, Tensor rows) -> Tensor")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
 
 
@@ -102,10 +104,7 @@ def _size_of(index: Tensor, longest: bool) -> Any:
     if known is not None:
         return known
     request_size(index, longest)
-    size = torch.library.get_ctx().new_dynamic_size()
-    # dim_size=None gives at least one segment for every index that has an item.
-    torch._check(size >= 1)
-    return size
+    return torch.library.get_ctx().new_dynamic_size()
 
 
 def request_size(index: Tensor, longest: bool = False) -> None:
@@ -191,6 +190,7 @@ LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
 LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("chosen_rows", lambda index, table, rows: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
 LIBRARY.impl("longest_segment", _longest_segment, "CompositeExplicitAutograd")
 LIBRARY.impl("sorted_index", _sorted_index, "CompositeExplicitAutograd")
@@ -199,6 +199,7 @@ for _name, _fake in (
     ("segment_softmax", _fake_segment_softmax),
     ("edge_dropout", lambda src, seed, p: torch.empty_like(src)),
     ("mark_dead", lambda index, alive: _contiguous_like(index)),
+    ("chosen_rows", lambda index, table, rows: _contiguous_like(index)),
     ("sized", _fake_sized),
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),

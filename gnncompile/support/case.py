@@ -29,22 +29,24 @@ LADDER = ((12, 40), (17, 61), (9, 23), (30, 100), (7, 0), (1, 1))
 class Graph:
     """Random inputs of one size, the same at every call; each attribute may be an argument of a case.
 
-    Floats are float64, so that a difference is none of rounding. Nodes belong to up to three graphs of a batch. Edges
-    are unsorted, with duplicates and self loops, and stay within a graph of the batch only in `batch_edge_index`. No
-    node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
+    Floats are float64 by default, so that a difference is none of rounding. Nodes belong to up to three graphs of a
+    batch. Edges are unsorted, with duplicates and self loops, and stay within a graph of the batch only in
+    `batch_edge_index`. No node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
 
     Args:
         nodes: Number of nodes.
         edges: Number of edges.
+        dtype: The type of floats.
     """
 
     nodes: int
     edges: int
+    dtype: torch.dtype = torch.float64
 
     def normal(self, *size: int, seed: int) -> Tensor:
         """Float features that take a gradient."""
         random = torch.Generator().manual_seed(seed + 1000 * self.nodes + self.edges)
-        return torch.randn(size, generator=random, dtype=torch.float64).requires_grad_()
+        return torch.randn(size, generator=random, dtype=torch.float64).to(self.dtype).requires_grad_()
 
     def integers(self, high: int, *size: int, seed: int) -> Tensor:
         """Numbers below `high`."""
@@ -159,6 +161,8 @@ class Case:
         inputs: Its positional arguments.
         named: Its keyword arguments.
         dtype: The type of its floats; float32 where PyG itself makes some of that type.
+        asks: How often a step must ask the device, because a size depends on what is learned or drawn.
+        asks_for: What it asks for then.
     """
 
     name: str
@@ -166,6 +170,8 @@ class Case:
     inputs: tuple[Argument, ...] = ("x", "edge_index")
     named: Mapping[str, Argument] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    asks: int = 0
+    asks_for: str = ""
 
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its arguments on a graph."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch_geometric.nn import pool
 
 from gnncompile.support.case import CHANNELS as C
@@ -11,6 +14,8 @@ ROWS = ("x", "batch")
 GRAPH = ("x", "batch_edge_index")
 BATCH = {"batch": "batch"}
 CLUSTER = "needs torch-cluster"
+LEFT: Any = {"asks": 1, "asks_for": "how many edges are left between the nodes that are kept"}
+LEAST: Any = {"asks": 2, "asks_for": "how many nodes score enough, and how many edges are left between them"}
 
 
 POOL: tuple[Case | Absent, ...] = (
@@ -19,12 +24,12 @@ POOL: tuple[Case | Absent, ...] = (
     Case("global_max_pool", lambda: pool.global_max_pool, ROWS),
     *(Absent(f"{kind}Index", "an index for search, no layer") for kind in ("KNN", "L2KNN", "MIPSKNN")),
     *(Absent(f"Approx{kind}Index", "an index for search, no layer") for kind in ("L2KNN", "MIPSKNN")),
-    Case("TopKPooling", lambda: pool.TopKPooling(C), (*GRAPH, "edge_attr", "batch")),
-    Case("TopKPooling [least score]", lambda: pool.TopKPooling(C, min_score=0.05), GRAPH, BATCH),
-    Case("SAGPooling", lambda: pool.SAGPooling(C), GRAPH, BATCH),
+    Case("TopKPooling", lambda: pool.TopKPooling(C), (*GRAPH, "edge_attr", "batch"), **LEFT),
+    Case("TopKPooling [least score]", lambda: pool.TopKPooling(C, min_score=0.05), GRAPH, BATCH, **LEAST),
+    Case("SAGPooling", lambda: pool.SAGPooling(C), GRAPH, BATCH, **LEFT),
     Case("EdgePooling", lambda: pool.EdgePooling(C), (*GRAPH, "batch")),
-    Case("ClusterPooling", lambda: pool.ClusterPooling(C), (*GRAPH, "batch")),
-    Case("ASAPooling", lambda: pool.ASAPooling(C), GRAPH, BATCH),
+    Case("ClusterPooling", lambda: pool.ClusterPooling(C), (*GRAPH, "batch"), dtype=torch.float32),
+    Case("ASAPooling", lambda: pool.ASAPooling(C), GRAPH, BATCH, dtype=torch.float32),
     Absent("PANPooling", "needs torch-sparse"),
     Case("MemPooling", lambda: pool.MemPooling(C, C, heads=2, num_clusters=3), ROWS),
     Case("max_pool", lambda: pool.max_pool, ("sorted_index", "data")),

@@ -32,7 +32,8 @@ and compiled, on graphs of {ladder} nodes and edges, one after the other, in flo
 
 - whole: captured without a graph break
 - graphs: captured over all sizes (1 is what is wanted)
-- syncs: times that a step waits for the device, once it has seen the graph
+- syncs: times that a step waits for the device, once it has seen the graph; where a size depends on what is learned or
+  drawn, the note says so
 - regions: fused kernels of the forward
 - equal: outputs and all gradients as in eager, on every size that eager takes (zeros are as good as no gradient)
 """
@@ -69,6 +70,7 @@ def row(result: Result) -> str:
         return f"| {result.name} | | | | | | eager: {_plain(result.eager)} |"
     notes = [f"eager: {result.eager}"] if result.eager else []
     notes += [result.wrong] if result.wrong else []
+    notes += [f"must ask for {result.asks_for}"] if result.asks else []
     notes += [] if result.passes else list(result.why)
     cells = [_sign(result.breaks == 0), str(result.graphs), str(result.syncs), str(result.regions)]
     return f"| {' | '.join([result.name, *cells, _sign(not result.wrong), _plain('; '.join(notes))])} |"

@@ -1,0 +1,119 @@
+"""PyG's functions of edge lists that ask the data for a way, in a form that needs no answer.
+
+What is no plain edge list is traced as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import coalesce, negative_sampling, scatter, to_dense_adj
+
+from gnncompile._compat import copy_of
+from gnncompile.capture.relations.tables import is_edge_list
+from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
+
+_OPS: Any = torch.ops.gnncompile
+
+_coalesce = copy_of(coalesce)
+_to_dense_adj = copy_of(to_dense_adj)
+_negative_sampling = copy_of(negative_sampling)
+_MISSING = coalesce.__defaults__[0]
+
+
+def merged_edges(
+    edge_index: Tensor,
+    edge_attr: Any = _MISSING,
+    num_nodes: int | None = None,
+    reduce: str = "sum",
+    is_sorted: bool = False,
+    sort_by_row: bool = True,
+) -> Any:
+    """See :func:`torch_geometric.utils.coalesce`; edges without duplicates take the same way."""
+    attributes = [edge_attr] if isinstance(edge_attr, Tensor) else edge_attr
+    alone = attributes is None or isinstance(attributes, str)
+    if not is_edge_list(edge_index) or not (alone or all(_has_sum(a) for a in attributes)):
+        return _coalesce(edge_index, edge_attr, num_nodes, reduce, is_sorted, sort_by_row)
+    if num_nodes is None:
+        num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    first, second = edge_index[1 - int(sort_by_row)], edge_index[int(sort_by_row)]
+    key = first * num_nodes + second
+    if not is_sorted:
+        key, order = torch.sort(key, stable=True)
+        edge_index = edge_index.index_select(1, order)
+        attributes = attributes if alone else [a.index_select(0, order) for a in attributes]
+    new = key > torch.cat([key.new_full((1,), -1), key])[: key.size(0)]
+    kept = new.nonzero().view(-1)
+    merged = edge_index.index_select(1, kept)
+    if alone:
+        return (merged, None) if edge_attr is None else merged
+    group = new.cumsum(0) - 1
+    attributes = [scatter(a, group, 0, kept.size(0), reduce) for a in attributes]
+    return merged, attributes[0] if isinstance(edge_attr, Tensor) else attributes
+
+
+def _has_sum(attribute: Tensor) -> bool:
+    return attribute.dtype != torch.bool
+
+
+def dense_adjacency(
+    edge_index: Tensor,
+    batch: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Tensor:
+    """See :func:`torch_geometric.utils.to_dense_adj`; edges of nodes that are too many go to a place of their own."""
+    if not is_edge_list(edge_index):
+        return _to_dense_adj(edge_index, batch, edge_attr, max_num_nodes, batch_size)  # type: ignore[no-any-return]
+    if batch is None:
+        nodes = _OPS.num_segments(edge_index.reshape(-1))
+        graphs = 1 if batch_size is None else batch_size
+        owner, source, target = torch.zeros_like(edge_index[0]), edge_index[0], edge_index[1]
+        longest = nodes if max_num_nodes is None else max_num_nodes
+    else:
+        graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
+        sizes = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
+        place = (sizes.cumsum(0) - sizes).index_select(0, batch)
+        owner, source, target = (
+            batch.index_select(0, edge_index[0]),
+            *(e - place.index_select(0, e) for e in edge_index),
+        )
+        longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
+    if edge_attr is None:
+        edge_attr = torch.ones(edge_index.size(1), device=edge_index.device)
+    spare = graphs * longest * longest
+    index = (owner * longest + source) * longest + target
+    index = torch.where(torch.logical_and(source < longest, target < longest), index, spare)
+    dense = scatter(edge_attr, index, 0, spare + 1, "sum")[:spare]
+    return dense.view(graphs, longest, longest, *edge_attr.shape[1:])  # type: ignore[no-any-return]
+
+
+def other_edges(
+    edge_index: Tensor,
+    num_nodes: Any = None,
+    num_neg_samples: Any = None,
+    method: str = "sparse",
+    force_undirected: bool = False,
+) -> Tensor:
+    """See :func:`torch_geometric.utils.negative_sampling`, which tries until it has found enough."""
+    if not is_edge_list(edge_index) or isinstance(num_nodes, (tuple, list)):
+        return _negative_sampling(edge_index, num_nodes, num_neg_samples, method, force_undirected)  # type: ignore[no-any-return]
+    if num_nodes is None:
+        num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    if num_neg_samples is None:
+        num_neg_samples = edge_index.size(1)
+    elif isinstance(num_neg_samples, float):
+        num_neg_samples = int(num_neg_samples * edge_index.size(1))
+    return _OPS.other_edges(edge_index, num_nodes, num_neg_samples, method, force_undirected)  # type: ignore[no-any-return]
+
+
+FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+    (coalesce, merged_edges),
+    (negative_sampling, other_edges),
+    (to_dense_adj, dense_adjacency),
+)
+"""What is traced in place of PyG's functions."""
