@@ -37,8 +37,11 @@ def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
 
 
 def hetero_linear_forward(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    """See :class:`torch_geometric.nn.HeteroLinear`: the products of all types are made, and each row takes its own."""
-    if x.dim() != 2 or type_vec.dim() != 1:
+    """See :class:`torch_geometric.nn.HeteroLinear`: the products of all types are made, and each row takes its own.
+
+    Where types are said to be sorted and are not, PyG takes others.
+    """
+    if self.is_sorted or x.dim() != 2 or type_vec.dim() != 1:
         return _hetero_linear_forward(self, x, type_vec)  # type: ignore[no-any-return]
     out = typed_product(self.weight, x, type_vec)
     return out if self.bias is None else out + self.bias.index_select(0, type_vec)
