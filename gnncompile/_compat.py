@@ -69,6 +69,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "try_frames_again",
+    "unknown_number",
     "unknown_size",
 ]
 
@@ -379,7 +380,7 @@ def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
     """Says that the first dimension of a new node is the size, known only to the data, that another one made so far."""
     bindings = maker.meta.get("unbacked_bindings") if maker is not None else None
     if bindings:
-        taken = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
+        taken: dict[Any, Any] = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
         node.meta["unbacked_bindings"] = taken
 
 
@@ -419,6 +420,14 @@ def _symbolic(fakes: Sequence[Any]) -> Iterator[tuple[tuple[int, int | None], to
     for at, fake in enumerate(fakes):
         sizes = enumerate(fake.shape) if isinstance(fake, Tensor) else [(None, fake)]
         yield from (((at, dim), size) for dim, size in sizes if isinstance(size, torch.SymInt))
+
+
+def unknown_number() -> Any:
+    """An integer of any sign that an op makes of data, in its fake implementation."""
+    environment = torch.library.get_ctx()._shape_env
+    if environment is None or not environment.allow_dynamic_output_shape_ops:
+        return torch.library.get_ctx().new_dynamic_size()  # raises what breaks the graph
+    return environment.create_unbacked_symint()
 
 
 def tracked_input_name(fake: Tensor) -> str | None:
