@@ -90,6 +90,7 @@ __all__ = [
     "trace_aten",
     "tracked_input_name",
     "try_frames_again",
+    "unknown_number",
     "unknown_size",
     "use_original",
     "valid_capture",
@@ -668,6 +669,14 @@ def _symbolic(fakes: Sequence[Any]) -> Iterator[tuple[tuple[int, int | None], to
     for at, fake in enumerate(fakes):
         sizes = enumerate(fake.shape) if isinstance(fake, Tensor) else [(None, fake)]
         yield from (((at, dim), size) for dim, size in sizes if isinstance(size, torch.SymInt))
+
+
+def unknown_number() -> Any:
+    """An integer of any sign that an op makes of data, in its fake implementation."""
+    environment = torch.library.get_ctx()._shape_env
+    if environment is None or not environment.allow_dynamic_output_shape_ops:
+        return torch.library.get_ctx().new_dynamic_size()  # raises what breaks the graph
+    return environment.create_unbacked_symint()
 
 
 def tracked_input_name(fake: Tensor) -> str | None:

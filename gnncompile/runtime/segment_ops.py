@@ -104,7 +104,8 @@ def _size_of(index: Tensor, longest: bool) -> Any:
     if known is not None:
         return known
     request_size(index, longest)
-    return torch.library.get_ctx().new_dynamic_size()
+    # Not a size yet: integers that are all negative have a largest as well, and are no index.
+    return _compat.unknown_number()
 
 
 def request_size(index: Tensor, longest: bool = False) -> None:
