@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gnncompile.passes.context import Context, aten, makes_new_tensor, own, structural_nodes, value
+from gnncompile.passes.context import Context, aten, makes_new_tensor, structural_nodes, value
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def _carry_numbers(ctx: Context, structural: dict[fx.Node, bool]) -> None:
 
 def _carried(ctx: Context, node: fx.Node, structural: dict[fx.Node, bool]) -> fx.Node:
     made = []
-    # The number of segments of what is no index may be negative, whatever was said of it.
-    if node.target is not own.num_segments.default and statically_known_true(value(node) >= 0):
+    if statically_known_true(value(node) >= 0):
         made.append(ctx.call(aten.empty.memory_format, [node, 0]))
         made.append(ctx.call(aten.sym_size.int, made[0], 0))
     else:
