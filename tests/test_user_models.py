@@ -219,8 +219,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Graph], Any]]] = {
 }
 
 
-TWICE = {"EGNN", "GraphGPS"}
-"""Captured again for a single edge, or for graphs of a single node: torch itself asks whether products broadcast."""
+TWICE = {"EGNN"}
+"""Captured again for a single edge: torch itself asks whether products broadcast."""
 
 
 @pytest.mark.parametrize("name", MODELS)
