@@ -151,14 +151,16 @@ def test_what_python_looks_at(device: str) -> None:
 def test_replaced_parameters_and_settings_of_the_optimizer(device: str) -> None:
     both = Pair(device)
     inputs = graph(device)
-    for k in range(16):
+    for k in range(20):
         both.compare(*inputs)
         for model, optimizer in ((both.plain, both.optimizer), (both.model, both.step.optimizer)):
+            if k == 15:
+                optimizer.state.clear()
             if k == 5:
                 optimizer.param_groups[0]["lr"] = 0.01
-            if k == 9:
+            if k in (8, 9, 10):
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            if k == 11:
+            if k == 12:
                 old, new = model.first.bias, nn.Parameter(torch.ones_like(model.first.bias))
                 model.first.bias = new
                 params = optimizer.param_groups[0]["params"]

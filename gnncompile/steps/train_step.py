@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -157,8 +158,6 @@ class TrainStep:
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
-            if plan.device.type == "cuda":  # torch allows it nowhere else
-                _compat.make_capturable(self.optimizer, plan.device)
             self._plans.append(plan)
         return made
 
@@ -171,6 +170,9 @@ class TrainStep:
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None
 
     def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
+        # Torch allows it on GPUs only. An optimizer may have been loaded since the last step.
+        if plan.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            _compat.make_capturable(self.optimizer, plan.device)
         return self._train(lambda: self._program.run(plan.call(given)))
 
     def _train(self, objective: Callable[[], Any]) -> tuple[Any, ...]:
@@ -202,11 +204,25 @@ class TrainStep:
     def _settings(self) -> tuple[Any, ...]:
         """What the optimizer does that no tensor says."""
         numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
-        return id(self.optimizer.state), *numbers
+        state = self.optimizer.state
+        return _Same(state), len(state), *numbers
 
 
 def _graph_breaks() -> int:
     return sum(_compat.counters()["graph_break"].values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object, kept alive, that is equal to itself only: another one can't come to have its address."""
+
+    of: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.of is other.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
 
 
 class _Plan:
