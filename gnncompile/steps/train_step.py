@@ -159,6 +159,7 @@ class TrainStep:
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
             self._plans.append(plan)
+            self._keep_settings_on(plan.device)
         return made
 
     def _why_not(self, call: Call | None, capture: Any) -> str | None:
@@ -170,10 +171,13 @@ class TrainStep:
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None
 
     def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
-        # Torch allows it on GPUs only. An optimizer may have been loaded since the last step.
-        if plan.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            _compat.make_capturable(self.optimizer, plan.device)
+        self._keep_settings_on(plan.device)  # the optimizer may have been loaded since the last step
         return self._train(lambda: self._program.run(plan.call(given)))
+
+    def _keep_settings_on(self, device: torch.device) -> None:
+        # Torch allows it on GPUs only.
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            _compat.make_capturable(self.optimizer, device)
 
     def _train(self, objective: Callable[[], Any]) -> tuple[Any, ...]:
         optimizer, scaler = self.optimizer, self.scaler
