@@ -17,7 +17,7 @@ from benchmarks.variants import VARIANTS
 CPU = torch.device("cpu")
 SQUARE = graphs.Graph("square", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")
 BIPARTITE = graphs.Graph("bipartite", 40, 120, 8, lambda: graphs.bipartite(9, 40, 3), "for tests", num_sources=9)
-OURS = [variant for variant in VARIANTS if variant.is_ours]
+OURS = [variant for variant in VARIANTS if variant.is_ours and "cpu" in variant.devices]
 OPTIONS = comparison.Options(seconds=0.01, rounds=2, input_grad=True, warmup=1)
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
 
