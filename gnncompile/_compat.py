@@ -62,6 +62,7 @@ __all__ = [
     "current_stream",
     "decompose",
     "fresh_sizes",
+    "graph_breaks",
     "inductor_mode_options",
     "inductor_option_names",
     "inside_an_op_with_autograd",
@@ -541,9 +542,12 @@ def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
         symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
 
 
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+
+
 def _symbols(number: Any) -> set[Any]:
     """The sizes in a symbolic number: torch takes them for positive."""
-    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+    if not isinstance(number, _SYMBOLIC):
         return set()
     return {s for s in getattr(number.node.expr, "free_symbols", ()) if s.is_positive}
 
@@ -559,7 +563,7 @@ def _may_be_empty(number: torch.SymInt) -> bool:
 
 def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
     """What a number is where sizes are these."""
-    if not isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+    if not isinstance(number, _SYMBOLIC):
         return number
     found = number.node.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
     kind: Any = number.node.pytype
@@ -592,7 +596,7 @@ _ORDINARY = 7
 
 
 def _all_symbols(numbers: Sequence[Any]) -> set[Any]:
-    symbolic = [n.node.expr for n in numbers if isinstance(n, (torch.SymInt, torch.SymBool, torch.SymFloat))]
+    symbolic = [n.node.expr for n in numbers if isinstance(n, _SYMBOLIC)]
     return set().union(*(getattr(expr, "free_symbols", ()) for expr in symbolic))
 
 
@@ -837,6 +841,11 @@ def static_cuda_launch() -> Callable[..., None] | None:
     """
     launcher = getattr(torch._C, "_StaticCudaLauncher", None)
     return getattr(launcher, "_launch_kernel", None)
+
+
+def graph_breaks() -> int:
+    """How many graph breaks Dynamo has counted."""
+    return sum(counters()["graph_break"].values())
 
 
 def counters() -> Any:

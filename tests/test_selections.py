@@ -141,11 +141,11 @@ def _check(fn: Callable[..., Any], sizes: Any = LADDER, **options: Any) -> tuple
     """Compares on all sizes and limits; returns numbers of graphs, breaks and syncs of a steady step."""
     torch._dynamo.reset()
     compiled = gnncompile.compile(fn, options={"inductor": False, **options})
-    before = sum(_compat.counters()["graph_break"].values())
+    before = _compat.graph_breaks()
     for size in sizes:
         for args in _inputs(size):
             _compare(fn, compiled, args)
-    breaks = sum(_compat.counters()["graph_break"].values()) - before
+    breaks = _compat.graph_breaks() - before
     args = next(_inputs(sizes[0]))
     compiled(*args)
     syncs = count_syncs(compiled, args, {})

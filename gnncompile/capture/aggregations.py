@@ -16,6 +16,7 @@ from torch_geometric.nn.aggr import (
 
 from gnncompile import _compat
 from gnncompile._compat import copy_of
+from gnncompile.capture.relations.tables import sizes_and_starts
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -78,9 +79,8 @@ def quantile_forward(
     """See :class:`torch_geometric.nn.aggr.QuantileAggregation`: the rows of a group are counted at its place."""
     if index is None or dim_size is None or x.dim() != 2 or dim not in (-2, 0):
         return _quantile_forward(self, x, index, ptr, dim_size, dim)
-    count = _OPS.segment_reduce(torch.ones_like(index), index, dim_size, "sum")
-    first = (count.cumsum(0) - count).clamp(max=x.size(0) - 1)
-    place = (self.q * (count - 1) + first).t().reshape(-1)
+    count, first = sizes_and_starts(index, dim_size)
+    place = (self.q * (count - 1) + first.clamp(max=x.size(0) - 1)).t().reshape(-1)
     x, by_value = torch.sort(x, dim=0)
     by_group = torch.sort(index.unsqueeze(1).expand_as(x).gather(0, by_value), dim=0, stable=True)[1]
     x = x.gather(0, by_group)

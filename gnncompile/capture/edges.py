@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, negative_sampling, scatter, to_dense_adj
 
 from gnncompile._compat import copy_of
-from gnncompile.capture.relations.tables import is_edge_list
+from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
 from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 
 _OPS: Any = torch.ops.gnncompile
@@ -76,8 +76,7 @@ def dense_adjacency(
         longest = nodes if max_num_nodes is None else max_num_nodes
     else:
         graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
-        sizes = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
-        place = (sizes.cumsum(0) - sizes).index_select(0, batch)
+        place = sizes_and_starts(batch, graphs)[1].index_select(0, batch)
         owner, source, target = (
             batch.index_select(0, edge_index[0]),
             *(e - place.index_select(0, e) for e in edge_index),

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MemPooling
 from torch_geometric.nn.pool.select.topk import topk
-from torch_geometric.utils import cumsum, to_dense_batch
+from torch_geometric.utils import cumsum
 
 from gnncompile._compat import copy_of
+from gnncompile.capture.relations.tables import sizes_and_starts
 from gnncompile.runtime import segment_ops  # noqa: F401  (defines the ops)
 
 _OPS: Any = torch.ops.gnncompile
@@ -29,10 +29,10 @@ def best_of_each_graph(
     if min_score is not None or ratio is None or batch.dim() != 1:
         return _topk(x, ratio, batch, min_score, tol)  # type: ignore[no-any-return]
     owner = torch.sort(batch, stable=True)[0]
-    sizes = _OPS.segment_reduce(torch.ones_like(batch), batch, _OPS.num_segments(batch), "sum")
+    sizes, starts = sizes_and_starts(batch, _OPS.num_segments(batch))
     share = (float(ratio) * sizes.to(x.dtype)).ceil().to(torch.long)
     k = torch.full_like(sizes, int(ratio)) if ratio >= 1 else share
-    place = torch.arange(batch.size(0), device=batch.device) - cumsum(sizes).index_select(0, owner)
+    place = torch.arange(batch.size(0), device=batch.device) - starts.index_select(0, owner)
     kept = (place < k.index_select(0, owner)).nonzero().view(-1)
     by_score = torch.sort(x.view(-1), descending=True)[1]
     by_graph = torch.sort(batch.index_select(0, by_score), stable=True)[1]
@@ -46,33 +46,8 @@ def cumulative_sum(x: Tensor, dim: int = 0) -> Tensor:
     return torch.cat([x.new_zeros(shape), x.cumsum(dim)], dim)
 
 
-def mem_forward(
-    self: Any,
-    x: Tensor,
-    batch: Tensor | None = None,
-    mask: Tensor | None = None,
-    max_num_nodes: int | None = None,
-    batch_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See :meth:`torch_geometric.nn.MemPooling.forward`; ``cdist`` has other ways for few rows, which become guards."""
-    if x.dim() <= 2:
-        x, mask = to_dense_batch(x, batch, max_num_nodes=max_num_nodes, batch_size=batch_size)
-    elif mask is None:
-        mask = x.new_ones((x.size(0), x.size(1)), dtype=torch.bool)
-    graphs, nodes, channels = x.size()
-    keys = self.k.view(1, self.heads, 1, self.num_clusters, channels)
-    distance = (x.view(graphs, 1, nodes, 1, channels) - keys).square().sum(dim=-1)
-    similarity = (1.0 + distance / self.tau).pow(-(self.tau + 1.0) / 2.0)
-    share = similarity / similarity.sum(dim=-1, keepdim=True)
-    share = self.conv(share).squeeze(dim=1).softmax(dim=-1) * mask.view(graphs, nodes, 1)
-    return self.lin(torch.bmm(share.transpose(1, 2), x)), share
-
-
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (cumsum, cumulative_sum),
     (topk, best_of_each_graph),
 )
 """What is traced in place of PyG's functions."""
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {MemPooling.forward: mem_forward}
-"""What is traced in place of PyG's methods."""

@@ -32,7 +32,7 @@ from gnncompile.capture import (
     relations,
     sparse,
 )
-from gnncompile.capture.relations.tables import is_edge_list
+from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -131,8 +131,7 @@ def to_dense_batch(
         return _to_dense_batch(x, batch, fill_value, max_num_nodes, batch_size)
     graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
     longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
-    length = _OPS.segment_reduce(torch.ones_like(batch), batch, graphs, "sum")
-    place = torch.arange(x.size(0), device=x.device) - (length.cumsum(0) - length).index_select(0, batch)
+    place = torch.arange(x.size(0), device=x.device) - sizes_and_starts(batch, graphs)[1].index_select(0, batch)
     spare = graphs * longest  # where rows go that are too many
     place = torch.where(place < longest, batch * longest + place, spare)
     rows = (x.new_zeros((spare + 1, *x.shape[1:])) + fill_value).to(x.dtype)
@@ -217,5 +216,5 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS | pooling.METHODS
+    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

@@ -100,9 +100,9 @@ def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
         target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
     program = program_of(compiled)
     assert program is not None
-    before = sum(_compat.counters()["graph_break"].values())
+    before = _compat.graph_breaks()
     compiled(*args, **kwargs)
-    breaks = sum(_compat.counters()["graph_break"].values()) - before
+    breaks = _compat.graph_breaks() - before
     return _report(program, breaks, count_syncs(compiled, args, kwargs))
 
 

@@ -144,12 +144,12 @@ class TrainStep:
 
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step that may capture the graph, after which it is known how to record it."""
-        breaks = _graph_breaks()
+        breaks = _compat.graph_breaks()
         with identity.keeping() as kept:
             made = self._train(lambda: self._program(given, {}))
         call = self._take(given)
         capture = self._capture(call) if call is not None else None
-        if _graph_breaks() > breaks:
+        if _compat.graph_breaks() > breaks:
             self._broken.append(capture)
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
@@ -210,10 +210,6 @@ class TrainStep:
         numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
         state = self.optimizer.state
         return _Same(state), len(state), *numbers
-
-
-def _graph_breaks() -> int:
-    return sum(_compat.counters()["graph_break"].values())
 
 
 @dataclass(frozen=True, eq=False)

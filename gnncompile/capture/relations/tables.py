@@ -21,6 +21,13 @@ _mark_dead: Callable[[Tensor, Tensor], Tensor] = torch.ops.gnncompile.mark_dead
 segment_reduce: Callable[[Tensor, Tensor, int, str], Tensor] = torch.ops.gnncompile.segment_reduce
 segment_softmax: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.gnncompile.segment_softmax
 
+
+def sizes_and_starts(index: Tensor, num_segments: int) -> tuple[Tensor, Tensor]:
+    """How many items each segment has, and how many all those before it have, both ``[num_segments]``."""
+    sizes = segment_reduce(torch.ones_like(index), index, num_segments, "sum")
+    return sizes, sizes.cumsum(0) - sizes
+
+
 TABLE_WIDTH = 512
 """Channels per node in one table: 8 relations of 128 channels take two tables, each 340 MiB for 169,000 nodes in
 float32, of which one at a time is alive."""
