@@ -47,6 +47,7 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "ADJACENCY",
+    "CAPTURE_ERRORS",
     "EDGE_INDEX",
     "AsksForEmptiness",
     "NeedsOriginal",
@@ -841,6 +842,15 @@ def static_cuda_launch() -> Callable[..., None] | None:
     """
     launcher = getattr(torch._C, "_StaticCudaLauncher", None)
     return getattr(launcher, "_launch_kernel", None)
+
+
+CAPTURE_ERRORS = (
+    torch._dynamo.exc.Unsupported,
+    torch._dynamo.exc.UserError,
+    torch._dynamo.exc.TorchRuntimeError,
+    torch._dynamo.exc.FailOnRecompileLimitHit,
+)
+"""What Dynamo raises where a whole graph is wanted and it can't capture one."""
 
 
 def graph_breaks() -> int:

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from gnncompile import _compat, passes
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, Record, Skip
+from gnncompile.passes.context import Masked, NotPadded, Record, Skip
+from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
 from gnncompile.runtime.structure import Structure
@@ -42,6 +43,7 @@ class Backend:
         inductor: Inductor's settings.
         self_loops: "masked" or "exact": read by the substitutes while Dynamo traces.
         attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
+        narrows: Whether results of padded mini-batches may be cut to their true sizes.
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
     """
@@ -50,6 +52,7 @@ class Backend:
     inductor: dict[str, Any]
     self_loops: str = "masked"
     attaches_sizes: bool = False
+    narrows: bool = True
     asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
@@ -58,6 +61,8 @@ class Backend:
         """Compiles one graph."""
         result = self._optimise(gm)
         if result is None:
+            if any(node.target is torch.ops.gnncompile.padded for node in gm.graph.nodes):
+                raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
             for node in gm.graph.nodes:
                 node.target = WRITTEN_OUT.get(node.target, node.target)
             gm.recompile()
@@ -78,6 +83,17 @@ class Backend:
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
+        padded = captured.record.padded
+        if padded is None or not any(padded):
+            return self._recorded(compiled, gm, inputs, captured)
+        if not self.narrows:
+            raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
+        whole = self._recorded(compiled, gm, inputs, captured)
+        return lambda *args: true_rows(whole(*args), padded)
+
+    def _recorded(
+        self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
+    ) -> Callable[..., Any]:
         structure, run = captured.structure, compiled
         if structure is not None:
 

@@ -11,26 +11,33 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.hooks import SkippedHooks
-from gnncompile.capture.inputs import Checker, Derived, Taken, join, split
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, minibatch_in, split
+from gnncompile.capture.minibatches import Unpadded
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, Skip, WrittenInput
+from gnncompile.passes.context import PADDING, Masked, NotPadded, Skip, WrittenInput
+from gnncompile.runtime import cuda_graph
+from gnncompile.runtime.attached import Bucketed, padding_to
 from gnncompile.runtime.segment_ops import SizeNeeded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+MAX_NUMBER = 2**62
+
+
 class Call(NamedTuple):
-    """The arguments of a call, taken apart."""
+    """The arguments of a call, taken apart; with the true numbers of things in a mini-batch where it is padded."""
 
     args: Any
     kwargs: Any
     taken: Taken
+    counts: Tensor | None = None
 
 
 class Program:
@@ -46,6 +53,7 @@ class Program:
         self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.empty_is_special = False
+        self.pads = bool(own["record"])
         self._start()
 
     def _start(self) -> None:
@@ -57,17 +65,21 @@ class Program:
             empty_again(joined)
             return result
 
+        def padded(args: tuple[Any, ...], kwargs: dict[str, Any], counts: Tensor) -> Any:
+            joined: list[Any] = []
+            return target(*join(args, joined, counts), **join(kwargs, joined, counts))
+
+        self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
+        # What comes behind a break of the graph would not know what is padded.
+        self.padded_entry, self.padded = self._compiled(padded, True)
+
+    def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
         # Dynamo counts recompiles per code object, so every program needs one of its own.
-        self.entry = types.FunctionType(
-            entry.__code__.replace(co_name=f"entry_{id(self):x}"), entry.__globals__, "entry", None, entry.__closure__
-        )
+        code = function.__code__.replace(co_name=f"entry_{id(self):x}")
+        own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
-        self.compiled = torch.compile(
-            self.entry,
-            backend=self.backend,
-            fullgraph=self.settings["fullgraph"],
-            dynamic=True if dynamic is None else dynamic,
-        )
+        dynamic = True if dynamic is None else dynamic
+        return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
@@ -89,6 +101,12 @@ class Program:
                 for value, copied in call.taken.objects:
                     write_back(value, copied)
                 return give_back(result, call.taken.objects) if call.taken.objects else result
+            except NotPadded as refused:
+                self._stop_padding(refused.skip)
+            except _compat.CAPTURE_ERRORS as error:
+                if call.counts is None:
+                    raise
+                self._stop_padding(Skip(PADDING, str(error).strip().splitlines()[0], "?"))
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)
@@ -116,17 +134,57 @@ class Program:
         Raises:
             NeedsOriginal: The compiled code can't take them.
         """
-        taken = Taken()
-        return Call(split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken), taken)
+        batch = minibatch_in(args, kwargs) if self.pads else None
+        if batch is not None and cuda_graph.recorder(batch.on_device.device) is not None:
+            try:
+                return self._split(args, kwargs, batch)
+            except Unpadded as reason:
+                self._note(Skip(PADDING, str(reason), "?"))
+        return self._split(args, kwargs, None)
+
+    def _split(self, args: Any, kwargs: Any, batch: Bucketed | None) -> Call:
+        taken = Taken(batch=batch)
+        if batch is not None:
+            taken.largest = self._largest_number(batch)
+        parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+        return Call(*parts, taken, None if batch is None else batch.on_device)
+
+    def _largest_number(self, batch: Bucketed) -> int:
+        """The largest number that may be among the arguments of a call with a padded mini-batch.
+
+        Raises:
+            Unpadded: There are fewer things than the model takes.
+        """
+        least = [one for captured in self.backend.captured for one in captured.record.least]
+        for kind, number in least:
+            if number is not None and batch.counts[kind] < number:
+                raise Unpadded(f"the model takes {number} {batch.kinds[kind]} of {batch.counts[kind]}")
+        return min((batch.counts[kind] for kind, number in least if number is None), default=MAX_NUMBER)
+
+    def _stop_padding(self, why: Skip) -> None:
+        """From now on calls have their true sizes."""
+        self._note(why)
+        self.pads = False
+        self._start()
+
+    def _note(self, skip: Skip) -> None:
+        if skip not in self.backend.notes:
+            self.backend.notes.append(skip)
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
         with _compat.symbolic_counts(self.empty_is_special, self.backend.own["selections"]):
-            return self.compiled(call.args, call.kwargs)
+            if call.counts is None:
+                return self.compiled(call.args, call.kwargs)
+            with padding_to(call.taken.batch):
+                return self.padded(call.args, call.kwargs, call.counts)
 
     def capture_for(self, call: Call) -> Any:
         """What stands for the capture that serves these arguments now; None where there is none."""
-        return _compat.valid_capture(self.entry, {"args": call.args, "kwargs": call.kwargs})
+        given = {"args": call.args, "kwargs": call.kwargs}
+        if call.counts is None:
+            return _compat.valid_capture(self.entry, given)
+        return _compat.valid_capture(self.padded_entry, {**given, "counts": call.counts})
 
     def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
         names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
@@ -134,7 +192,7 @@ class Program:
         skip = Skip("the whole model", reason, "?")
         if skip in self.backend.notes:
             return
-        self.backend.notes.append(skip)
+        self._note(skip)
         warnings.warn(
             f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
             stacklevel=4,

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
+from gnncompile.runtime.attached import Count, attached
+
 _DICTS_OF_STORES = ("_node_store_dict", "_edge_store_dict")
 
 
@@ -39,13 +41,17 @@ def is_container(value: Any) -> bool:
 def holds_structure(value: Any) -> bool:
     """Whether an attribute is taken out: integer tensors, and what may hold some."""
     if isinstance(value, Tensor):
-        return not value.is_floating_point() or value.layout != torch.strided or type(value) is not Tensor
+        plain = value.is_floating_point() and value.layout == torch.strided and type(value) is Tensor
+        return not plain or attached(value) is not None
     return isinstance(value, (tuple, list, dict)) or is_container(value)
 
 
 def open_container(value: Any, split: Callable[[Any, int, str], Any]) -> Opened:
     """Takes an object apart; `split` gets an attribute, the number of its store, and its name."""
     shell = copy.copy(value)
+    for store in shell.stores if isinstance(shell, BaseData) else ():
+        numbers = [name for name, held in vars(store).items() if type(held) is Count]
+        vars(store).update((name, int(vars(store)[name])) for name in numbers)
     parts = []
     for at, attributes in enumerate(_attributes(shell)):
         found = {name: split(held, at, name) for name, held in attributes.items() if holds_structure(held)}

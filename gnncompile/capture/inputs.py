@@ -20,8 +20,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, Index
 
 from gnncompile import _compat
-from gnncompile.capture import sparse
+from gnncompile.capture import minibatches, sparse
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
+from gnncompile.runtime.attached import Attached, Bucketed, Count, attached
 from gnncompile.runtime.identity import IdentityCache
 
 EDGE_INDEX = "edge_index"
@@ -58,10 +59,14 @@ class Taken:
     Attributes:
         objects: Each object that holds tensors, with its copy.
         kinds: The subclasses of tensors, or layouts, that plain tensors stand for.
+        batch: The mini-batch to whose bucket the call is padded.
+        largest: The largest whole number that such a call may have among its arguments.
     """
 
     objects: list[tuple[Any, Opened]] = field(default_factory=list)
     kinds: set[Any] = field(default_factory=set)
+    batch: Bucketed | None = None
+    largest: int = 0
 
 
 class Field(str):
@@ -95,16 +100,10 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
     if kind is Tensor:
         if value.layout != torch.strided:
             return _matrix(value, path, derived, taken)
-        if value.dtype in _INTEGERS:
-            if derived.splits and value.dim() == 2 and value.size(0) == 2:
-                rows = derived.rows(value)
-                if not derived.wanted:
-                    return EdgePair(*rows)
-                ends = zip(rows, EdgePair._fields, strict=True)
-                return EdgePair(*(derived.sized(row, f"{source_of(path)}.{end}") for row, end in ends))
-            index = _compat.without_base(value)
-            return derived.sized(index, source_of(path)) if derived.wanted else index
-        return value
+        what = attached(value)
+        if what is not None or taken.batch is not None:
+            return _of_minibatch(value, what, path, derived, taken)
+        return _plain(value, path, derived)
     if kind is tuple or kind is list:
         return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
@@ -112,12 +111,48 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
     if is_container(value):
+        if taken.batch is not None:
+            raise minibatches.Unpadded(f"{source_of(path)} is an object (pass its tensors)")
         parts = (path, Field("parts"))
         taken.objects.append(
             (value, open_container(value, lambda v, at, k: split(v, ((parts, at), k), derived, taken)))
         )
         return taken.objects[-1][1]
+    if isinstance(value, int) and (kind is Count or taken.batch is not None):
+        if taken.batch is None:
+            return int(value)
+        return minibatches.padded_number(value, taken.batch, taken.largest, source_of(path))
     return value
+
+
+def _of_minibatch(value: Tensor, what: Attached | None, path: Path, derived: Derived, taken: Taken) -> Any:
+    name = source_of(path)
+    if taken.batch is not None:
+        if not derived.splits or name in derived.lengths:
+            raise minibatches.Unpadded(f"the model writes to {name}, or asks for its longest segment")
+        wanted = any(f"{name}{part}" in derived.wanted for part in ("", ".row", ".col"))
+        return minibatches.padded(value, what, taken.batch, name, wanted)
+    assert what is not None
+    if len(what.values) == 2 and what.layout is not None and derived.splits:
+        return minibatches.laid_out(what.layout, what, lambda row: f"{name}.{row}" in derived.wanted)
+    if len(what.values) == 1 and name not in derived.lengths:
+        found = minibatches.known(value, what, name in derived.wanted)
+        if found is not None:
+            return found
+    return _plain(value, path, derived)
+
+
+def _plain(value: Tensor, path: Path, derived: Derived) -> Any:
+    if value.dtype not in _INTEGERS:
+        return value
+    if derived.splits and value.dim() == 2 and value.size(0) == 2:
+        rows = derived.rows(value)
+        if not derived.wanted:
+            return EdgePair(*rows)
+        ends = zip(rows, EdgePair._fields, strict=True)
+        return EdgePair(*(derived.sized(row, f"{source_of(path)}.{end}") for row, end in ends))
+    index = _compat.without_base(value)
+    return derived.sized(index, source_of(path)) if derived.wanted else index
 
 
 def _matrix(value: Tensor, path: Path, derived: Derived, taken: Taken) -> sparse.Matrix:
@@ -142,12 +177,20 @@ def source_of(path: Path) -> str:
     return f"{source_of(holder)}.{key}" if isinstance(key, Field) else f"{source_of(holder)}[{key!r}]"
 
 
-def join(value: Any, joined: list[Any]) -> Any:
-    """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object."""
+def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
+    """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object.
+
+    Args:
+        value: What :func:`split` made.
+        joined: Is added to.
+        counts: Of the mini-batch, where the call is padded, int64 ``[kinds]``.
+    """
     if isinstance(value, EdgePair):
         return torch.stack([join(value.row, joined), join(value.col, joined)])
+    if isinstance(value, minibatches.KINDS):
+        return minibatches.join(value, counts)
     if isinstance(value, SizedEdges):
-        edges = join(value.edges, joined)
+        edges = join(value.edges, joined, counts)
         _compat.keep_with(edges, value.tables, _compat.EDGE_INDEX)
         return edges
     if isinstance(value, sparse.Matrix):
@@ -155,16 +198,27 @@ def join(value: Any, joined: list[Any]) -> Any:
     if isinstance(value, Sized):
         return torch.ops.gnncompile.sized(value.segment, value.carrier)
     if isinstance(value, Opened):
-        return put_together(value, lambda part: join(part, joined), joined)
+        return put_together(value, lambda part: join(part, joined, counts), joined)
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        return type(value)(*[join(v, joined) for v in value])
+        return type(value)(*[join(v, joined, counts) for v in value])
     if type(value) is tuple:
-        return tuple(join(v, joined) for v in value)
+        return tuple(join(v, joined, counts) for v in value)
     if type(value) is list:
-        return [join(v, joined) for v in value]
+        return [join(v, joined, counts) for v in value]
     if type(value) is dict:
-        return {k: join(v, joined) for k, v in value.items()}
+        return {k: join(v, joined, counts) for k, v in value.items()}
     return value
+
+
+def minibatch_in(*values: Any) -> Bucketed | None:
+    """The padded mini-batch that one of the tensors of a call belongs to."""
+    found: list[Any] = []
+    leaves(values, found)
+    for value in found:
+        what = attached(value) if isinstance(value, Tensor) else None
+        if what is not None and what.batch is not None:
+            return what.batch
+    return None
 
 
 def leaves(value: Any, found: list[Any]) -> None:

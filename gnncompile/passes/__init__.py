@@ -18,16 +18,20 @@ from gnncompile import _compat
 from gnncompile.passes import (
     adjacency,
     assumed,
+    attached,
     dense,
     edges,
     epilogue,
+    first_rows,
     functional,
     hoist,
     idioms,
+    laid_out,
     lower,
     narrower,
     node_side,
     ordered,
+    padding,
     per_node,
     recomputed,
     regions,
@@ -40,12 +44,14 @@ from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
 
 PASSES = (
+    attached,
     adjacency,
     functional,
     sizes,
     edges,
     idioms,
     assumed,
+    padding,
     shared,
     node_side,
     per_node,
@@ -56,6 +62,7 @@ PASSES = (
     lower,
     ordered,
     recomputed,
+    laid_out,
 )
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 
@@ -81,6 +88,7 @@ class Result:
 
 def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     """Runs all passes on a Dynamo graph."""
+    first_rows.run(gm)
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile import _compat
@@ -37,12 +38,19 @@ class Skip:
 
 @dataclass
 class Record:
-    """What the passes did to one captured graph."""
+    """What the passes did to one captured graph.
+
+    Attributes:
+        padded: For each result, which of its dimensions are padded, and of which kind they are; None without padding.
+        least: How many things of a kind there must be at least; None for as many as any number among the arguments.
+    """
 
     regions: list[RegionRecord] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)
     hoisted: int = 0
     syncs: list[Skip] = field(default_factory=list)
+    padded: list[dict[int, int]] | None = None
+    least: list[tuple[int, int | None]] = field(default_factory=list)
 
     def position(self, spec: str, line: str) -> int:
         """Where among the regions the first one with this program and line is."""
@@ -60,6 +68,37 @@ class Masked(BaseException):
         self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
 
 
+PADDING = "padding of mini-batches to buckets"
+
+
+class NotPadded(BaseException):
+    """The graph does something with a padded mini-batch that can't be undone; run it with true sizes.
+
+    Not an Exception: Dynamo must not wrap it.
+    """
+
+    def __init__(self, what: str, line: str) -> None:
+        super().__init__(what)
+        self.skip = Skip(PADDING, what, line)
+
+
+@dataclass
+class PaddedInputs:
+    """What is known of a graph's padded inputs.
+
+    Attributes:
+        counts: How many things there are of each kind, int64 ``[kinds]``.
+        sizes: For the size of padded inputs, of which kind the things are.
+        values: For padded inputs that number things, of which kind these are.
+        whole: All padded inputs.
+    """
+
+    counts: fx.Node
+    sizes: dict[Any, int] = field(default_factory=dict)
+    values: dict[fx.Node, int] = field(default_factory=dict)
+    whole: set[fx.Node] = field(default_factory=set)
+
+
 class WrittenInput(BaseException):
     """The graph writes to an edge list that the caller took apart; capture again with the list itself."""
 
@@ -74,6 +113,8 @@ class Context:
         needs_grad: Nodes that a gradient flows through.
         options: What the user turned off.
         seeds: What the masks of dropouts in messages are made from.
+        layouts: Layouts that came with the inputs: for an index and the other ends, rowptr, col and edge.
+        padded: What is known of padded inputs, if there are any.
     """
 
     gm: fx.GraphModule
@@ -83,6 +124,8 @@ class Context:
     record: Record = field(default_factory=Record)
     shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
     seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    layouts: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = field(default_factory=dict)
+    padded: PaddedInputs | None = None
 
     @cached_property
     def written(self) -> set[fx.Node]:
@@ -122,6 +165,37 @@ class Context:
         if like is not None and "stack_trace" in like.meta:
             node.meta["stack_trace"] = like.meta["stack_trace"]
         return node
+
+    def inputs_first(self) -> fx.Node:
+        """Moves all inputs in front of all operations, and returns the last one."""
+        inputs: list[fx.Node] = [n for n in self.graph.nodes if n.op == "placeholder"]
+        first = next(n for n in self.graph.nodes if n.op != "placeholder")
+        for node in inputs:
+            first.prepend(node)
+        return inputs[-1]
+
+    def inline(self, function: Callable[..., Any], *args: Any, like: fx.Node | None = None) -> fx.Node:
+        """Adds the operations of a function that returns one tensor at the current insertion point."""
+        inputs = [a for a in args if isinstance(a, fx.Node)]
+        places = iter(range(len(inputs)))
+        where = [next(places) if isinstance(a, fx.Node) else None for a in args]
+
+        def run(*values: Any) -> Any:
+            return function(*(a if w is None else values[w] for a, w in zip(args, where, strict=True)))
+
+        trace: Any = make_fx(run, pre_dispatch=True)
+        with self.fake_mode:
+            traced = trace(*map(value, inputs))
+        copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
+        for inner in traced.graph.nodes:
+            if inner.op == "output":
+                made: fx.Node = copies[inner.args[0]]
+                return made
+            if inner.op != "placeholder":
+                copies[inner] = self.graph.node_copy(inner, lambda n: copies[n])
+                if like is not None and "stack_trace" in like.meta:
+                    copies[inner].meta["stack_trace"] = like.meta["stack_trace"]
+        raise AssertionError("a graph has an output")
 
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records that something was not fused."""

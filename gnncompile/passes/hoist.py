@@ -44,7 +44,7 @@ def run(ctx: Context) -> Hoisted | None:
     if not frontier:
         return None
     hoisted = _extract(ctx, frontier)
-    after = _inputs_first(ctx)
+    after = ctx.inputs_first()
     for node in frontier:
         with ctx.graph.inserting_after(after):
             after = ctx.graph.placeholder(f"structure_{node.name}")
@@ -118,15 +118,6 @@ def _shares_no_memory(node: fx.Node) -> bool:
     while node.op == "call_function" and not makes_new_tensor(node):
         node = node.all_input_nodes[0]
     return node.op == "call_function"
-
-
-def _inputs_first(ctx: Context) -> fx.Node:
-    """Moves all inputs in front of all operations, and returns the last one."""
-    inputs: list[fx.Node] = [n for n in ctx.graph.nodes if n.op == "placeholder"]
-    first = next(n for n in ctx.graph.nodes if n.op != "placeholder")
-    for node in inputs:
-        first.prepend(node)
-    return inputs[-1]
 
 
 def _replace(ctx: Context, node: fx.Node, result: fx.Node, rest: set[fx.Node]) -> None:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import Context, Masked, aten, mutates, own, same_size, user_line, value
@@ -98,24 +97,8 @@ def run(ctx: Context) -> None:
 
 def _write_out(ctx: Context, node: fx.Node) -> None:
     """Replaces a marker by the torch ops that it stands for."""
-    meaning = WRITTEN_OUT[node.target]
-    inputs = [a for a in node.args if isinstance(a, fx.Node)]
-    places = iter(range(len(inputs)))
-    where = [next(places) if isinstance(a, fx.Node) else None for a in node.args]
-
-    def run(*values: Any) -> Any:
-        return meaning(*(a if w is None else values[w] for a, w in zip(node.args, where, strict=True)))
-
-    trace: Any = make_fx(run, pre_dispatch=True)
-    with ctx.fake_mode:
-        traced = trace(*(value(n) for n in inputs))
-    copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
     with ctx.graph.inserting_before(node):
-        for inner in traced.graph.nodes:
-            if inner.op == "output":
-                node.replace_all_uses_with(copies[inner.args[0]])
-            elif inner.op != "placeholder":
-                copies[inner] = ctx.graph.node_copy(inner, lambda n: copies[n])
+        node.replace_all_uses_with(ctx.inline(WRITTEN_OUT[node.target], *node.args))
     ctx.graph.erase_node(node)
 
 

@@ -212,6 +212,23 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     return found
 
 
+def find_hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
+    """The hubs of a layout on the host, for who hands them to :func:`give_hubs`; None if it has too few edges."""
+    most = _most_hubs(rowptr.size(0) - 1, num_edges)
+    return _find_hubs(rowptr, most, num_edges) if most else None
+
+
+def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None) -> None:
+    """Attaches the list of its hubs to a layout; see :class:`Hubs` for the arguments."""
+    setattr(rowptr, _HUBS, Hubs(rows, pieces, _version(rowptr), number, None))
+
+
+def given_hubs(rowptr: Tensor) -> Hubs | None:
+    """The list of hubs that is attached to a tensor."""
+    found: Hubs | None = getattr(rowptr, _HUBS, None)
+    return found
+
+
 def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
     """The row of each edge in the order of a layout, int32 ``[num_edges]``; one behind the last row where edges are
     masked out. It is made once for a layout and travels with it, as the list of its hubs does.

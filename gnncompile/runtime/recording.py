@@ -21,6 +21,7 @@ from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import identity
 from gnncompile.runtime.cuda_graph import Recorder
+from gnncompile.runtime.static_inputs import StaticInputs
 
 ALIGNMENT = 16
 """Bytes; kernels for vectors want the gradients in the common buffer at multiples of it."""
@@ -75,8 +76,8 @@ class Recording:
         # Dynamo has compared the shapes of parameters.
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
-        self._static = {k: args[k].detach().clone() for k in sorted(copied)}
-        inputs = [self._static.get(k, a) for k, a in enumerate(args)]
+        self._static = StaticInputs(args, sorted(copied))
+        inputs = [self._static.tensors.get(k, a) for k, a in enumerate(args)]
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
         self._graded = graded if torch.is_grad_enabled() else []
         for k in self._graded:
@@ -119,7 +120,7 @@ class Recording:
         for k, shape, stride in self._sizes:
             if args[k].shape != shape or args[k].stride() != stride:
                 return False
-        return all(args[k]._version == version for k, _, version in self._structural)
+        return all(args[k]._version == version for k, _, version in self._structural) and self._static.fits(args)
 
     def lease(self) -> Lease | None:
         """The right to run it, or None where a backward is still to come."""
@@ -151,8 +152,7 @@ class Recording:
 
     def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """The resulting tensors, without a gradient."""
-        for k, static in self._static.items():
-            static.copy_(args[k])
+        self._static.copy(args)
         self._forward()
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])

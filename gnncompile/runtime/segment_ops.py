@@ -12,6 +12,10 @@ They exist in captured graphs only: the passes fuse them or write them out in to
   (:mod:`gnncompile.capture.inputs`).
 - ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
 - ``sorted_index(index)``: the index itself, if it is sorted.
+- ``laid_out(row, col, layout)``: the ends of edges themselves, with the knowledge of their layouts: rowptr, col and
+  edge by `col`, then by `row`.
+- ``padded(value, counts, rows, values)``: the tensor itself, with the knowledge that only its first ``counts[rows]``
+  rows are true, and that it numbers things of the kind `values` (-1: of none).
 - ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
 """
 
@@ -38,6 +42,8 @@ LIBRARY.define("sorted_index(Tensor index) -> Tensor")
 LIBRARY.define("adjacency(Tensor row, Tensor col, Tensor values, Tensor shape) -> Tensor")
 LIBRARY.define("chosen_rows(Tensor index, Tensor table, Tensor rows) -> Tensor")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
+LIBRARY.define("laid_out(Tensor row, Tensor col, Tensor[] layout) -> (Tensor, Tensor)")
+LIBRARY.define("padded(Tensor value, Tensor counts, int rows, int values) -> Tensor")
 
 
 def _expand(index: Tensor, like: Tensor) -> Tensor:
@@ -112,7 +118,7 @@ def request_size(index: Tensor, longest: bool = False) -> None:
     """Asks the caller for the number of segments of a model input (and the length of the longest), once; returns where
     there is nobody to ask.
     """
-    source = getattr(index, _SOURCE, None) or _compat.tracked_input_name(index)
+    source = _source(index)
     backend = _compat.current_backend() if source is not None else None
     if backend is None or source is None or not getattr(backend, "attaches_sizes", False):
         return
@@ -137,8 +143,8 @@ def _contiguous_like(index: Tensor) -> Tensor:
 def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
     out = _contiguous_like(index)
     setattr(out, _SEGMENTS, carrier.size(0))
-    setattr(out, _SOURCE, (_compat.tracked_input_name(index) or "").removesuffix(".segment") or None)
-    if carrier.dim() > 1:
+    setattr(out, _SOURCE, _source(index))
+    if carrier.dim() > 2:
         setattr(out, _LONGEST, carrier.size(1))
     return out
 
@@ -158,7 +164,27 @@ def _fake_sorted_index(index: Tensor) -> Tensor:
         if hasattr(index, name):
             setattr(out, name, getattr(index, name))
     if not hasattr(out, _SOURCE):
-        setattr(out, _SOURCE, _compat.tracked_input_name(index))
+        setattr(out, _SOURCE, _source(index))
+    return out
+
+
+def _source(index: Tensor) -> str | None:
+    """Where an index stands in the arguments, without the names of the fields that it was put in."""
+    known: str | None = getattr(index, _SOURCE, None)
+    if known is not None:
+        return known
+    name = _compat.tracked_input_name(index)
+    for field in (".segment", ".numbered", ".padded"):
+        name = name.removesuffix(field) if name is not None else None
+    return name
+
+
+def _fake_known(index: Tensor) -> Tensor:
+    out = _contiguous_like(index)
+    for name in (_SEGMENTS, _LONGEST):
+        if hasattr(index, name):
+            setattr(out, name, getattr(index, name))
+    setattr(out, _SOURCE, _source(index))
     return out
 
 
@@ -191,6 +217,8 @@ LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
 LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("laid_out", lambda row, col, layout: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
+LIBRARY.impl("padded", lambda value, counts, rows, values: _copy(value), "CompositeExplicitAutograd")
 LIBRARY.impl("chosen_rows", lambda index, table, rows: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
 LIBRARY.impl("longest_segment", _longest_segment, "CompositeExplicitAutograd")
@@ -202,6 +230,8 @@ for _name, _fake in (
     ("mark_dead", lambda index, alive: _contiguous_like(index)),
     ("chosen_rows", lambda index, table, rows: _contiguous_like(index)),
     ("sized", _fake_sized),
+    ("laid_out", lambda row, col, layout: (_fake_known(row), _fake_known(col))),
+    ("padded", lambda value, counts, rows, values: _fake_known(value)),
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),
     ("sorted_index", _fake_sorted_index),

@@ -85,6 +85,7 @@ class TrainStep:
         objective = _Objective(self.model, loss)
         program = program_of(compile(objective, options={**chosen, "record": False}))
         assert program is not None
+        program.pads, program.backend.narrows = self._records, False
         self._program = program
         self._check = Checker(self.model.forward)
         self._plans: list[_Plan] = []
@@ -121,7 +122,7 @@ class TrainStep:
         if call is None or plan is None:
             return self._first(given)
         found: list[Any] = []
-        leaves(call.args, found)
+        leaves((call.args, call.counts), found)
         with torch.no_grad():
             return plan.recordings([*found, *plan.state()], self._settings())  # type: ignore[no-any-return]
 
@@ -154,7 +155,7 @@ class TrainStep:
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
             return made
-        plan = _Plan(capture, call.args, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        plan = _Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
@@ -230,7 +231,7 @@ class _Plan:
 
     Args:
         capture: What stands for the captured graph.
-        args: Arguments that it serves.
+        call: Arguments that it serves.
         built_of: Tensors that graph structure was built of.
         model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
 
@@ -240,13 +241,13 @@ class _Plan:
 
     recordings: Recordings
 
-    def __init__(self, capture: Any, args: Any, built_of: list[Any], model: nn.Module) -> None:
+    def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module) -> None:
         self.capture = capture
         found: list[Any] = []
-        leaves(args, found)
+        leaves((call.args, call.counts), found)
         places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
         self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
-        self._skeleton = with_leaves(args, iter([None] * len(found)))
+        self._skeleton = with_leaves((call.args, call.counts), iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
         self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
         self.device = next((t.device for t in self.state()), torch.device("cpu"))
@@ -257,4 +258,5 @@ class _Plan:
 
     def call(self, given: Sequence[Any]) -> Call:
         """The arguments, of their leaves (and the parameters and buffers behind these)."""
-        return Call(with_leaves(self._skeleton, iter(given)), {}, Taken())
+        args, counts = with_leaves(self._skeleton, iter(given))
+        return Call(args, {}, Taken(), counts)

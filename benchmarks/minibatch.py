@@ -1,0 +1,340 @@
+"""Training on streams of mini-batches whose sizes change, loading included.
+
+The losses of the first steps are compared with those of a plain loop in float64 before any time is reported.
+"""
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from . import counting, driver, measure, tables
+from .comparison import Options, first_line
+from .minibatch_cases import CASES, MiniBatchCase, take
+from .training import LEARNING_RATE, TOLERANCE
+from .variants import named
+
+NAME = "minibatch"
+HELP = "training on streams of mini-batches: plain loops, gnncompile with its loader, with buckets, TrainStep"
+
+CHECKED_STEPS = 8
+
+Step = Callable[[Data], Tensor]
+
+
+def _plain(loader: Any, device: torch.device) -> Iterable[Data]:
+    return (data.to(device, non_blocking=True) for data in loader)
+
+
+def _prepared(buckets: bool) -> Callable[[Any, torch.device], Iterable[Data]]:
+    def wrap(loader: Any, device: torch.device) -> Iterable[Data]:
+        import gnncompile
+
+        return gnncompile.loader(loader, device, buckets)
+
+    return wrap
+
+
+def _loop(build: Callable[[nn.Module], Callable[..., Any]]) -> Callable[[MiniBatchCase, nn.Module], Step]:
+    def make(case: MiniBatchCase, model: nn.Module) -> Step:
+        runner = build(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+
+        def step(data: Data) -> Tensor:
+            optimizer.zero_grad()
+            loss = case.loss(runner(*case.arguments(data)), case.target(data))
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    return make
+
+
+def _compiled(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
+    def build(model: nn.Module) -> Callable[..., Any]:
+        import gnncompile
+
+        runner: Callable[..., Any] = gnncompile.compile(model, **how)
+        return runner
+
+    return build
+
+
+def _train_step(case: MiniBatchCase, model: nn.Module) -> Step:
+    import gnncompile
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    step = gnncompile.TrainStep(model, case.loss, optimizer)
+
+    def run(data: Data) -> Tensor:
+        found: Tensor = step(*case.arguments(data), target=case.target(data))
+        return found
+
+    return run
+
+
+@dataclass(frozen=True)
+class MiniBatchRow:
+    """One way to train: `make` makes a step of a model, `load` wraps the loader."""
+
+    name: str
+    make: Callable[[MiniBatchCase, nn.Module], Step]
+    load: Callable[[Any, torch.device], Iterable[Data]]
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    is_ours: bool = False
+
+
+ROWS = (
+    MiniBatchRow("eager", _loop(lambda model: model), _plain),
+    MiniBatchRow("compile dynamic", _loop(lambda model: torch.compile(model, dynamic=True)), _plain),
+    MiniBatchRow("gnncompile", _loop(_compiled()), _prepared(False), is_ours=True),
+    MiniBatchRow("r-o, buckets", _loop(_compiled(mode="reduce-overhead")), _prepared(True), ("cuda",), True),
+    MiniBatchRow("TrainStep, buckets", _train_step, _prepared(True), is_ours=True),
+)
+
+
+@dataclass
+class MiniBatchResult:
+    """The outcome of one row: times only if `status` is `ok`.
+
+    Attributes:
+        error: the largest relative difference of a loss.
+        timing: of a step on mini-batches that are on the device already.
+        device_ms: the time of the device alone, of such a step.
+        loop_ms: of a mini-batch in the whole loop, loading included.
+        recompiles: in the whole loop, after what was checked and timed before.
+        sync: what waits for the device in a step, if anything does.
+    """
+
+    row: MiniBatchRow
+    status: str = "ok"
+    message: str = ""
+    error: float | None = None
+    timing: measure.Timing | None = None
+    device_ms: float | None = None
+    loop_ms: float | None = None
+    recompiles: int | None = None
+    sync: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=3.0, rounds=10)
+    names = ",".join(case.name for case in CASES)
+    parser.add_argument("--cases", default=names, help="comma-separated (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=1000, help="mini-batches of a loop (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that load (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    device = torch.device(args.device)
+    rows = [row for row in ROWS if device.type in row.devices]
+    try:
+        cases = named(CASES, args.cases.split(","))
+        rows = named(rows, args.rows.split(",")) if args.rows else rows
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    facts = driver.facts(args, device)
+    print(tables.header_lines(facts), flush=True)
+    stored = tables.Results(driver.folder(args, device), f"minibatch-{device.type}", facts, key=("case",))
+    records: driver.Records = []
+    how = driver.options(args)
+    for number, case in enumerate(cases, 1):
+        progress = driver.progress(f"[{number}/{len(cases)}] {case.name}")
+        results = _Measurement(case, rows, device, how, args.batches, args.workers, progress).run()
+        print(f"\n{case}\n{format_case(results)}", flush=True)
+        records += [record(case, result, results) for result in results]
+        stored.write(records)
+    driver.print_written(stored)
+    wrong = {"WRONG"} | {one["status"] for one in records if one["ours"] and one["status"] != "ok"}
+    return int(any(one["status"] in wrong for one in records))
+
+
+class _Measurement:
+    """One case: builds and checks each row, times steps in turns, then whole loops one after the other."""
+
+    def __init__(
+        self,
+        case: MiniBatchCase,
+        rows: Sequence[MiniBatchRow],
+        device: torch.device,
+        how: Options,
+        batches: int,
+        workers: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.case, self.device, self.how = case, device, how
+        self.batches, self.workers, self.progress = batches, workers, progress
+        self.results = [MiniBatchResult(row) for row in rows]
+        counting.reset()
+
+    def run(self) -> list[MiniBatchResult]:
+        """Measures all rows."""
+        torch.manual_seed(self.how.seed)
+        model = self.case.model().to(self.device)
+        self.progress("losses in float64")
+        expected = self._losses(_loop(lambda m: m)(self.case, copy.deepcopy(model).double()), _plain, double=True)
+        steps: dict[str, Step] = {}
+        kept: dict[str, list[Data]] = {}
+        with torch._dynamo.config.patch(recompile_limit=64):
+            for result in self.results:
+                name = result.row.name
+                self.progress(f"{name}: build and check")
+                step = self._prepare(result, copy.deepcopy(model), expected)
+                if step is not None:
+                    steps[name], kept[name] = step, list(self._load(result.row, self.case.kept, 0))
+            self._time_steps(steps, kept)
+            for result in self.results:
+                if result.row.name in steps:
+                    self.progress(f"{result.row.name}: whole loop")
+                    self._time_loop(result, steps[result.row.name])
+        self.progress("")
+        return self.results
+
+    def _load(self, row: MiniBatchRow, batches: int, workers: int) -> Iterable[Data]:
+        return row.load(self.case.loader(batches, workers), self.device)
+
+    def _losses(self, step: Step, load: Callable[..., Iterable[Data]], double: bool = False) -> Tensor:
+        found = []
+        for data in take(load(self.case.loader(CHECKED_STEPS, 0), self.device), CHECKED_STEPS):
+            if double:
+                data.apply(lambda value: value.double() if value.is_floating_point() else value)
+            found.append(step(data).double())
+        return torch.stack(found)
+
+    def _prepare(self, result: MiniBatchResult, model: nn.Module, expected: Tensor) -> Step | None:
+        """Builds and checks one row; None if it failed or is wrong."""
+        try:
+            step = result.row.make(self.case, model)
+            losses = self._losses(step, result.row.load)
+        except Exception as error:
+            result.status, result.message = "FAILED", first_line(error)
+            return None
+        result.error = float(((losses - expected) / expected).abs().max())
+        plain = next((one.error for one in self.results if one.row.name == "eager" and one.error is not None), 0.0)
+        tolerance = max(TOLERANCE, 3 * plain)  # rounding of float32 grows from step to step, in eager mode as well
+        if not result.error <= tolerance:  # a NaN is wrong too
+            result.status, result.message = "WRONG", f"losses differ by {result.error:.1e}, tolerance {tolerance:.0e}"
+            return None
+        return step
+
+    def _time_steps(self, steps: dict[str, Step], kept: dict[str, list[Data]]) -> None:
+        self.progress(f"timing steps of {len(steps)} rows")
+        number = self.case.kept
+
+        def all_of(name: str) -> Callable[[], None]:
+            def run() -> None:
+                for data in kept[name]:
+                    steps[name](data)
+
+            return run
+
+        rounds = {name: all_of(name) for name in steps}
+        timings = measure.interleaved(rounds, self.device, self.how.seconds, self.how.rounds)
+        alone = measure.queued(rounds, self.device) if self.device.type == "cuda" else {}
+        for result in self.results:
+            name = result.row.name
+            if name not in timings:
+                continue
+            one = timings[name]
+            median, p10, p90, minimum = (ms / number for ms in (one.median, one.p10, one.p90, one.minimum))
+            result.timing = measure.Timing(median, p10, p90, minimum, one.steps * number)
+            if name in alone:
+                result.device_ms = alone[name].median / number
+                result.sync = measure.sync_error(rounds[name], self.device)
+
+    def _time_loop(self, result: MiniBatchResult, step: Step) -> None:
+        before = counting.mark()
+        loader = self._load(result.row, self.batches, self.workers)
+        measure.synchronize(self.device)
+        start = time.perf_counter()
+        for data in loader:
+            step(data)
+        measure.synchronize(self.device)
+        result.loop_ms = (time.perf_counter() - start) * 1e3 / self.batches
+        result.recompiles = counting.since(before).graphs
+
+
+def _over(result: MiniBatchResult, other: str, results: Sequence[MiniBatchResult], what: str) -> float | None:
+    def ms(one: MiniBatchResult) -> float | None:
+        if what == "loop":
+            return one.loop_ms
+        return one.timing.median if one.timing is not None else None
+
+    base = next((ms(one) for one in results if one.row.name == other), None)
+    mine = ms(result)
+    return base / mine if base and mine else None
+
+
+def format_case(results: Sequence[MiniBatchResult]) -> str:
+    """Returns the table of one case; a row without a time says why."""
+    header = [
+        "",
+        "step ms",
+        "x eager",
+        "x compile",
+        "device ms",
+        "loop ms",
+        "x eager",
+        "x compile",
+        "captured",
+        "error",
+    ]
+    cells, notes = [], []
+    for result in results:
+        if result.status != "ok":
+            notes.append(f"{result.row.name}: {result.status}: {result.message}")
+        if result.sync:
+            notes.append(f"{result.row.name}: waits for the device: {result.sync}")
+        ratios = [
+            _over(result, name, results, what) for what in ("step", "loop") for name in ("eager", "compile dynamic")
+        ]
+        shown = [f"{ratio:.2f}" if ratio else "" for ratio in ratios]
+        cells.append(
+            [
+                result.row.name,
+                f"{result.timing.median:.3f}" if result.timing else result.status,
+                *shown[:2],
+                f"{result.device_ms:.3f}" if result.device_ms else "",
+                f"{result.loop_ms:.3f}" if result.loop_ms else "",
+                *shown[2:],
+                "" if result.recompiles is None else str(result.recompiles),
+                f"{result.error:.0e}" if result.error is not None else "",
+            ]
+        )
+    return "\n".join([tables.text_table(header, cells), *notes])
+
+
+def record(case: MiniBatchCase, result: MiniBatchResult, results: Sequence[MiniBatchResult]) -> dict[str, Any]:
+    """Returns one row as it is stored; what was not measured is None."""
+    timing = result.timing
+    return {
+        "case": case.name,
+        "row": result.row.name,
+        "ours": result.row.is_ours,
+        "status": result.status,
+        "message": result.message,
+        "step_ms": timing and timing.median,
+        "step_p10_ms": timing and timing.p10,
+        "step_p90_ms": timing and timing.p90,
+        "device_ms": result.device_ms,
+        "loop_ms": result.loop_ms,
+        "step_over_eager": _over(result, "eager", results, "step"),
+        "step_over_compile": _over(result, "compile dynamic", results, "step"),
+        "loop_over_eager": _over(result, "eager", results, "loop"),
+        "loop_over_compile": _over(result, "compile dynamic", results, "loop"),
+        "captured_in_loop": result.recompiles,
+        "waits": result.sync,
+        "error": result.error,
+    }

@@ -1,0 +1,1 @@
+"""Mini-batches on their way from a loader to a compiled model."""

@@ -1,0 +1,125 @@
+"""Finds out of what the rows of each tensor of a mini-batch are: nodes, edges or graphs (of some type)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
+
+EDGE_INDEX, BATCH, PTR = "edge_index", "batch", "ptr"
+
+GRAPHS = "graphs"
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What there are in a mini-batch.
+
+    Attributes:
+        names: ``nodes``, ``edges`` (of each type) and ``graphs``.
+        counts: How many.
+        rows: For each store, which kind the rows of an attribute are; those of which nothing is known are missing.
+        ends: For each store with edges, which kinds its sources and destinations are.
+        certain: Whether no tensor could be of two kinds.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    rows: tuple[dict[str, int], ...]
+    ends: tuple[tuple[int, int] | None, ...]
+    certain: bool
+
+    @property
+    def graphs(self) -> int | None:
+        """Which kind graphs are."""
+        return self.names.index(GRAPHS) if GRAPHS in self.names else None
+
+
+def tensors(store: Any) -> dict[str, Tensor]:
+    """The dense tensors of a store."""
+    return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
+
+
+def kinds_of(data: BaseData) -> Kinds:
+    """What there are in a mini-batch, and of which kind each tensor's rows are."""
+    finder = _Finder(data)
+    rows = tuple(finder.rows(at, store) for at, store in enumerate(data.stores))
+    ends = tuple(finder.ends(store) for store in data.stores)
+    return Kinds(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
+
+
+class _Finder:
+    def __init__(self, data: BaseData) -> None:
+        self.data, self.certain = data, True
+        self.names: list[str] = []
+        self.counts: list[int] = []
+        self.nodes: dict[Any, int] = {}
+        self.edges: dict[Any, int] = {}
+        for store in data.stores:
+            if isinstance(store, NodeStorage) and store.num_nodes is not None:
+                self.nodes[store._key] = self._add("nodes", store._key, store.num_nodes)
+            if isinstance(store, EdgeStorage) and type(store.get(EDGE_INDEX)) is Tensor:
+                self.edges[store._key] = self._add("edges", store._key, store[EDGE_INDEX].size(1))
+        self.graph = self._add(GRAPHS, None, data.num_graphs) if isinstance(data, Batch) else None
+
+    def _add(self, name: str, key: Any, number: int) -> int:
+        self.names.append(name if key is None else f"{name} {key}")
+        self.counts.append(int(number))
+        return len(self.names) - 1
+
+    def ends(self, store: Any) -> tuple[int, int] | None:
+        """The kinds of the sources and destinations of a store's edges."""
+        if store._key not in self.edges:
+            return None
+        keys = (store._key[0], store._key[2]) if isinstance(store._key, tuple) else (None, None)
+        found = self.nodes.get(keys[0]), self.nodes.get(keys[1])
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    def rows(self, at: int, store: Any) -> dict[str, int]:
+        """The kind of each attribute's rows."""
+        found = {}
+        for key, value in tensors(store).items():
+            dim = self.data.__cat_dim__(key, value, store)
+            if key == PTR or value.dim() == 0 or not isinstance(dim, int):
+                continue
+            if dim % value.dim() != (1 if key == EDGE_INDEX else 0):
+                continue
+            candidates = [k for k in self._kinds_in(store) if self.counts[k] == value.size(dim)]
+            if len(candidates) > 1:
+                candidates = self._tell_apart(candidates, key, store)
+            if len(candidates) > 1:
+                self.certain = False
+            elif candidates:
+                found[key] = candidates[0]
+        return found
+
+    def _kinds_in(self, store: Any) -> list[int]:
+        kinds = (self.edges.get(store._key), self.nodes.get(store._key), self.graph)
+        return [k for k in kinds if k is not None]
+
+    def _tell_apart(self, candidates: list[int], key: str, store: Any) -> list[int]:
+        """Of several kinds with one count those that the attribute's name, or the slices of its graphs, allow."""
+        edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
+        if "edge" in key or key.startswith("adj"):
+            return [edges] if edges in candidates else candidates
+        if key in ("x", "pos", BATCH) and nodes in candidates:
+            return [nodes]
+        slices = self._slices(store)
+        if slices is None:
+            # PyG's own rule, where there are nodes and edges only.
+            return [nodes] if nodes in candidates and set(candidates) <= {edges, nodes} else candidates
+        own = slices.get(key)
+        if own is None:
+            return candidates
+        number = len(own) - 1
+        steps = {edges: slices.get(EDGE_INDEX), nodes: store.get(PTR), self.graph: torch.arange(number + 1)}
+        return [k for k in candidates if steps[k] is not None and torch.equal(steps[k].cpu(), own.cpu())]
+
+    def _slices(self, store: Any) -> Any:
+        slices = getattr(self.data, "_slice_dict", None)
+        return slices.get(store._key) if slices is not None and store._key is not None else slices

@@ -1,0 +1,211 @@
+"""``gnncompile.loader``: any loader of PyG, with mini-batches prepared ahead.
+
+Worker processes sort and lay out the edges, and pad to buckets. A thread copies each mini-batch to pinned memory and to
+the device on a stream of its own, while the one before is worked on. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.prepared import Prepare, Prepared, prepare_all
+
+AHEAD = 2
+"""Mini-batches that are prepared ahead."""
+
+MOST = 4
+"""Buckets, if the user does not say how many."""
+
+_END = object()
+
+
+def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> Loader:
+    """Wraps a loader of mini-batches, so that compiled models need not prepare them.
+
+    The mini-batches are those of `source`, on `device`, with the edges sorted by destination (stably, edge attributes
+    alike). With `buckets`, models compiled with ``mode="reduce-overhead"`` and :class:`gnncompile.TrainStep` replay one
+    recording for all mini-batches of a bucket; tensors, results and losses are those of the mini-batch without the
+    padding, which is never seen. It is left out for models that do something with it that can't be undone
+    (:func:`gnncompile.explain` says what).
+
+    Example::
+
+        loader = gnncompile.loader(DataLoader(dataset, batch_size=128, shuffle=True), device="cuda", buckets=True)
+        step = gnncompile.TrainStep(model, torch.nn.functional.cross_entropy, optimizer)
+        for batch in loader:
+            step(batch.x, batch.edge_index, batch.batch, target=batch.y)
+
+    Args:
+        source: A loader of PyG, or anything that yields ``Data``, ``HeteroData`` or ``Batch`` objects (or lists and
+            tuples of them) on the CPU.
+        device: Where mini-batches go; None leaves them on the CPU.
+        buckets: Whether mini-batches are padded, or to how many sizes at most (True: 4).
+
+    Raises:
+        TypeError: `source` can't be iterated over.
+        ValueError: `buckets` is negative.
+        ImportError: While iterating: the library that `source` samples with is missing.
+    """
+    return Loader(source, device, buckets)
+
+
+class Loader:
+    """See :func:`loader`.
+
+    Attributes:
+        source: The loader that was wrapped.
+        device: Where mini-batches go.
+        buckets: Those that mini-batches are padded to; None if they are not.
+    """
+
+    def __init__(self, source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> None:
+        if not hasattr(source, "__iter__"):
+            raise TypeError(
+                f"source: found {type(source).__name__}, expected a loader, e.g. "
+                "torch_geometric.loader.DataLoader(dataset, batch_size=128)."
+            )
+        if buckets < 0:
+            raise ValueError(f"buckets: found {buckets}, expected True, False or how many sizes there may be.")
+        self.source = source
+        self.device = torch.device("cpu" if device is None else device)
+        self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
+        self._prepared = _preparing(source, self.buckets)
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        most = self.buckets.most if self.buckets is not None else 0
+        return f"{type(self).__name__}({self.source}, device={str(self.device)!r}, buckets={most})"
+
+    def __iter__(self) -> Iterator[Any]:
+        items = (prepare_all(item, self.buckets) for item in _explaining(iter(self._prepared), self.source))
+        if self.device.type != "cuda":
+            return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
+        return _Ahead(items, self.device).batches()
+
+
+def _preparing(source: Iterable[Any], buckets: Buckets | None) -> Iterable[Any]:
+    """The loader, whose worker processes prepare."""
+    if not isinstance(source, DataLoader):
+        return source
+    prepared = copy.copy(source)
+    prepared._iterator = None
+    prepared.collate_fn = Prepare(source.collate_fn, buckets)
+    return prepared
+
+
+def _explaining(items: Iterator[Any], source: Any) -> Iterator[Any]:
+    try:
+        yield from items
+    except ImportError as missing:
+        raise ImportError(
+            f"loader: {type(source).__name__} samples with a library that is not installed; expected pyg-lib or "
+            f"torch-sparse. Install one, e.g. `pip install pyg-lib`. ({str(missing).splitlines()[0]})"
+        ) from missing
+
+
+def _each(value: Any, make: Callable[[Prepared], Any]) -> Any:
+    """Makes mini-batches of the prepared ones in a list or tuple; leaves everything else as it is."""
+    if isinstance(value, Prepared):
+        return make(value)
+    if type(value) in (list, tuple):
+        return type(value)(_each(v, make) for v in value)
+    return value
+
+
+class _Pinned:
+    """Memory on the host that devices copy from, used again when they have."""
+
+    def __init__(self) -> None:
+        self._free: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def take(self, length: int) -> Tensor:
+        """A memory of at least so many bytes; may wait for a copy."""
+        if len(self._free) > AHEAD:
+            memory, copied = self._free.pop(0)
+            copied.synchronize()
+            if memory.numel() >= length:
+                return memory
+        return torch.empty(length + length // 4, dtype=torch.uint8, pin_memory=True)
+
+    def give(self, memory: Tensor, copied: torch.cuda.Event) -> None:
+        """Gives a memory back that is still copied from."""
+        self._free.append((memory, copied))
+
+
+class _Ahead:
+    """Copies mini-batches to a GPU in a thread."""
+
+    def __init__(self, items: Iterator[Any], device: torch.device) -> None:
+        self._items = items
+        index: int | None = device.index
+        self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self._stream = torch.cuda.Stream(self._device)
+        self._pinned = _Pinned()
+        self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
+        self._stopped = threading.Event()
+
+    def batches(self) -> Iterator[Any]:
+        """The mini-batches, for the current stream."""
+        thread = threading.Thread(target=self._work, name="gnncompile loader", daemon=True)
+        thread.start()
+        try:
+            while (found := self._ready.get()) is not _END:
+                if isinstance(found, BaseException):
+                    raise found
+                item, memories, copied = found
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(copied)
+                for memory in memories:
+                    memory.record_stream(stream)
+                yield item
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def _work(self) -> None:
+        try:
+            with torch.cuda.stream(self._stream):
+                for item in self._items:
+                    memories: list[Tensor] = []
+                    made = _each(item, partial(self._copy, memories))
+                    copied = torch.cuda.Event()
+                    copied.record(self._stream)
+                    if not self._put((made, memories, copied)):
+                        return
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, value: Any) -> bool:
+        """Hands something to the user; False where nobody wants it any more."""
+        while not self._stopped.is_set():
+            try:
+                self._ready.put(value, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _copy(self, memories: list[Tensor], ready: Prepared) -> Any:
+        length = ready.memory.numel()
+        pinned = self._pinned.take(length)
+        pinned[:length] = ready.memory
+        memory = torch.empty(length, dtype=torch.uint8, device=self._device)
+        memory.copy_(pinned[:length], non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(self._stream)
+        self._pinned.give(pinned, copied)
+        memories.append(memory)
+        return ready.finish(memory).to(self._device, non_blocking=True)

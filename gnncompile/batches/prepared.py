@@ -1,0 +1,256 @@
+"""Makes a mini-batch ready: edges sorted and laid out, padded to its bucket, all in one piece of memory.
+
+Padded nodes repeat the features of the first ones, so that no operation meets numbers that it would not have met
+anyway. Padded edges join padded nodes in rings, and padded graphs share these nodes evenly: none of them is empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+
+from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.edges import order_of, pointers, ring, shared, sort
+from gnncompile.batches.kinds import BATCH, EDGE_INDEX, Kinds, kinds_of, tensors
+from gnncompile.batches.memory import Memory, Place
+from gnncompile.runtime import layout
+from gnncompile.runtime.attached import Attached, Bucketed, Layout, attach, count
+
+SLICES = ("_slice_dict", "_inc_dict")
+"""Where a ``Batch`` keeps where its graphs begin; as tensors of their own they would each cost a file of shared memory
+between processes.
+"""
+
+_COUNTS = "counts"
+
+
+class _Attribute(NamedTuple):
+    """What is known of a tensor: see :class:`gnncompile.runtime.attached.Attached`."""
+
+    store: int
+    key: str
+    rows: int | None
+    values: tuple[int | None, ...]
+    highest: tuple[int | None, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called in the memory."""
+        return f"{self.store} {self.key}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A mini-batch that is ready.
+
+    Attributes:
+        shell: The object without its tensors.
+        kinds: What there are in it.
+        sizes: How many there are with the padding; None if it has none.
+        attributes: Its tensors.
+        places: Where these, and what else there is, stand in the memory.
+        hubs: For the layouts that have some, how many hubs and pieces of them there are, and whether none is padded.
+        memory: uint8 ``[bytes]``.
+    """
+
+    shell: BaseData
+    kinds: Kinds
+    sizes: tuple[int, ...] | None
+    attributes: tuple[_Attribute, ...]
+    places: dict[str, Place]
+    hubs: dict[str, tuple[tuple[int, int], bool]]
+    memory: Tensor
+
+    def finish(self, memory: Tensor) -> BaseData:
+        """The mini-batch in a copy of the memory, on whichever device."""
+        batch = None
+        if self.sizes is not None:
+            on_device = self.places[_COUNTS].on(memory, True)
+            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device)
+        data = copy.copy(self.shell)
+        for attribute in self.attributes:
+            value = self.places[attribute.name].on(memory, padded=False)
+            attach(value, self._attached(attribute, memory, batch))
+            data.stores[attribute.store][attribute.key] = value
+        for name in SLICES:
+            if hasattr(data, name):
+                setattr(data, name, tree_map_only(np.ndarray, torch.from_numpy, getattr(data, name)))
+        if batch is not None and isinstance(data, Batch) and self.kinds.graphs is not None:
+            data._num_graphs = count(batch, self.kinds.graphs)
+        return data
+
+    def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> Attached:
+        _, _, rows, values, highest = attribute
+        place, make_layout = self.places[attribute.name], None
+        if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
+            make_layout = partial(self._edge_layout, attribute, memory)
+        elif f"{attribute.name} rowptr" in self.places:
+            make_layout = partial(self._index_layout, attribute, memory)
+        whole = partial(place.on, memory, True) if batch is not None and rows is not None else None
+        return Attached(batch, rows, values, highest, whole, make_layout)
+
+    def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+        start, dtype, whole, true = self.places[attribute.name]
+        ends = [Place(start + k * whole[1] * dtype.itemsize, dtype, whole[1:], true[1:]) for k in range(2)]
+        by = [self._by(f"{attribute.store} {{}} by {end}", memory, padded) for end in ("col", "row")]
+        return Layout(ends[0].on(memory, padded), ends[1].on(memory, padded), by[0], by[1])
+
+    def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+        index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
+        return Layout(index.on(memory, padded), index.on(memory, padded), by, by)
+
+    def _by(self, name: str, memory: Tensor, padded: bool) -> tuple[Tensor, Tensor, Tensor]:
+        def part(what: str) -> Tensor:
+            return self.places[name.format(what)].on(memory, padded)
+
+        rowptr, edge = part("rowptr"), part("edge")
+        # Nothing is gathered at graphs; one tensor twice would be a guard.
+        col = part("col" if name.format("col") in self.places else "edge")
+        number, only_true = self.hubs.get(name, (None, False))
+        if number == (0, 0):
+            layout.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), number)
+        elif number is not None and (padded or only_true):
+            layout.give_hubs(rowptr, part("hub rows"), part("hub pieces"), number)
+        return rowptr, col, edge
+
+
+def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
+    """Makes a mini-batch on the CPU, which is not changed, ready."""
+    return _Preparation(data, buckets).run()
+
+
+class _Preparation:
+    def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
+        self.data = copy.copy(data)
+        self.kinds = kinds_of(self.data)
+        self.bucket = buckets.choose(self.kinds) if buckets is not None else None
+        self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
+        self.memory = Memory()
+        self.attributes: list[_Attribute] = []
+        self.hubs: dict[str, tuple[tuple[int, int], bool]] = {}
+
+    def run(self) -> Prepared:
+        """See :func:`prepare`."""
+        self.memory.add(_COUNTS, [torch.tensor(self.counts)])
+        for at, store in enumerate(self.data.stores):
+            ends = self.kinds.ends[at]
+            is_sorted = ends is not None and sort(store, self.kinds.rows[at], *(self.counts[end] for end in ends))
+            for key, value in tensors(store).items():
+                self._add(at, key, value.detach(), ends)
+                store[key] = None
+                if is_sorted and ends is not None and key == EDGE_INDEX:
+                    self._lay_out(at, value, ends)
+        for name in SLICES:
+            if hasattr(self.data, name):
+                setattr(self.data, name, tree_map_only(Tensor, Tensor.numpy, getattr(self.data, name)))
+        memory, attributes = self.memory.bytes(), tuple(self.attributes)
+        return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
+
+    def _add(self, store: int, key: str, value: Tensor, ends: tuple[int, int] | None) -> None:
+        rows, is_edges = self.kinds.rows[store].get(key), key == EDGE_INDEX and ends is not None
+        numbers_graphs = key == BATCH or key.endswith(f"_{BATCH}")
+        values = ends if is_edges and ends is not None else (self.kinds.graphs if numbers_graphs else None,)
+        highest = _highest(value, len(values)) if rows is not None else (None,) * len(values)
+        attribute = _Attribute(store, key, rows, values, highest)
+        self.attributes.append(attribute)
+        padding = self._padding(value, attribute)
+        self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
+        if numbers_graphs and values[0] is not None and rows is not None:
+            self._lay_out_index(attribute.name, torch.cat([value, *padding]), value.numel(), values[0])
+
+    def _padding(self, value: Tensor, attribute: _Attribute) -> list[Tensor]:
+        """What follows a tensor."""
+        rows, values = attribute.rows, attribute.values
+        if self.bucket is None or rows is None:
+            return []
+        number = self.sizes[rows] - self.counts[rows]
+        if len(values) == 2:
+            return [torch.stack(self._ring(number, values))]  # type: ignore[arg-type]
+        if values[0] is not None:
+            return [shared(number, self.counts[values[0]], self.sizes[values[0]]).to(value.dtype)]
+        whole, rest = divmod(number, max(value.size(0), 1))
+        return [*[value] * whole, value[:rest]]
+
+    def _ring(self, number: int, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)
+        return ring(number, sources, destinations)
+
+    def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
+        """By destination, and by source, where padding comes behind everything true."""
+        true = edges.size(1)
+        (row, col), order = edges, order_of(edges[0])
+        more = self._ring(self.sizes[self.kinds.rows[store][EDGE_INDEX]] - true, ends)
+        after = order_of(more[0])
+        by_col = [(row, more[0]), (torch.arange(true), torch.arange(true, true + len(after)))]
+        by_row = [(col[order], more[1][after]), (order, after + true)]
+        for end, by, index, other in ((ends[1], "col", col, by_col), (ends[0], "row", row, by_row)):
+            padding = more[1] if by == "col" else more[0]
+            for name, parts in zip(("col", "edge"), other, strict=True):
+                self.memory.add(f"{store} {name} by {by}", parts, torch.int32)
+            self._add_rowptr(f"{store} {{}} by {by}", index, padding, end)
+
+    def _lay_out_index(self, name: str, index: Tensor, true: int, end: int) -> None:
+        """An index that is sorted, as that of the graphs of nodes is."""
+        if not bool((index[1:] >= index[:-1]).all()):
+            return
+        places = torch.arange(index.numel(), dtype=torch.int32)
+        self.memory.add(f"{name} edge", [places[:true], places[true:]])
+        self._add_rowptr(f"{name} {{}}", index[:true], index[true:], end)
+
+    def _add_rowptr(self, name: str, index: Tensor, padding: Tensor, end: int) -> None:
+        """Adds where rows begin, and lists hubs."""
+        first, size = self.counts[end], self.sizes[end]
+        true = pointers(index, first)
+        more = pointers(padding - first, size - first)[1:] + index.numel()
+        self.memory.add(name.format("rowptr"), [true, more])
+        rowptr, num_edges = torch.cat([true, more]), index.numel() + padding.numel()
+        if num_edges <= layout.HUB:
+            return
+        if int(rowptr.diff().max()) <= layout.HUB:
+            self.hubs[name] = (0, 0), True
+            return
+        found = layout.find_hubs(rowptr, num_edges)
+        assert found is not None and found.number is not None
+        only_true = first == size or int(rowptr[first:].diff().max()) <= layout.HUB
+        self.hubs[name] = found.number, only_true
+        self.memory.add(name.format("hub rows"), [found.rows])
+        self.memory.add(name.format("hub pieces"), [found.pieces])
+
+
+def _highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
+    """One more than the highest value of an index, or of each row of an edge list; None where one is negative."""
+    if value.dtype not in (torch.int64, torch.int32) or value.dim() != rows:
+        return (None,) * rows
+    parts = [value] if rows == 1 else value
+    return tuple((int(p.max()) + 1 if int(p.min()) >= 0 else None) if p.numel() else 0 for p in parts)
+
+
+class Prepare:
+    """Prepares what a loader's collate function returns, in whichever process that runs."""
+
+    def __init__(self, collate: Callable[[Any], Any], buckets: Buckets | None) -> None:
+        self.collate, self.buckets = collate, buckets
+
+    def __call__(self, items: Any) -> Any:
+        """Collates and prepares."""
+        return prepare_all(self.collate(items), self.buckets)
+
+
+def prepare_all(value: Any, buckets: Buckets | None) -> Any:
+    """Prepares the mini-batches on the CPU in a list or tuple; leaves everything else as it is."""
+    if isinstance(value, BaseData) and hasattr(value, "stores"):
+        on_host = all(t.device.type == "cpu" for store in value.stores for t in tensors(store).values())
+        return prepare(value, buckets) if on_host else value
+    if type(value) in (list, tuple):
+        return type(value)(prepare_all(v, buckets) for v in value)
+    return value

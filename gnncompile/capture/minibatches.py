@@ -1,0 +1,186 @@
+"""Takes tensors of a :func:`gnncompile.loader` apart, with what it attached to them.
+
+An edge list enters with its layouts. Where the call is padded to the mini-batch's bucket, padded tensors enter, marked
+as such for :mod:`gnncompile.passes.padding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnncompile.runtime.attached import Attached, Bucketed, Count, Layout
+
+_OPS: Any = torch.ops.gnncompile
+
+
+class Unpadded(Exception):  # noqa: N818  (no error: the call is run with its true sizes)
+    """A call can't be padded, for this reason."""
+
+
+class Known(NamedTuple):
+    """An index with its number of segments, which the loader knew: `carrier` is ``[num_segments, 0]``."""
+
+    numbered: Tensor
+    carrier: Tensor
+
+
+class LaidOut(NamedTuple):
+    """An edge list as its two rows, with rowptr, col and edge by destination and by source."""
+
+    row: Tensor | Known
+    col: Tensor | Known
+    layout: tuple[Tensor, ...]
+
+
+class LaidOutIndex(NamedTuple):
+    """An index with rowptr, col and edge of what it numbers."""
+
+    numbered: Tensor | Known
+    layout: tuple[Tensor, ...]
+
+
+class Padded(NamedTuple):
+    """A padded tensor: of which kind its rows are, and of which kind what its values number (-1: of none), with their
+    layout (empty if there is none).
+    """
+
+    padded: Tensor | Known
+    rows: int
+    values: int
+    layout: tuple[Tensor, ...]
+
+
+class PaddedNumber(NamedTuple):
+    """The number of things of a kind with the padding: `carrier` is ``[number, 0]``."""
+
+    carrier: Tensor
+    rows: int
+
+
+class PaddedEdges(NamedTuple):
+    """A padded edge list: its rows, its layouts (none if empty), the kinds of edges, sources and destinations."""
+
+    row: Tensor
+    col: Tensor
+    layout: tuple[Tensor, ...]
+    rows: int
+    sources: int
+    destinations: int
+
+
+def laid_out(layout: Layout, known: Attached, wanted: Callable[[str], bool]) -> LaidOut:
+    """An edge list with its true size; `wanted` says whether the number of segments of a row is."""
+    rows: list[Tensor | Known] = [layout.row, layout.col]
+    for k, name in enumerate(("row", "col")):
+        highest = known.highest[k]
+        if highest is not None and wanted(name):
+            rows[k] = Known(rows[k], _carrier(highest, layout.row))  # type: ignore[arg-type]
+    return LaidOut(rows[0], rows[1], (*layout.by_col, *layout.by_row))
+
+
+def known(value: Tensor, what: Attached, wanted: bool) -> Known | LaidOutIndex | Tensor | None:
+    """An index with what the loader knew of it; None if its number of segments is wanted and not known."""
+    if wanted and what.highest[0] is None:
+        return None
+    index = Known(value, _carrier(what.highest[0], value)) if wanted and what.highest[0] is not None else value
+    return index if what.layout is None else LaidOutIndex(index, what.layout.by_col)
+
+
+def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wanted: bool) -> Any:
+    """A tensor of a padded mini-batch.
+
+    Args:
+        value: The tensor, with its true size.
+        what: What is attached to it.
+        batch: The mini-batch that the other arguments belong to.
+        name: Where it stands.
+        wanted: Whether its number of segments is.
+
+    Raises:
+        Unpadded: It belongs to no padded mini-batch or to another one.
+    """
+    if what is None or what.batch is not batch:
+        if value.dim() == 0:
+            return value
+        raise Unpadded(f"{name} is not of the loader's mini-batch (make it there: with a transform of the dataset)")
+    if value.requires_grad:
+        raise Unpadded(f"{name} wants a gradient")
+    if what.rows is None:
+        if value.dim() == 0:
+            return value
+        raise Unpadded(f"the rows of {name} are no nodes, edges or graphs")
+    if len(what.values) == 2:
+        sources, destinations = what.values
+        if wanted or sources is None or destinations is None:
+            raise Unpadded(f"{name} has to say how many nodes there are (pass their number)")
+        layout = what.whole_layout
+        if layout is None:
+            return PaddedEdges(what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations)
+        return PaddedEdges(layout.row, layout.col, (*layout.by_col, *layout.by_row), what.rows, sources, destinations)
+    kind = what.values[0]
+    if not wanted:
+        return Padded(what.whole, what.rows, -1 if kind is None else kind, _parts(what.whole_layout))
+    if kind is None or what.highest[0] != batch.counts[kind]:
+        raise Unpadded(f"the last of what {name} numbers does not occur in it")
+    whole = Known(what.whole, _carrier(batch.sizes[kind], what.whole))
+    return Padded(whole, what.rows, kind, _parts(what.whole_layout))
+
+
+def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int | PaddedNumber:
+    """A whole number of a call that is padded.
+
+    Raises:
+        Unpadded: It may be a size of the mini-batch.
+    """
+    if isinstance(value, Count) and value.batch is batch:
+        return PaddedNumber(_carrier(batch.sizes[value.kind], batch.on_device), value.kind)
+    if not isinstance(value, bool) and value in batch.counts:
+        raise Unpadded(f"{name} is {value}, as there are {batch.kinds[batch.counts.index(value)]}")
+    if value > largest or value < 0:
+        raise Unpadded(f"{name} is {value}, and the model may take so many rows")
+    return value
+
+
+def _parts(layout: Layout | None) -> tuple[Tensor, ...]:
+    return () if layout is None else layout.by_col
+
+
+def _carrier(size: int, like: Tensor) -> Tensor:
+    return torch.empty(size, 0, device=like.device)
+
+
+def join(value: Any, counts: Tensor | None) -> Any:
+    """What the model sees of what was taken apart here, traced by Dynamo."""
+    if isinstance(value, Known):
+        return _OPS.sized(value.numbered, value.carrier)
+    if isinstance(value, LaidOut):
+        row, col = [_OPS.sized(*end) if isinstance(end, Known) else end for end in (value.row, value.col)]
+        return torch.stack(_OPS.laid_out(row, col, value.layout))
+    if isinstance(value, LaidOutIndex):
+        index = join(value.numbered, counts) if isinstance(value.numbered, Known) else value.numbered
+        return _OPS.laid_out(index, index, [*value.layout, *value.layout])[0]
+    if isinstance(value, PaddedNumber):
+        return _OPS.padded(value.carrier, counts, value.rows, -1).size(0)
+    if isinstance(value, PaddedEdges):
+        row = _OPS.padded(value.row, counts, value.rows, value.sources)
+        col = _OPS.padded(value.col, counts, value.rows, value.destinations)
+        return torch.stack(_OPS.laid_out(row, col, value.layout) if len(value.layout) > 0 else [row, col])
+    return _join_padded(value, counts)
+
+
+def _join_padded(value: Padded, counts: Tensor | None) -> Any:
+    known = value.padded if isinstance(value.padded, Known) else None
+    made = _OPS.padded(value.padded if known is None else known.numbered, counts, value.rows, value.values)
+    if known is not None:
+        made = _OPS.sized(made, _OPS.padded(known.carrier, counts, value.values, -1))
+    if len(value.layout) > 0:
+        made = _OPS.laid_out(made, made, [*value.layout, *value.layout])[0]
+    return made
+
+
+KINDS = (Known, LaidOut, LaidOutIndex, Padded, PaddedEdges, PaddedNumber)
+"""What :func:`join` knows."""

@@ -1,0 +1,46 @@
+"""What came with the inputs of a mini-batch is noted, and its markers leave the graph.
+
+Before: ``row, col = laid_out(padded(row, counts, edges, nodes), padded(col, counts, edges, nodes), [rowptr, ...])``
+After:  ``row`` and ``col`` themselves
+Why it pays: layouts that a loader built need not be built again; what is padded is known.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from gnncompile.passes.context import Context, NotPadded, PaddedInputs, own, user_line, value
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place.
+
+    Raises:
+        NotPadded: The size of a padded input is no symbol, or that of two kinds.
+    """
+    for node in ctx.graph.find_nodes(op="call_function", target=own.padded.default):
+        tensor, counts, rows, values = node.args
+        if ctx.padded is None:
+            ctx.padded = PaddedInputs(counts)
+        _note(ctx.padded, tensor, rows, values, user_line(node))
+        node.replace_all_uses_with(tensor)
+        ctx.graph.erase_node(node)
+    for node in ctx.graph.find_nodes(op="call_function", target=own.laid_out.default):
+        row, col, layout = node.args
+        for ends, parts in (((col, row), layout[:3]), ((row, col), layout[3:])):
+            ctx.layouts[ends] = list(parts)
+        for part in list(node.users):
+            part.replace_all_uses_with((row, col)[part.args[1]])
+            ctx.graph.erase_node(part)
+        ctx.graph.erase_node(node)
+
+
+def _note(known: PaddedInputs, tensor: fx.Node, rows: int, values: int, line: str) -> None:
+    size = value(tensor).shape[0]
+    symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+    if symbol is None or not symbol.is_Symbol or known.sizes.setdefault(symbol, rows) != rows:
+        raise NotPadded("its size is a fixed number, or was taken for that of other things", line)
+    known.whole.add(tensor)
+    if values >= 0:
+        known.values[tensor] = values

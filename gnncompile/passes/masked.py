@@ -1,0 +1,87 @@
+"""What reductions over padded rows mean: each function is put into the graph in place of an operation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def cleared(x: Tensor, mask: Tensor, fill: float | bool = 0) -> Tensor:
+    """The tensor with its padded rows filled; `mask` is broadcast to its shape."""
+    return torch.where(mask, x, torch.full((), fill, dtype=x.dtype, device=x.device))
+
+
+def total(x: Tensor, mask: Tensor, dims: list[int], keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    """Sum."""
+    return cleared(x, mask).sum(dims, keepdim, dtype=dtype)
+
+
+def mean(x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """Mean, where `number` rows (or combinations of padded rows and columns) are true."""
+    others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
+    wide = x.float() if x.dtype in _HALF else x
+    return (cleared(wide, mask).sum(dims, keepdim) / (number.to(wide.dtype) * others)).to(x.dtype)
+
+
+def variance(
+    x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool, correction: float, root: bool
+) -> Tensor:
+    """Variance, or its root."""
+    others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
+    wide = x.float() if x.dtype in _HALF else x
+    many = number.to(wide.dtype) * others
+    centre = cleared(wide, mask).sum(dims, True) / many
+    found = cleared(wide - centre, mask).square().sum(dims, keepdim) / (many - correction).clamp(min=0)
+    return (found.sqrt() if root else found).to(x.dtype)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mask: Tensor,
+    number: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """:func:`torch.nn.functional.batch_norm` in training: statistics, running ones too, of the true rows."""
+    dims = [0, *range(2, x.dim())]
+    shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
+    wide = x.float() if x.dtype in _HALF else x
+    many = number.to(wide.dtype) * math.prod(x.shape[2:])
+    centre = cleared(wide, mask).sum(dims) / many
+    centred = wide - centre.view(shape)
+    spread = cleared(centred, mask).square().sum(dims) / many
+    if running_mean is not None and running_var is not None:
+        unbiased = spread.detach() * (many / (many - 1))
+        running_mean.mul_(1 - momentum).add_(centre.detach().to(running_mean.dtype), alpha=momentum)
+        running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+    out = centred * torch.rsqrt(spread + eps).view(shape)
+    if weight is not None:
+        out = out * weight.view(shape)
+    if bias is not None:
+        out = out + bias.view(shape)
+    return out.to(x.dtype)
+
+
+NONE, MEAN, SUM = 0, 1, 2
+"""How a loss is reduced."""
+
+
+def reduced(losses: Tensor, mask: Tensor, number: Tensor, reduction: int) -> Tensor:
+    """The sum or mean of the losses of true rows."""
+    dims = list(range(losses.dim()))
+    if reduction == SUM:
+        return total(losses, mask, dims, False, None)
+    return mean(losses, mask, number, dims, False)
+
+
+def ignored(target: Tensor, mask: Tensor, index: int) -> Tensor:
+    """Classes to predict, with the one that is ignored in padded rows."""
+    return torch.where(mask, target, torch.full((), index, dtype=target.dtype, device=target.device))

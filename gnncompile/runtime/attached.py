@@ -1,0 +1,169 @@
+"""What a loader knows of the tensors of a mini-batch, and attaches to them.
+
+A tensor of a mini-batch is the front of a longer one in the same memory, padded to the size of a bucket; an edge list
+has its layouts. The user sees tensors of the true size. A compiled model that is recorded takes the longer ones, so
+that one recording serves all mini-batches of a bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_NAME = "_gnncompile_attached"
+
+
+@dataclass(frozen=True, eq=False)
+class Bucketed:
+    """A mini-batch that was padded to a bucket.
+
+    Attributes:
+        kinds: What there are counts of: nodes, edges and graphs (of each type).
+        counts: How many there are.
+        sizes: How many there are with the padding behind them.
+        on_device: The counts, int64 ``[kinds]``.
+    """
+
+    kinds: tuple[str, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    on_device: Tensor
+
+
+class Layout(NamedTuple):
+    """An edge list ``[2, num_edges]`` as kernels want it: its rows, and rowptr, col and edge by either row."""
+
+    row: Tensor
+    col: Tensor
+    by_col: tuple[Tensor, Tensor, Tensor]
+    by_row: tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(eq=False)
+class Attached:
+    """What is known of one tensor.
+
+    Attributes:
+        batch: The mini-batch it belongs to, if that was padded.
+        rows: Which kind its rows (an edge list's columns) are; None if they are none of them.
+        values: Which kind of thing its values number (for an edge list: sources and destinations).
+        highest: One more than its highest value (for an edge list: for each row); None where a value is negative.
+        make_whole: Makes the padded tensor.
+        make_layout: Makes the layout of an edge list: of the padded one, or of the true one.
+    """
+
+    batch: Bucketed | None = None
+    rows: int | None = None
+    values: tuple[int | None, ...] = (None,)
+    highest: tuple[int | None, ...] = (None,)
+    make_whole: Callable[[], Tensor] | None = None
+    make_layout: Callable[[bool], Layout] | None = None
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The padded tensor."""
+        assert self.make_whole is not None
+        return self.make_whole()
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """The layout of the true edge list."""
+        return None if self.make_layout is None else self.make_layout(False)
+
+    @cached_property
+    def whole_layout(self) -> Layout | None:
+        """The layout of the padded edge list."""
+        return None if self.make_layout is None else self.make_layout(True)
+
+
+class Count(int):
+    """A number of rows of a mini-batch, which a compiled model may take for that of the bucket."""
+
+    batch: Bucketed
+    kind: int
+
+
+class _Thread(threading.local):
+    batch: Bucketed | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def padding_to(batch: Bucketed | None) -> Iterator[None]:
+    """Compiled models that this thread calls in the block are called with a padded mini-batch."""
+    outer, _thread.batch = _thread.batch, batch
+    try:
+        yield
+    finally:
+        _thread.batch = outer
+
+
+def in_hand() -> Bucketed | None:
+    """The padded mini-batch that this thread calls compiled models with."""
+    return _thread.batch
+
+
+def true_rows(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
+    """Results of a compiled graph without their padding.
+
+    Args:
+        made: The results.
+        padded: For each of them, which dimensions are padded, and of which kind they are.
+    """
+    batch, results = in_hand(), []
+    for value, dims in zip(made, padded, strict=True):
+        for dim, kind in dims.items():
+            assert batch is not None
+            value = value.narrow(dim, 0, batch.counts[kind])
+        results.append(value)
+    return results
+
+
+def count(batch: Bucketed, kind: int) -> Count:
+    """The number of rows of a kind."""
+    made = Count(batch.counts[kind])
+    made.batch, made.kind = batch, kind
+    return made
+
+
+def attach(value: Tensor, what: Attached) -> None:
+    """Attaches what is known of a tensor to it."""
+    setattr(value, _NAME, what)
+
+
+def attached(value: Tensor) -> Attached | None:
+    """What is known of a tensor, if it came from a loader and was not changed in size since."""
+    return getattr(value, _NAME, None)
+
+
+def view(memory: Tensor, dtype: torch.dtype, start: int, shape: Sequence[int], stride: Sequence[int] = ()) -> Tensor:
+    """A tensor in the memory of another one, for autograd and Dynamo no view of it.
+
+    Args:
+        memory: uint8 ``[bytes]``.
+        dtype: Of the tensor.
+        start: Byte at which it begins.
+        shape: Its shape.
+        stride: Its strides, if it is not contiguous.
+    """
+    made = torch.empty(0, dtype=dtype, device=memory.device)
+    start = (memory.storage_offset() + start) // made.element_size()
+    with torch.no_grad():
+        storage = memory.untyped_storage()
+        return made.set_(storage, start, shape, stride) if stride else made.set_(storage, start, shape)  # type: ignore[call-overload]
+
+
+def view_of_storage(tensor: Tensor, start: int, length: int) -> Tensor:
+    """Some bytes of the memory that a tensor stands in, uint8 ``[length]``."""
+    made = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    with torch.no_grad():
+        return made.set_(tensor.untyped_storage(), start, (length,))  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,141 @@
+"""Copies of a recording's inputs that come from elsewhere each time.
+
+Inputs that stand in one piece of memory, as the tensors of a loader's mini-batch do, are copied by one copy of all that
+lies between the first and the last, lists of hubs with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile.runtime import attached, layout
+
+MOST_APART = 1.5
+"""Inputs in one piece of memory are copied together if they fill it but for this factor."""
+
+_APART = 256
+"""Bytes from the beginning of its memory to a copy of a tensor that does not begin there."""
+
+
+class StaticInputs:
+    """Where copies of inputs stand.
+
+    Args:
+        args: All inputs of the recording.
+        copied: Positions of those that are copied.
+    """
+
+    def __init__(self, args: Sequence[Any], copied: Sequence[int]) -> None:
+        self.tensors: dict[int, Tensor] = {}
+        self._single: list[int] = []
+        self._groups: list[_Group] = []
+        together: dict[int, list[int]] = {}
+        for k in copied:
+            together.setdefault(args[k].untyped_storage().data_ptr(), []).append(k)
+        for members in together.values():
+            group = _Group(args, members) if len(members) > 1 else None
+            if group is None or group.length > MOST_APART * group.needed:
+                self._single += members
+            else:
+                self._groups.append(group)
+                self.tensors.update(group.tensors)
+        made: dict[int, Tensor] = {}
+        for k in self._single:
+            # One tensor twice stays one, which guards may ask.
+            self.tensors[k] = made.setdefault(id(args[k]), _copy(args[k]))
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether inputs of the right sizes can be copied here."""
+        return all(group.fits(args) for group in self._groups)
+
+    def copy(self, args: Sequence[Any]) -> None:
+        """Copies the inputs here."""
+        for k in self._single:
+            self.tensors[k].copy_(args[k])
+        for group in self._groups:
+            group.copy(args)
+
+
+class _Group:
+    """Inputs in one piece of memory."""
+
+    def __init__(self, args: Sequence[Any], members: list[int]) -> None:
+        self._members = members
+        hubs = {k: layout.given_hubs(args[k]) for k in members}
+        storage = args[members[0]].untyped_storage()
+        lists = [t for h in hubs.values() if h is not None for t in (h.rows, h.pieces)]
+        self._hubs = {
+            k: h.number
+            for k, h in hubs.items()
+            if h is not None and all(t.untyped_storage().data_ptr() == storage.data_ptr() for t in (h.rows, h.pieces))
+        }
+        spans = [_span(t) for t in [*[args[k] for k in members], *[t for t in lists if _in(t, storage)]]]
+        self._first = min(start for start, _ in spans)
+        self._end = max(end for _, end in spans)
+        self.length, self.needed = self._end - self._first, sum(end - start for start, end in spans)
+        self._static = torch.empty(self._end, dtype=torch.uint8, device=args[members[0]].device)
+        self._places = {k: (args[k].storage_offset(), self._hub_places(hubs[k], k)) for k in members}
+        made: dict[int, Tensor] = {}
+        self.tensors = {k: made.setdefault(id(args[k]), self._at(args[k])) for k in members}
+        for k, number in self._hubs.items():
+            found = hubs[k]
+            assert found is not None
+            # Whatever number of hubs comes later is launched for, unless there are none at all.
+            known = number if number == (0, 0) else None
+            layout.give_hubs(self.tensors[k], self._at(found.rows), self._at(found.pieces), known)
+        self.copy(args)
+
+    def _hub_places(self, hubs: layout.Hubs | None, k: int) -> Any:
+        if hubs is None or k not in self._hubs:
+            return None
+        return [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
+
+    def _at(self, tensor: Tensor) -> Tensor:
+        # At the same place as there: guards ask whether it is the beginning.
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        return attached.view(self._static, tensor.dtype, start, tensor.shape, tensor.stride())
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether the inputs stand in one piece of memory as they did."""
+        storage = args[self._members[0]].untyped_storage().data_ptr()
+        for k in self._members:
+            given, (offset, hubs) = args[k], self._places[k]
+            if given.storage_offset() != offset or given.untyped_storage().data_ptr() != storage:
+                return False
+            if hubs is not None:
+                found = layout.given_hubs(given)
+                if found is None or self._hub_places(found, k) != hubs or not _in(found.rows, given.untyped_storage()):
+                    return False
+                if self._hubs[k] == (0, 0) and found.number != (0, 0):
+                    return False
+        return True
+
+    def copy(self, args: Sequence[Any]) -> None:
+        """Copies all of them."""
+        source = args[self._members[0]]
+        self._static[self._first :].copy_(attached.view_of_storage(source, self._first, self.length))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy that begins at the beginning of its memory only if the tensor does, which guards may ask."""
+    if not tensor.storage_offset():
+        return tensor.detach().clone()
+    start, end = _span(tensor)
+    memory = torch.empty(2 * _APART + end - start, dtype=torch.uint8, device=tensor.device)
+    made = attached.view(memory, tensor.dtype, _APART + start % _APART, tensor.shape, tensor.stride())
+    return made.copy_(tensor.detach())
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a dense tensor in its memory, and the one behind its last."""
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
+
+
+def _in(tensor: Tensor, storage: Any) -> bool:
+    return bool(tensor.untyped_storage().data_ptr() == storage.data_ptr())
