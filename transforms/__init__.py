@@ -4,6 +4,20 @@ They are ordinary PyG transforms (`BaseTransform`): compose them with PyG's own,
 `transform` or `pre_transform`. None is needed for correctness: a compiled model gives the same numbers without them.
 """
 
+from .add_self_loops import AddSelfLoops
+from .cheb_norm import ChebNorm
+from .gcn_norm import GCNNorm
+from .node_order import restore_order
+from .remove_isolated import RemoveIsolated
+from .reorder import Reorder
 from .sort_by_destination import SortByDestination
 
-__all__ = ["SortByDestination"]
+__all__ = [
+    "AddSelfLoops",
+    "ChebNorm",
+    "GCNNorm",
+    "RemoveIsolated",
+    "Reorder",
+    "SortByDestination",
+    "restore_order",
+]
