@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnncompile import testing
+
 
 def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
     """Draws sources and destinations uniformly; self loops and repeated edges may occur.
@@ -18,72 +20,12 @@ def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
 
 
 def power_law(
-    num_nodes: int,
-    num_edges: int,
-    max_degree: int,
-    exponent: float = 2.4,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
+    num_nodes: int, num_edges: int, max_degree: int, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    r"""Draws a symmetric graph whose degrees follow a power law, like a citation graph with its edges made undirected.
-
-    Half of the edges lead from uniformly drawn nodes to nodes drawn with weights
-    :math:`w_r = (r + c)^{-1/(\gamma - 1)}` of their rank :math:`r`, the other half are their reverses; :math:`c` is
-    found such that the heaviest node is expected to get `max_degree` edges. Node numbers and the order of edges are
-    random. There are no self loops; edges may repeat.
-
-    Args:
-        num_nodes: number of nodes.
-        num_edges: number of edges, even.
-        max_degree: expected in-degree (and out-degree) of the largest hub.
-        exponent: :math:`\gamma` of :math:`P(d) \propto d^{-\gamma}`, above 2.
-        seed: of the random numbers.
-        device: where they are drawn; each device has numbers of its own.
-
-    Returns:
-        `edge_index`, `[2, num_edges]`, int64, on that device.
-
-    Raises:
-        ValueError: `num_edges` is odd, or no graph of this size can have such a hub.
-    """
-    if num_edges % 2:
-        raise ValueError(f"num_edges: got {num_edges}, expected an even number, since every edge has its reverse")
-    half = num_edges // 2
-    mean_degree = half / num_nodes
-    if not mean_degree < max_degree - mean_degree < half:
-        raise ValueError(
-            f"max_degree: got {max_degree}, expected more than {2 * mean_degree:.0f} and less than {half}; change it, "
-            "or num_edges"
-        )
-    generator = torch.Generator(device).manual_seed(seed)
-    # A hub is drawn as a destination max_degree - mean_degree times, and as a source as often as any other node.
-    weights = _rank_weights(num_nodes, share=(max_degree - mean_degree) / half, slope=1 / (exponent - 1)).to(device)
-    cumulative = weights.cumsum(0)
-    drawn = torch.rand(half, generator=generator, dtype=torch.float64, device=device) * cumulative[-1]
-    rank = torch.searchsorted(cumulative, drawn).clamp_(max=num_nodes - 1)
-    popular = torch.randperm(num_nodes, generator=generator, device=device)[rank]
-    other = torch.randint(num_nodes, (half,), generator=generator, device=device)
-    other = torch.where(other == popular, (other + 1) % num_nodes, other)
-    edge_index = torch.stack([torch.cat([other, popular]), torch.cat([popular, other])])
-    return edge_index[:, torch.randperm(num_edges, generator=generator, device=device)]
-
-
-def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
-    """`(rank + c) ** -slope` with `c` such that the first weight has the given share of their sum (bisection)."""
-    rank = torch.arange(num_nodes, dtype=torch.float64)
-
-    def weights(shift: float) -> Tensor:
-        return (rank + shift) ** -slope
-
-    low, high = 1e-9, float(num_nodes) * num_nodes
-    for _ in range(100):
-        middle = (low * high) ** 0.5
-        candidate = weights(middle)
-        if candidate[0] / candidate.sum() > share:
-            low = middle
-        else:
-            high = middle
-    return weights(high)
+    """The edges of :func:`gnncompile.testing.power_law`, `[2, num_edges]`, int64, on that device."""
+    data = testing.power_law(num_nodes, num_edges, max_degree, channels=None, seed=seed, device=device)
+    edge_index: Tensor = data.edge_index
+    return edge_index
 
 
 def bipartite(num_sources: int, num_destinations: int, degree: int, seed: int = 0) -> Tensor:

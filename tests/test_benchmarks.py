@@ -41,23 +41,6 @@ def test_registered_graphs_have_the_size_they_claim():
         assert torch.equal(edge_index, graph.make())
 
 
-def test_power_law_graph_is_symmetric_with_the_hub_asked_for():
-    edge_index = graphs.power_law(5_000, 60_000, max_degree=900)
-    degree = torch.bincount(edge_index[1], minlength=5_000)
-    assert 750 < int(degree.max()) < 1_050
-    assert torch.equal(degree, torch.bincount(edge_index[0], minlength=5_000))
-    assert int(degree.median()) < 12 and int((degree > 100).sum()) > 10
-    assert not bool((edge_index[0] == edge_index[1]).any())
-    assert not bool((edge_index[1].diff() >= 0).all())  # random order
-    assert not torch.equal(edge_index, graphs.power_law(5_000, 60_000, max_degree=900, seed=1))
-
-
-@pytest.mark.parametrize("arguments", [(10, 31, 5), (10, 30, 2), (10, 30, 30)])
-def test_power_law_refuses_what_cannot_be(arguments):
-    with pytest.raises(ValueError, match="got"):
-        graphs.power_law(*arguments)
-
-
 # -- cases and rows ------------------------------------------------------------------------------------------------
 
 

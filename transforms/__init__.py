@@ -2,8 +2,27 @@
 
 They are ordinary PyG transforms (`BaseTransform`): compose them with PyG's own, or pass them to a dataset as
 `transform` or `pre_transform`. None is needed for correctness: a compiled model gives the same numbers without them.
+`prepare` finds out which of them a model asks for, and makes it rely on them.
 """
 
+from .add_self_loops import AddSelfLoops
+from .cheb_norm import ChebNorm
+from .gcn_norm import GCNNorm
+from .node_order import restore_order
+from .prepare import Prepared, PrepareReport, prepare
+from .remove_isolated import RemoveIsolated
+from .reorder import Reorder
 from .sort_by_destination import SortByDestination
 
-__all__ = ["SortByDestination"]
+__all__ = [
+    "AddSelfLoops",
+    "ChebNorm",
+    "GCNNorm",
+    "PrepareReport",
+    "Prepared",
+    "RemoveIsolated",
+    "Reorder",
+    "SortByDestination",
+    "prepare",
+    "restore_order",
+]

@@ -1,14 +1,10 @@
 """Stable sort of the edges by destination, with every edge attribute permuted alike."""
 
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
+
+from .edges import by_destination, like, plain, take
 
 
 @functional_transform("sort_by_destination")
@@ -39,30 +35,8 @@ class SortByDestination(BaseTransform):
                 continue
             # Asked before `edge_index` is replaced, while all lengths still belong together.
             keys = [key for key in store if key != "edge_index" and store.is_edge_attr(key)]
-            perm = torch.argsort(_plain(store.edge_index)[1], stable=True)
+            perm = by_destination(plain(store.edge_index))
             for key in keys:
-                store[key] = _permute(store[key], perm, data.__cat_dim__(key, store[key], store))
-            store.edge_index = _sorted_edge_index(store.edge_index, perm)
+                store[key] = take(store[key], perm, data.__cat_dim__(key, store[key], store))
+            store.edge_index = like(store.edge_index, plain(store.edge_index).index_select(1, perm), "col")
         return data
-
-
-def _plain(edge_index: Tensor) -> Tensor:
-    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-
-
-def _sorted_edge_index(edge_index: Tensor, perm: Tensor) -> Tensor:
-    permuted: Tensor = _plain(edge_index).index_select(1, perm)
-    if isinstance(edge_index, EdgeIndex):
-        size, undirected = edge_index.sparse_size(), edge_index.is_undirected
-        permuted = EdgeIndex(permuted, sparse_size=size, sort_order="col", is_undirected=undirected)
-    return permuted
-
-
-def _permute(value: Any, perm: Tensor, dim: int) -> Any:
-    if isinstance(value, Tensor):
-        return value.index_select(dim, perm.to(value.device))
-    if isinstance(value, np.ndarray):
-        return np.take(value, perm.cpu().numpy(), axis=dim)
-    if isinstance(value, list | tuple):
-        return type(value)(value[i] for i in perm.tolist())
-    return value[perm]  # a TensorFrame

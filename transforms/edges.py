@@ -1,0 +1,82 @@
+"""What transforms of edges share: the edges of a store as a plain tensor, its edge attributes, the order."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from .slices import is_batch, refuse_followed
+
+
+def plain(edge_index: Tensor) -> Tensor:
+    """The same edges without the class that remembers their order."""
+    edges: Tensor = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    return edges
+
+
+def like(edge_index: Tensor, edges: Tensor, sort_order: str | None) -> Tensor:
+    """`edges` as an `EdgeIndex` of the same size, in the given order, if `edge_index` is one."""
+    if not isinstance(edge_index, EdgeIndex):
+        return edges
+    size, undirected = edge_index.sparse_size(), edge_index.is_undirected
+    result: Tensor = EdgeIndex(edges, sparse_size=size, sort_order=sort_order, is_undirected=undirected)
+    return result
+
+
+def edge_attributes(store: Any) -> list[str]:
+    """The names of what has one row per edge, by PyG's own rule; not `edge_index`, nor edges to predict."""
+    return [
+        key for key in store if key != "edge_index" and not key.startswith("edge_label") and store.is_edge_attr(key)
+    ]
+
+
+def take(value: Any, index: Tensor, dim: int) -> Any:
+    """Rows of an attribute in the given order: of a tensor, an array, a list, a tuple or a TensorFrame."""
+    if isinstance(value, Tensor):
+        return value.index_select(dim, index.to(value.device))
+    if isinstance(value, np.ndarray):
+        return np.take(value, index.cpu().numpy(), axis=dim)
+    if isinstance(value, list | tuple):
+        return type(value)(value[i] for i in index.tolist())
+    return value[index]  # a TensorFrame
+
+
+def square_stores(data: Any, edge_types: Sequence[tuple[str, str, str]] | None) -> Iterator[Any]:
+    """The edge stores whose sources and destinations are the same nodes, of all or of some types.
+
+    Raises:
+        ValueError: the edges are held as a matrix, a type that was asked for is absent or joins two types of nodes, or
+            the batch was made with `follow_batch`.
+    """
+    found = [store for store in data.edge_stores if edge_types is None or store._key in edge_types]
+    if edge_types is not None and len(found) < len(set(edge_types)):
+        raise ValueError(
+            f"edge_types: got {list(edge_types)}, expected some of {[store._key for store in data.edge_stores]}"
+        )
+    for store in found:
+        if "adj_t" in store or "adj" in store:
+            raise ValueError(
+                "adj_t: got edges held as a matrix, expected edge_index; apply the transform before ToSparseTensor"
+            )
+        if "edge_index" not in store:
+            continue
+        if is_batch(data):
+            refuse_followed(store)
+        if not store.is_bipartite():
+            yield store
+        elif edge_types is not None:
+            raise ValueError(f"edge_types: got {store._key}, expected types of edges among nodes of one type")
+
+
+def number_of_nodes(store: Any) -> int:
+    """The number of nodes that a square store's edges may name."""
+    size: int = store.size(0) if store._key is not None else store.num_nodes
+    return size
+
+
+def by_destination(edge_index: Tensor) -> Tensor:
+    """The stable order of edges by destination, `[num_edges]`."""
+    return torch.argsort(edge_index[1], stable=True)

@@ -1,0 +1,188 @@
+"""Nodes in another order, or fewer of them: every attribute follows, and results of the model map back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from .edges import plain, take
+from .slices import is_batch, refuse_followed, set_slices
+
+Type = str | None
+"""A type of nodes; None where there is one type only."""
+
+
+def refuse_unordered(data: Any, name: str) -> None:
+    """Raises an error where nodes may not change places.
+
+    Raises:
+        ValueError: edges are held as a matrix, or `data` was sampled by a loader, whose seed nodes come first.
+    """
+    for store in data.edge_stores:
+        if "adj_t" in store or "adj" in store:
+            raise ValueError(
+                f"adj_t: got edges held as a matrix, expected edge_index; apply {name} before ToSparseTensor"
+            )
+    for store in data.node_stores:
+        if "input_id" in store or ("batch_size" in store and "n_id" in store):
+            raise ValueError(
+                "input_id: got a sample of a neighbour loader, whose seed nodes come first, expected a whole graph; "
+                f"apply {name} before the loader"
+            )
+
+
+def graph_of_nodes(data: Any, store: Any) -> Tensor | None:
+    """The graph of each node, `[num_nodes]`; None where there is one graph."""
+    found: Tensor | None = store.get("batch")
+    if found is None and is_batch(data):
+        raise ValueError(
+            "batch: got a batch without the graph of each node, expected one; make it by Batch.from_data_list"
+        )
+    return found
+
+
+def select_nodes(data: Any, chosen: Mapping[Type, Tensor]) -> None:
+    """Keeps the chosen nodes of each type, in the order given; edges and other numbers of nodes are renamed.
+
+    Every node gets `node_order`, its number before, and every node store `original_size`, the number of nodes before,
+    in each graph of a batch; a second call composes both with the first.
+
+    Args:
+        data: a copy of the user's object.
+        chosen: by type of nodes, numbers of nodes, `[num_chosen]`, grouped by the graphs of a batch in their order.
+            Every node that an edge names must be there.
+    """
+    before = {store._key: int(store.num_nodes) for store in data.node_stores}
+    places = {kind: _places(index, before[kind]) for kind, index in chosen.items()}
+    stores = {id(store): store for store in (*data.edge_stores, *data.node_stores)}.values()
+    named = {id(store): names_nodes(data, store) for store in stores}
+    # Asked before anything is replaced, while all lengths still belong together.
+    rows = {store._key: _rows(store, named[id(store)]) for store in data.node_stores}
+    for store in stores:
+        for key in named[id(store)]:
+            store[key] = _renamed(store[key], _ends(store, places))
+    for store in data.node_stores:
+        _take_rows(data, store, rows[store._key], chosen[store._key], before[store._key])
+    if is_batch(data):
+        for store in stores:
+            _set_increments(data, store, named[id(store)])
+
+
+def _places(index: Tensor, num_nodes: int) -> Tensor:
+    places = index.new_full((num_nodes,), -1)
+    places[index] = torch.arange(index.numel(), device=index.device)
+    return places
+
+
+def _ends(store: Any, places: Mapping[Type, Tensor]) -> tuple[Tensor, Tensor]:
+    """New numbers of the nodes that the two rows of `edge_index` name."""
+    if store._key is None:
+        return places[None], places[None]
+    return places[store._key[0]], places[store._key[-1]]
+
+
+def names_nodes(data: Any, store: Any) -> list[str]:
+    """The attributes that hold numbers of nodes, by PyG's own rule: those that batching increases by their count."""
+    found = []
+    for key, value in store.items():
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool or "batch" in key:
+            continue
+        increment = data.__inc__(key, value, store)
+        if isinstance(increment, Tensor) and store._key is None:
+            raise ValueError(
+                f"{key}: got nodes of several kinds in one Data (its __inc__ says so), expected HeteroData"
+            )
+        if isinstance(increment, Tensor) or (store._key is None and 0 < store.num_nodes == increment):
+            found.append(key)
+    return found
+
+
+def _rows(store: Any, named: list[str]) -> list[str]:
+    return [
+        key
+        for key in store
+        if key not in named and not (key == "ptr" or key.endswith("_ptr")) and store.is_node_attr(key)
+    ]
+
+
+def _renamed(value: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
+    numbers = plain(value)
+    if numbers.dim() == 2 and numbers.size(0) == 2:
+        new = torch.stack([ends[0][numbers[0]], ends[1][numbers[1]]])
+    else:
+        new = ends[0][numbers]
+    if isinstance(value, EdgeIndex):
+        size = (int((ends[0] >= 0).sum()), int((ends[1] >= 0).sum()))
+        new = EdgeIndex(new, sparse_size=size, is_undirected=value.is_undirected)
+    return new
+
+
+def _take_rows(data: Any, store: Any, keys: list[str], index: Tensor, before: int) -> None:
+    graph = graph_of_nodes(data, store)
+    per_graph = None if graph is None else torch.bincount(graph, minlength=_graphs(data, graph))
+    for key in keys:
+        store[key] = take(store[key], index, data.__cat_dim__(key, store[key], store))
+    if "num_nodes" in store:
+        store.num_nodes = index.numel()
+    if "node_order" not in store:
+        starts = None if per_graph is None else (per_graph.cumsum(0) - per_graph)[store.batch]
+        store.node_order = index if starts is None else index - starts
+        store.original_size = before if per_graph is None else per_graph
+        keys = [*keys, "node_order"]
+    if not is_batch(data):
+        return
+    refuse_followed(store)
+    sizes = torch.bincount(store.batch, minlength=data.num_graphs)
+    store.ptr = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    if hasattr(store, "_num_nodes"):
+        store._num_nodes = sizes.tolist()
+    own = [key for key in keys if key not in ("batch", "ptr")]
+    set_slices(data, store, own, sizes)
+    set_slices(data, store, ["original_size"], torch.ones_like(sizes))
+
+
+def _graphs(data: Any, graph: Tensor) -> int:
+    if is_batch(data):
+        return int(data.num_graphs)
+    return int(graph.max()) + 1 if graph.numel() else 0
+
+
+def _set_increments(data: Any, store: Any, named: list[str]) -> None:
+    """What batching would have increased numbers of nodes by, had the graphs been so before."""
+    if store._key is None:
+        increments = data.ptr[:-1]
+    elif isinstance(store._key, tuple):
+        increments = torch.stack([data[store._key[0]].ptr[:-1], data[store._key[-1]].ptr[:-1]], dim=1).unsqueeze(-1)
+    for key in named:
+        sizes = data._slice_dict[key] if store._key is None else data._slice_dict[store._key][key]
+        set_slices(data, store, [key], sizes.diff(), increments)
+
+
+def restore_order(rows: Tensor, data: Any, fill_value: float = 0.0) -> Tensor:
+    """Puts rows of nodes, as a model returns them, in the order that nodes had before `Reorder` and `RemoveIsolated`.
+
+    Args:
+        rows: one row per node, `[num_nodes, *]`; a gradient flows through.
+        data: what the model ran on, or of :class:`HeteroData` the part of one node type, `data["paper"]`; a batch of
+            graphs that were reordered each by itself, or that was reordered as a whole.
+        fill_value: what rows of removed nodes are.
+
+    Returns:
+        `[original_num_nodes, *]`, in a batch of all graphs one behind the other.
+
+    Raises:
+        ValueError: the nodes of `data` were never reordered, or `rows` are not as many as its nodes.
+    """
+    order, size, graph = (data.get(key) for key in ("node_order", "original_size", "batch"))
+    if order is None or size is None:
+        raise ValueError("data: got no node_order, expected data that Reorder or RemoveIsolated have been applied to")
+    if rows.size(0) != order.numel():
+        raise ValueError(f"rows: got {rows.size(0)}, expected one for each of the {order.numel()} nodes of data")
+    if graph is not None:
+        sizes = torch.as_tensor(size, device=order.device).view(-1)
+        order = order + (sizes.cumsum(0) - sizes)[graph]
+        size = sizes.sum()
+    whole: Tensor = rows.new_full((int(size), *rows.shape[1:]), fill_value).index_copy(0, order, rows)
+    return whole

@@ -1,0 +1,245 @@
+"""Moves what a model does to the edges in every forward, self loops and normalisation, before the model."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.module_dict import ModuleDict
+from torch_geometric.nn.to_hetero_transformer import key2str
+from torch_geometric.transforms import Compose
+
+from gnncompile.capture.compiled import program_of
+
+from .same_results import Call, arguments, call_by_names, difference, results, tolerance
+from .self_loops import fills
+from .structure_layers import RULES, Need
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A layer that relies on the data now.
+
+    Attributes:
+        layer: its name in the model.
+        kind: its class before.
+        what: what it does no longer.
+        how: what was changed in it: flags, or its class.
+    """
+
+    layer: str
+    kind: str
+    what: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A layer that still does to the edges what it did.
+
+    Attributes:
+        layer: its name in the model.
+        kind: its class.
+        what: what it does in every forward.
+        why: why that was not moved.
+    """
+
+    layer: str
+    kind: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What :func:`prepare` changed.
+
+    Attributes:
+        moved: layers that were changed.
+        left: layers that could have been, but for a reason.
+        outputs_differ: largest difference of outputs on the given data, relative to the largest output.
+        gradients_differ: the same of the gradients of parameters and node features.
+    """
+
+    moved: tuple[Moved, ...]
+    left: tuple[Left, ...]
+    outputs_differ: float
+    gradients_differ: float
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.moved)} layers rely on the data now, {len(self.left)} are left as they were"]
+        lines += [f"  {m.layer} ({m.kind}): {m.what} moved before the model; now {m.how}" for m in self.moved]
+        lines += [f"  {m.layer} ({m.kind}): {m.what} left, because {m.why}" for m in self.left]
+        if self.moved:
+            lines.append(
+                f"outputs on the given data differ by {self.outputs_differ:.1e}, "
+                f"gradients by {self.gradients_differ:.1e}"
+            )
+        return "\n".join(lines)
+
+
+class Prepared(NamedTuple):
+    """What :func:`prepare` returns."""
+
+    model: nn.Module
+    transform: Compose
+    report: PrepareReport
+
+
+class _Layer(NamedTuple):
+    name: str
+    module: MessagePassing
+    need: Need | None
+
+    def left(self, why: str) -> Left:
+        return Left(self.name, type(self.module).__name__, str(self.need), why)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({type(self.module).__name__})"
+
+
+def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None) -> Prepared:
+    """Moves self loops and normalisation, which layers compute from the edges in every forward, into a transform.
+
+    Layers that read the same edges must want the same of them; those of :class:`HeteroData` are told apart by the edge
+    type in their names (:class:`~torch_geometric.nn.HeteroConv`, :func:`~torch_geometric.nn.to_hetero`). The new model
+    is run beside the old one on `data`, in eval mode: were outputs or gradients to differ by more than rounding,
+    nothing would be changed, and the report would say so.
+
+    .. code-block:: python
+
+        model, transform, report = prepare(model, data)
+        data = transform(data)  # every input of the new model must have gone through the transform
+        out = model(data.x, data.edge_index, data.edge_weight)
+
+    Moved are those of :class:`~torch_geometric.nn.GCNConv`, `APPNP`, `GCN2Conv`, `DNAConv`, `TAGConv`, `LGConv`,
+    `SGConv`, `SSGConv`, `MixHopConv`, `ARMAConv`, `ChebConv` (which need `edge_weight` handed on to them), `GATConv`,
+    `GATv2Conv`, `AGNNConv` and `FeaStConv`.
+
+    Args:
+        model: any PyG model, not compiled yet; it is not changed, and its copy has the same `state_dict` keys.
+        data: a graph, or a batch, to prove equality on.
+        call: runs a model on data. By default arguments of `forward` are the attributes of the data of the same names,
+            for :class:`HeteroData` with or without `_dict`.
+
+    Returns:
+        The new model, the transform of its inputs, and what was changed (:class:`PrepareReport`).
+
+    Raises:
+        ValueError: the model is compiled, its parameters have no shape yet, or its arguments are not in `data`.
+    """
+    if program_of(model) is not None:
+        raise ValueError("model: got a compiled model, expected the model itself; prepare it first, then compile it")
+    if any(map(nn.parameter.is_lazy, model.parameters())):
+        raise ValueError("model: got parameters without a shape, expected a model that has been called once; call it")
+    can_weigh = call is not None or not {"edge_weight", "edge_weight_dict", "data"}.isdisjoint(
+        signature(model.forward).parameters
+    )
+    if call is None:
+        arguments(model, data)
+        call = call_by_names
+    prepared = copy.deepcopy(model)
+    moved, left, transforms = [], [], []
+    for kind, layers in _by_edges(prepared, data).items():
+        wanting = [layer for layer in layers if layer.need is not None]
+        why = _obstacle(layers, data, kind, can_weigh)
+        if why:
+            left += [layer.left(why) for layer in wanting]
+        elif wanting:
+            transforms.append(_first_with_fill(wanting).transform(None if kind is None else [kind]))
+            moved += [_rely(layer) for layer in wanting]
+    if moved:
+        transform = Compose(transforms)
+        expected = results(model, data, call)
+        found = results(prepared, transform(data), call)
+        apart = [difference(*pair) for pair in zip(found, expected, strict=True)]
+        if max(apart) <= tolerance([*expected[0], *expected[1]]):
+            return Prepared(prepared, transform, PrepareReport(tuple(moved), tuple(left), *apart))
+        why = f"results would differ by {max(apart):.1e}: the model does more with its edges than its layers"
+        left += [Left(m.layer, m.kind, m.what, why) for m in moved]
+    return Prepared(copy.deepcopy(model), Compose([]), PrepareReport((), tuple(left), 0.0, 0.0))
+
+
+def _by_edges(model: nn.Module, data: Data | HeteroData) -> dict[Any, list[_Layer]]:
+    """The layers that read the same edges, by edge type; "?" for those of which that is not known."""
+    groups: dict[Any, list[_Layer]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MessagePassing):
+            rule = RULES.get(type(module))
+            kind = _edge_type(name, data) if isinstance(data, HeteroData) else None
+            layer = _Layer(name or "model", module, None if rule is None else rule.need(module))
+            groups.setdefault(kind, []).append(layer)
+    return groups
+
+
+def _edge_type(name: str, data: HeteroData) -> Any:
+    parts = set(name.split("."))
+    for kind in data.edge_types:
+        if parts & {ModuleDict.to_internal_key(kind), key2str(kind)}:
+            return kind
+    return "?"
+
+
+def _obstacle(layers: Sequence[_Layer], data: Any, kind: Any, can_weigh: bool) -> str | None:
+    """Why what these layers want of their edges can't be moved."""
+    wanting = [layer for layer in layers if layer.need is not None]
+    needs = [layer.need for layer in layers if layer.need is not None]
+    if not wanting:
+        return None
+    if kind == "?":
+        return "its name does not tell which edge type it reads"
+    with_loops = [layer for layer in wanting if layer.need is not None and layer.need.self_loops]
+    without = [layer for layer in layers if layer not in with_loops]
+    if with_loops and without:
+        return f"{without[0]} reads the same edges without self loops"
+    if len({need.weights for need in needs if need.weights}) > 1:
+        return f"{wanting[0]} and others normalise the same edges in different ways"
+    weighs, read = any(need.weights for need in needs), [need.fill for need in needs if need.fill is not None]
+    if weighs and read:
+        return "others give features of self loops to the same edges"
+    if any(not _same(fill, read[0]) for fill in read):
+        return "others give other features to self loops of the same edges"
+    if weighs and not can_weigh:
+        return "forward of the model takes no edge_weight; give it one and hand it on to the layers"
+    return _obstacle_in(data, kind, _first_with_fill(wanting))
+
+
+def _obstacle_in(data: Any, kind: Any, need: Need) -> str | None:
+    """Why the edges of `data` can't be changed as a layer wants."""
+    store = next(store for store in data.edge_stores if kind is None or store._key == kind)
+    if "edge_index" not in store:
+        return "its edges are held as a matrix"
+    if store.is_bipartite():
+        return f"{kind} joins two types of nodes"
+    weight = store.get("edge_weight")
+    if need.weights is not None and isinstance(weight, Tensor) and weight.requires_grad:
+        return "edge_weight takes a gradient"
+    if need.self_loops:
+        try:
+            fills(store, 1.0)
+        except ValueError as error:
+            return f"self loops would have no value there ({error})"
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _first_with_fill(layers: Sequence[_Layer]) -> Need:
+    """The need that says most: with weights, else with features of self loops."""
+    needs = [layer.need for layer in layers if layer.need is not None]
+    return max(needs, key=lambda need: (need.weights is not None, need.fill is not None))
+
+
+def _rely(layer: _Layer) -> Moved:
+    rule, kind = RULES[type(layer.module)], type(layer.module).__name__
+    rule.rely(layer.module)
+    return Moved(layer.name, kind, str(layer.need), rule.how)
