@@ -17,7 +17,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.hooks import SkippedHooks
-from gnncompile.capture.inputs import Checker, Derived, Taken, join, split
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, split
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Skip, WrittenInput
 from gnncompile.runtime.segment_ops import SizeNeeded
@@ -121,6 +121,10 @@ class Program:
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
+        if not self.backend.captured and self.backend.own["inductor"]:
+            found: list[Any] = []
+            leaves((call.args, call.kwargs), found)
+            _compat.prepare_inductor(any(isinstance(value, torch.Tensor) and value.is_cpu for value in found))
         with _compat.symbolic_counts(self.empty_is_special, self.backend.own["selections"]):
             return self.compiled(call.args, call.kwargs)
 
