@@ -181,9 +181,23 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
     return compile(target, **settings)
 
 
+def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles, and records, for calls like this one: see :func:`gnncompile.warmup`. Returns the module or function."""
+    from gnncompile.capture.warmup import run_ahead
+
+    run_ahead(self._gnncompile_program, args, kwargs)
+    return self
+
+
 def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     kind = type(target)
-    body = {"__slots__": ("_gnncompile_program",), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    body: dict[str, Any] = {
+        "__slots__": ("_gnncompile_program",),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    if not hasattr(target, "warmup"):
+        body["warmup"] = _warmup
     compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
     # One state for both: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
@@ -240,7 +254,8 @@ def compile(
 
     Returns:
         For a module: a module of a subclass of its class that shares all state with it (same ``state_dict`` keys).
-        For a function: a function.
+        For a function: a function. Both have a method ``warmup``, unless the original had one: see
+        :func:`gnncompile.warmup`.
 
     Raises:
         TypeError: `model` is neither a module nor callable.
@@ -272,4 +287,6 @@ def compile(
         return program(args, kwargs)
 
     call._gnncompile_program = program  # type: ignore[attr-defined]
+    if not hasattr(call, "warmup"):
+        call.warmup = functools.partial(_warmup, call)  # type: ignore[attr-defined]
     return call
