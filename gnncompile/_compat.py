@@ -775,7 +775,7 @@ def _quietly(task: Callable[[], Any]) -> None:
 
 def _keys() -> None:
     codecache.torch_key()
-    codecache.triton_key()
+    getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
 
 
 def wait_for_vectors() -> None:
