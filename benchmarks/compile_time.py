@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     facts["seconds"] = f"first forward and backward, imports not counted; median of {rounds} processes each"
     facts["of processors"] = "of all threads, and of the C++ compilers that were run"
     print(tables.header_lines(facts), flush=True)
-    stored = tables.Results(driver.folder(args, device), f"compile-time-{device.type}", facts)
+    stored = tables.Results(driver.folder(args, device), "compile-time", facts)
     records: driver.Records = []
     for number, case in enumerate(cases, 1):
         rows = run_case(
