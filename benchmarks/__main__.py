@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import guide, kernels, layers, minibatch, training
+from . import compile_time, guide, kernels, layers, minibatch, training
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide, training, minibatch, layers, kernels)
+SUBCOMMANDS = (guide, training, minibatch, layers, kernels, compile_time)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -79,7 +79,7 @@ def run_case(
     rows, steps = [Row(variant) for variant in variants], {}
     progress("reference in float64")
     try:
-        reference = _reference(case, model, inputs, options)
+        reference = reference_of(case, model, inputs, options.seed)
     except Exception as error:
         for row in rows:
             row.fail("FAILED", f"no reference: {first_line(error)}")
@@ -105,8 +105,9 @@ def run_case(
     return rows
 
 
-def _reference(case: Case, model: nn.Module, inputs: tuple[Any, ...], options: Options) -> Reference:
-    generator = torch.Generator().manual_seed(options.seed + 1)
+def reference_of(case: Case, model: nn.Module, inputs: tuple[Any, ...], seed: int) -> Reference:
+    """Returns what all rows of a case are checked against, with random weights of the output."""
+    generator = torch.Generator().manual_seed(seed + 1)
     model = case.reference(model)
     with torch.no_grad():
         output = model(*inputs)

@@ -62,3 +62,12 @@ def since(start: Mark) -> Counts:
             seen_with_graph.add(frame)
     graphs = dynamo_utils.counters["stats"]["unique_graphs"] - start.graphs
     return Counts(graphs, recompiles, max(0, len(seen_with_graph) - 1))
+
+
+def cache_hits() -> tuple[int, int]:
+    """Returns how many compiled graphs torch's caches on disk had, and how many they had not.
+
+    AOTAutograd's has forward and backward in one; what it has not, Inductor's may have.
+    """
+    aot, inductor = dynamo_utils.counters["aot_autograd"], dynamo_utils.counters["inductor"]
+    return aot["autograd_cache_hit"], aot["autograd_cache_miss"] + inductor["fxgraph_cache_miss"]

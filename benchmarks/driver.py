@@ -18,14 +18,15 @@ from .variants import Variant
 Records = list[dict[str, Any]]
 
 
-def add_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int, rows: str = "all") -> None:
-    """Declares the options that every subcommand has, with its own defaults of time and turns, and what `--rows` says
-    of rows that are not named, which the subcommand chooses.
+def add_arguments(parser: argparse.ArgumentParser, seconds: float | None, rounds: int, rows: str = "all") -> None:
+    """Declares the options that every subcommand has, with its own defaults of time (None: it does not time steps) and
+    turns, and what `--rows` says of rows that are not named, which the subcommand chooses.
     """
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default_device, help="cpu, cuda or cuda:1 (default: %(default)s)")
     parser.add_argument("--rows", help=f"comma-separated names of rows, as the table has them (default: {rows})")
-    parser.add_argument("--seconds", type=float, default=seconds, help="timed per row (default: %(default)s)")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="timed per row (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a smoke test: little time per row, results under out/")

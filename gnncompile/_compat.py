@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import logging
@@ -12,7 +13,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 import sympy  # type: ignore[import-untyped]
@@ -36,6 +37,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
+from torch._inductor import codecache, cpu_vec_isa
 from torch._inductor.compile_fx import compile_fx
 from torch._library.fake_impl import allocate_size
 from torch._subclasses import fake_impls
@@ -78,6 +80,7 @@ __all__ = [
     "own_symbol",
     "placeholders_as_fakes",
     "plain_sizes",
+    "prepare_inductor",
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
@@ -96,6 +99,7 @@ __all__ = [
     "unknown_size",
     "use_original",
     "valid_capture",
+    "wait_for_vectors",
     "without_base",
 ]
 
@@ -739,6 +743,55 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
     compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def prepare_inductor(for_cpu: bool) -> None:
+    """Starts, beside the capture of a graph, what Inductor will wait for once in every process.
+
+    These are hashes of torch's and Triton's files, for the keys of its caches, and a trial of which vector instructions
+    the C++ compiler knows: it builds four files in an empty cache folder, and loads each in a process of its own.
+
+    Args:
+        for_cpu: Whether there is anything to compile for the CPU.
+    """
+    _begin("keys", _keys)
+    if for_cpu:
+        _begin("vectors", lambda: cpu_vec_isa.valid_vec_isa_list())
+
+
+_preparing: dict[str, threading.Thread] = {}
+
+
+def _begin(name: str, task: Callable[[], Any]) -> None:
+    if name not in _preparing:
+        context = contextvars.copy_context()  # settings of torch belong to a thread
+        _preparing[name] = threading.Thread(target=context.run, args=(_quietly, task), daemon=True)
+        _preparing[name].start()
+
+
+def _quietly(task: Callable[[], Any]) -> None:
+    with suppress(Exception):  # whoever needs the result will run into the same error
+        task()
+
+
+def _keys() -> None:
+    codecache.torch_key()
+    getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
+
+
+def wait_for_vectors() -> None:
+    """Makes all compiles in this process wait for a trial that runs already: it must not run twice at once."""
+    find: Any = cpu_vec_isa.valid_vec_isa_list
+
+    @functools.wraps(find)
+    def found() -> Any:
+        thread = _preparing.get("vectors")
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        return find()
+
+    found.cache_clear = find.cache_clear  # type: ignore[attr-defined]
+    cpu_vec_isa.valid_vec_isa_list = found  # type: ignore[assignment]
 
 
 def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -102,28 +98,3 @@ def test_kernels_are_called_directly():
     for code in codes:
         assert "gnncompile.region" not in code.replace("'gnncompile::region", "") and "_gnncompile_call(" in code
         assert code.count("empty_strided_cpu((") >= 1
-
-
-SCRIPT = """
-import sys, torch, gnncompile
-from torch._dynamo.utils import counters
-from tests.test_inductor_region import _chain, graph
-x, edge_index = graph()
-out = gnncompile.compile(_chain)(x.requires_grad_(), edge_index)
-out.sum().backward()
-torch.save((out.detach(), x.grad, dict(counters["inductor"])), sys.argv[1])
-"""
-
-
-def test_a_second_process_takes_the_code_from_disk(tmp_path: Path):
-    root = Path(__file__).resolve().parent.parent
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(root)}
-    loaded = []
-    for k in range(2):
-        target = tmp_path / f"{k}.pt"
-        subprocess.run([sys.executable, "-c", SCRIPT, str(target)], check=True, env=environment, cwd=root, timeout=300)
-        loaded.append(torch.load(target, weights_only=False))
-    first, second = loaded
-    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
-    assert first[2]["fxgraph_cache_miss"] > 0 and not second[2].get("fxgraph_cache_miss")
-    torch.testing.assert_close(first[0], _chain(*graph()))

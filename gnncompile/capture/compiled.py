@@ -17,7 +17,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.hooks import SkippedHooks
-from gnncompile.capture.inputs import Checker, Derived, Taken, join, minibatch_in, split
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.options import resolve
 from gnncompile.passes.context import PADDING, Masked, NotPadded, Skip, WrittenInput
@@ -173,6 +173,10 @@ class Program:
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
+        if not self.backend.captured and self.backend.own["inductor"]:
+            found: list[Any] = []
+            leaves((call.args, call.kwargs), found)
+            _compat.prepare_inductor(any(isinstance(value, torch.Tensor) and value.is_cpu for value in found))
         with _compat.symbolic_counts(self.empty_is_special, self.backend.own["selections"]):
             if call.counts is None:
                 return self.compiled(call.args, call.kwargs)
@@ -235,9 +239,23 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
     return compile(target, **settings)
 
 
+def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles, and records, for calls like this one: see :func:`gnncompile.warmup`. Returns the module or function."""
+    from gnncompile.capture.warmup import run_ahead
+
+    run_ahead(self._gnncompile_program, args, kwargs)
+    return self
+
+
 def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     kind = type(target)
-    body = {"__slots__": ("_gnncompile_program",), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    body: dict[str, Any] = {
+        "__slots__": ("_gnncompile_program",),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    if not hasattr(target, "warmup"):
+        body["warmup"] = _warmup
     compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
     # One state for both: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
@@ -294,7 +312,8 @@ def compile(
 
     Returns:
         For a module: a module of a subclass of its class that shares all state with it (same ``state_dict`` keys).
-        For a function: a function.
+        For a function: a function. Both have a method ``warmup``, unless the original had one: see
+        :func:`gnncompile.warmup`.
 
     Raises:
         TypeError: `model` is neither a module nor callable.
@@ -326,4 +345,6 @@ def compile(
         return program(args, kwargs)
 
     call._gnncompile_program = program  # type: ignore[attr-defined]
+    if not hasattr(call, "warmup"):
+        call.warmup = functools.partial(_warmup, call)  # type: ignore[attr-defined]
     return call

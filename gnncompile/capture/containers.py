@@ -53,14 +53,14 @@ def open_container(value: Any, split: Callable[[Any, int, str], Any]) -> Opened:
         numbers = [name for name, held in vars(store).items() if type(held) is Count]
         vars(store).update((name, int(vars(store)[name])) for name in numbers)
     parts = []
-    for at, attributes in enumerate(_attributes(shell)):
+    for at, attributes in enumerate(attributes_of(shell)):
         found = {name: split(held, at, name) for name, held in attributes.items() if holds_structure(held)}
         attributes.update(dict.fromkeys(found))
         parts.append(found)
     return Opened(shell, tuple(parts))
 
 
-def _attributes(value: Any) -> list[dict[str, Any]]:
+def attributes_of(value: Any) -> list[dict[str, Any]]:
     """The attributes of each store as dicts that may be written to."""
     if not isinstance(value, BaseData):
         return [vars(value)]
@@ -103,7 +103,7 @@ def write_back(value: Any, opened: Opened) -> None:
         for key in ours.keys() - theirs.keys():
             theirs[key] = ours[key]
             theirs[key]._parent = value
-    for before, after, parts in zip(_attributes(value), _attributes(shell), opened.parts, strict=False):
+    for before, after, parts in zip(attributes_of(value), attributes_of(shell), opened.parts, strict=False):
         for name in before.keys() - after.keys():
             del before[name]
         for name, held in after.items():

@@ -19,7 +19,10 @@ from torch._inductor.virtualized import V
 from gnncompile.capture.inductor_call import Call
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
-from gnncompile.runtime import region_op  # noqa: F401  (defines the op)
+from gnncompile.runtime import (
+    launch,
+    region_op,  # noqa: F401  (defines the op)
+)
 
 _OP = torch.ops.gnncompile.region_kernel.default
 _IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
@@ -56,6 +59,7 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
     layout = layout[:3]  # the rest is for the gradient
     given = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (*tensors, *layout)]
     outputs = _allocate(layout, spec)
+    launch.prepare(spec, outputs[0].get_device().type)
     RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
     return outputs
 

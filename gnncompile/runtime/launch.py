@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Protocol
 
@@ -71,13 +72,14 @@ def runner(spec: str, device: str) -> Runner:
 class Call:
     """A region's kernel as the code that Inductor writes calls it: ``(tensors, layout, outputs)``, all contiguous.
 
-    The kernel is made at the first call, or by whoever called the same region before.
+    The kernel is there at the first call, at the latest: see :func:`prepare`.
     """
 
     __slots__ = ("device", "spec")
 
     def __init__(self, spec: str, device: str) -> None:
         self.spec, self.device = spec, device
+        prepare(spec, device)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches."""
@@ -87,6 +89,40 @@ class Call:
 @lru_cache(maxsize=4096)
 def kernel(spec: str, device: str) -> Kernel:
     """The kernel for a region on a device type ("cpu", "cuda")."""
+    started = _started.pop((spec, device, generator(device)), None)
+    return _make(spec, device) if started is None else started.result()
+
+
+_started: dict[tuple[str, str, str], Future[Kernel]] = {}
+"""Kernels that are built, and that nobody has asked for yet, by region, device type and generator."""
+
+
+@lru_cache(maxsize=4096)
+def prepare(spec: str, device: str) -> None:
+    """Starts to build a kernel where that takes a compiler, while Inductor compiles what is around it.
+
+    Triton compiles at the first launch.
+    """
+    if generator(device) == "cpp":
+        _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
+
+
+@lru_cache(maxsize=1)
+def _builders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), "gnncompile-build")
+
+
+def _after_fork() -> None:
+    """A forked process has no threads: what they did is not going to be done."""
+    _started.clear()
+    _builders.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _make(spec: str, device: str) -> Kernel:
     region = parse(spec)
     try:
         return _generate(region, device)

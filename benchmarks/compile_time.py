@@ -1,0 +1,222 @@
+"""Time until the first forward and backward have run, each in a process of its own.
+
+With empty cache folders (cold), with those that this left (second), and with empty ones after
+`torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are compared with
+float64 before any time is reported. Cores that others use lengthen the wall clock, so the time of the processors is
+reported below it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import driver, environment, phases, tables
+from .cases import GUIDE_MODELS, Case, select
+from .comparison import reference_of
+from .graphs import GRAPHS
+from .start import Start
+from .variants import VARIANTS, Variant, named
+
+NAME = "compile-time"
+HELP = "the same models: time of the first step with and without caches on disk, and where it goes"
+
+ROWS = ("compile", "compile dynamic", "gnncompile")
+STARTS = ("cold", "second", "artifacts")
+LIMIT = 600
+"""Seconds after which a process is given up."""
+
+
+@dataclass
+class StartsOfRow:
+    """What the processes of one row reported; times only if `status` is `ok`."""
+
+    variant: Variant
+    status: str = "ok"  # or WRONG or FAILED
+    message: str = ""
+    found: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {start: [] for start in STARTS})
+
+    def median(self, start: str, quantity: str) -> float | None:
+        """The median over the rounds."""
+        values = [one[quantity] for one in self.found[start]]
+        return statistics.median(values) if values else None
+
+    def phases(self, start: str) -> dict[str, float]:
+        """The median of each phase; they need not add up."""
+        of = [one["phases"] for one in self.found[start]]
+        return {name: statistics.median(one[name] for one in of) for name in of[0]} if of else {}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=None, rounds=3, rows=", ".join(ROWS))
+    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
+    parser.add_argument("--models", default=",".join(GUIDE_MODELS), help="comma-separated (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    device = torch.device(args.device)
+    try:
+        cases = select("guide", args.graph, args.models.split(","))
+        variants = named(VARIANTS, args.rows.split(",") if args.rows else ROWS)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    facts = driver.facts(args, device)
+    rounds = 1 if args.quick else args.rounds
+    facts["seconds"] = f"first forward and backward, imports not counted; median of {rounds} processes each"
+    facts["of processors"] = "of all threads, and of the C++ compilers that were run"
+    print(tables.header_lines(facts), flush=True)
+    stored = tables.Results(driver.folder(args, device), "compile-time", facts)
+    records: driver.Records = []
+    for number, case in enumerate(cases, 1):
+        rows = run_case(
+            case, variants, device, rounds, args.seed, driver.progress(f"[{number}/{len(cases)}] {case.name}")
+        )
+        print(f"\n{case}\n{format_case(rows)}", flush=True)
+        records += [record(case, row, rows) for row in rows]
+        stored.write(records)
+    driver.print_written(stored)
+    wrong = {"WRONG"} | {one["status"] for one in records if one["ours"] and one["status"] != "ok"}
+    return int(any(one["status"] in wrong for one in records))
+
+
+def run_case(
+    case: Case,
+    variants: Sequence[Variant],
+    device: torch.device,
+    rounds: int,
+    seed: int,
+    progress: Callable[[str], None],
+) -> list[StartsOfRow]:
+    """Starts the processes of one case, rows in turns; the rows come in the order of `variants`."""
+    rows = [StartsOfRow(variant) for variant in variants]
+    with tempfile.TemporaryDirectory(prefix="compile-time-") as name:
+        folder = Path(name)
+        progress("reference in float64")
+        model, inputs = case.model(device, seed), case.inputs(device, seed)
+        torch.save(reference_of(case, model, inputs, seed), folder / "reference")
+        for number in range(rounds):
+            for row in rows:
+                if row.status == "ok":
+                    where = folder / f"{number}-{row.variant.name.replace(' ', '-')}"  # no blanks: compilers are called
+                    start = Start(
+                        case.name,
+                        case.graph.name,
+                        row.variant.name,
+                        str(device),
+                        seed,
+                        str(folder / "reference"),
+                        str(folder / "result"),
+                    )
+                    _run_row(row, start, where, lambda text, n=number: progress(f"round {n + 1}: {text}"))  # type: ignore[misc]
+    progress("")
+    return rows
+
+
+def _run_row(row: StartsOfRow, start: Start, folder: Path, progress: Callable[[str], None]) -> None:
+    """The three starts of a row, in fresh folders."""
+    file = str(folder / "artifacts")
+    kept, empty = folder / "kept", folder / "empty"
+    plan = {
+        "cold": (replace(start, save=file), kept),
+        "second": (start, kept),
+        "artifacts": (replace(start, load=file), empty),
+    }
+    for name, (what, caches) in plan.items():
+        progress(f"{row.variant.name}, {name}")
+        result = run_process(what, caches)
+        if result["status"] != "ok":
+            row.status, row.message = result["status"], f"{name}: {result['message']}"
+            row.found = {start: [] for start in STARTS}
+            return
+        row.found[name].append(result)
+
+
+def run_process(start: Start, caches: Path) -> dict[str, Any]:
+    """Runs one start with all caches on disk in one folder; whatever goes wrong, the result says so."""
+    caches.mkdir(parents=True, exist_ok=True)
+    variables = {"TORCHINDUCTOR_CACHE_DIR": "torch", "GNNCOMPILE_CACHE_DIR": "gnncompile", "TRITON_CACHE_DIR": "triton"}
+    places = {variable: str(caches / name) for variable, name in variables.items()}
+    Path(start.result).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.start", start.text()]
+    try:
+        done = subprocess.run(
+            command, cwd=environment.ROOT, env={**os.environ, **places}, capture_output=True, text=True, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": "FAILED", "message": f"took longer than {LIMIT} s"}
+    if not Path(start.result).exists():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"status": "FAILED", "message": f"exit status {done.returncode}: {last}"}
+    result: dict[str, Any] = json.loads(Path(start.result).read_text())
+    return result
+
+
+def ratios(row: StartsOfRow, rows: Sequence[StartsOfRow], quantity: str = "seconds") -> dict[str, float | None]:
+    """Returns cold start over each cold start of `torch.compile`, and the other starts over the cold one."""
+    cold = row.median("cold", quantity)
+    others = {f"over {r.variant.name}": r.median("cold", quantity) for r in rows if r.variant.is_baseline}
+    found = {name: cold / other if cold and other else None for name, other in others.items()}
+    for name in STARTS[1:]:
+        seconds = row.median(name, quantity)
+        found[f"{name} / cold"] = seconds / cold if cold and seconds else None
+    return found
+
+
+def format_case(rows: Sequence[StartsOfRow]) -> str:
+    """Returns the tables of one case: times with their ratios, then where the time of the starts goes."""
+    header = ["", *(f"{start} s" for start in STARTS), *ratios(rows[0], rows), "hits", "misses"]
+    cells, notes = [], []
+    for row in rows:
+        if row.status != "ok":
+            notes.append(f"{row.variant.name}: {row.status}: {row.message}")
+        counts = [row.median("second", "hits"), row.median("second", "misses")]
+        for quantity, name in (("seconds", row.variant.name), ("cpu_seconds", "  of processors")):
+            times = [row.median(start, quantity) for start in STARTS]
+            cells.append(
+                [
+                    name,
+                    *(f"{time:.1f}" if time is not None else row.status for time in times),
+                    *(f"{share:.2f}" if share is not None else "" for share in ratios(row, rows, quantity).values()),
+                    *(f"{count:g}" if count is not None and quantity == "seconds" else "" for count in counts),
+                ]
+            )
+    parts = [
+        [f"{row.variant.name}, {start}", *(f"{seconds:.2f}" for seconds in spent.values())]
+        for start in STARTS
+        for row in rows
+        if (spent := row.phases(start))
+    ]
+    where = tables.text_table(["seconds in", *phases.PHASES, phases.OTHER], parts)
+    return "\n".join([tables.text_table(header, cells), *notes, "", where])
+
+
+def record(case: Case, row: StartsOfRow, rows: Sequence[StartsOfRow]) -> dict[str, Any]:
+    """Returns one row as it is stored; what was not measured is None."""
+    stored: dict[str, Any] = {
+        "graph": case.graph.name,
+        "model": case.name,
+        "row": row.variant.name,
+        "ours": row.variant.is_ours,
+        "status": row.status,
+        "message": row.message,
+    }
+    for start in STARTS:
+        for quantity in ("seconds", "cpu_seconds", "hits", "misses"):
+            stored[f"{start}_{quantity}"] = row.median(start, quantity)
+    for unit, mark in (("seconds", ""), ("cpu_seconds", "cpu ")):
+        stored.update({mark + name: ratio for name, ratio in ratios(row, rows, unit).items()})
+    for start in STARTS:
+        stored.update({f"{start} in {phase}": seconds for phase, seconds in row.phases(start).items()})
+    return stored

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.start`: one process that compiles one model; called by `benchmarks.compile_time`.
+
+Its argument is a JSON object with the fields of `Start`; it writes another one to `Start.result`.
+"""
+
+import importlib
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import counting, measure, phases
+from .cases import select
+from .check import Reference
+from .comparison import first_line
+from .step import Step
+from .variants import VARIANTS, named
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one process does.
+
+    Attributes:
+        model: name of a case of the guide.
+        graph: name of its graph.
+        row: name of the way to run it.
+        device: where.
+        seed: of parameters and inputs.
+        reference: file of the right numbers, a `Reference`.
+        result: file to write.
+        load: file of cache artifacts to load first; empty for none.
+        save: file to write them to; empty for none.
+    """
+
+    model: str
+    graph: str
+    row: str
+    device: str
+    seed: int
+    reference: str
+    result: str
+    load: str = ""
+    save: str = ""
+
+    def text(self) -> str:
+        """The argument of the process."""
+        return json.dumps(asdict(self))
+
+
+def run(start: Start) -> dict[str, Any]:
+    """Compiles, times the first step, checks it.
+
+    Returns:
+        `status` and `message`; `seconds` of the first step and of loading artifacts, `cpu_seconds` of all threads and
+        of the compilers that were run, `phases`, `hits` and `misses` of torch's caches.
+    """
+    device = torch.device(start.device)
+    (case,) = select("guide", start.graph, [start.model])
+    (variant,) = named(VARIANTS, [start.row])
+    importlib.import_module("torch._inductor.compile_fx")  # imports are no part of the time
+    model, inputs = case.model(device, start.seed), case.inputs(device, start.seed)
+    reference: Reference = torch.load(start.reference, map_location=device, weights_only=False)
+    step = Step(variant.build(model), model, inputs, reference.weights)
+    measure.synchronize(device)
+    with phases.exclusive(variant.is_ours) as spent:
+        begin, cpu = time.perf_counter(), _cpu_seconds()
+        if start.load:
+            torch.compiler.load_cache_artifacts(Path(start.load).read_bytes())
+        step()
+        measure.synchronize(device)
+        seconds, cpu = time.perf_counter() - begin, _cpu_seconds() - cpu
+    verdict = reference.check(step.results())
+    if not verdict.ok:
+        return {"status": "WRONG", "message": str(verdict)}
+    if start.save:
+        saved = torch.compiler.save_cache_artifacts()
+        Path(start.save).write_bytes(saved[0] if saved is not None else b"")
+    hits, misses = counting.cache_hits()
+    measured = {"seconds": seconds, "cpu_seconds": cpu, "hits": hits, "misses": misses, "phases": spent}
+    return {"status": "ok", "message": "", "error": verdict.error, **measured}
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def main() -> None:
+    """Runs the start named on the command line."""
+    start = Start(**json.loads(sys.argv[1]))
+    try:
+        result = run(start)
+    except Exception as error:
+        result = {"status": "FAILED", "message": first_line(error)}
+    Path(start.result).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
