@@ -213,6 +213,7 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
+    _compat.keep_graphs_whole()
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
