@@ -350,6 +350,38 @@ def check_step_with_parameters_of_its_own(here: Here) -> None:
     assert both.recorded[0] == 1
 
 
+def check_step_with_a_scaler(here: Here) -> None:
+    """Gradients are infinite at first, on a CPU in one process only: both leave out the same steps."""
+
+    def criterion(out: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(out, target) * (1 if here.rank else 100)
+
+    on_gpu = here.device.type == "cuda"
+    kind, scale = (torch.float16, 2.0**40) if on_gpu else (None, 2.0**127)
+    model = made(here, Net, GCN).float()
+    plain, replica = here.wrap(copy.deepcopy(model)), here.wrap(model)
+    scalers = [torch.amp.GradScaler(here.device.type, init_scale=scale, growth_interval=4) for _ in range(2)]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01, fused=True) for m in (plain, replica)]
+    settings = {"scaler": scalers[1], "max_norm": 1.0, "autocast": kind, "options": here.options}
+    step = gnncompile.TrainStep(replica, criterion, optimizers[1], **settings)
+    batch = here.batch(0)
+    inputs = (batch.x.float(), batch.edge_index, batch.batch, GRAPHS)
+    for _ in range(40):
+        optimizers[0].zero_grad()
+        with torch.autocast(here.device.type, kind) if on_gpu else nullcontext():
+            expected = criterion(plain(*inputs), batch.y)
+        scalers[0].scale(expected).backward()
+        scalers[0].unscale_(optimizers[0])
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        scalers[0].step(optimizers[0])
+        scalers[0].update()
+        found = step(*inputs, target=batch.y)
+    close = 2e-2 if on_gpu else 1e-4
+    torch.testing.assert_close(found, expected.detach(), rtol=close, atol=close)
+    assert scalers[0].get_scale() == scalers[1].get_scale() < scale
+    assert step._plans[0].recordings.recorded
+
+
 def check_step_with_hooks(here: Here) -> None:
     both = Pair(here, made(here, Net, GCN))
     for model in (both.plain, both.replica):
@@ -386,6 +418,8 @@ def check_what_steps_refuse(here: Here) -> None:
         raises(ValueError, "no_sync", lambda: step(plain))
     unused = step(here.wrap(made(here, Heads)))
     raises(RuntimeError, "heads.1.weight: found no gradient", lambda: unused(*inputs, 0, target=batch.y))
+    sparse = [parameter.detach().to_sparse() for parameter in unused._averaging.parameters]
+    raises(RuntimeError, "found a gradient of layout torch.sparse_coo", lambda: unused._averaging.keep(sparse))
 
 
 def raises(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:
