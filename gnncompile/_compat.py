@@ -45,6 +45,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -64,12 +65,16 @@ __all__ = [
     "current_device",
     "current_stream",
     "decompose",
+    "extras_of_replica",
     "fresh_sizes",
     "graph_breaks",
+    "has_hooks",
     "inductor_mode_options",
     "inductor_option_names",
     "inside_an_op_with_autograd",
+    "keep_graphs_whole",
     "keep_strides_symbolic",
+    "keep_versions",
     "keep_with",
     "keeps_graph",
     "kept_with",
@@ -239,6 +244,46 @@ def keep_strides_symbolic() -> None:
         return evaluate(self, code) if _thread.patches is None else self.deserialize_symexpr(code)
 
     ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
+
+
+def keep_graphs_whole() -> None:
+    """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in compiles of ours.
+
+    It would be cut where a bucket of gradients ends, which is after 25 MiB; a region can't be cut.
+    """
+    active = DistributedDataParallel._get_active_ddp_module
+
+    def module(cls: type[DistributedDataParallel]) -> DistributedDataParallel | None:
+        return None if _thread.calls else cast(Any, active)()
+
+    DistributedDataParallel._get_active_ddp_module = classmethod(module)  # type: ignore[assignment]
+
+
+def extras_of_replica(replica: DistributedDataParallel) -> list[str]:
+    """What a ``DistributedDataParallel`` was told to do beside averaging gradients and sending buffers."""
+    found = {
+        "register_comm_hook()": getattr(replica, "_comm_hooks", None),
+        "a hook for buffers": hasattr(replica, "buffer_hook"),
+        "mixed_precision": getattr(replica, "mixed_precision", None),
+        "delay_all_reduce_named_params": getattr(replica, "_delay_all_reduce_params", None),
+        "compiled autograd's reducer": getattr(replica, "_use_python_reducer", False),
+        "register_post_accumulate_grad_hook()": any(
+            getattr(p, "_post_accumulate_grad_hooks", None) for p in replica.parameters()
+        ),
+        "join()": replica._join_config.enable,
+        "no_sync()": not replica.require_backward_grad_sync,
+    }
+    return [name for name, there in found.items() if there]
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether functions of the user's are called with a tensor's gradient."""
+    return bool(tensor._backward_hooks)
+
+
+def keep_versions(tensors: Sequence[Tensor]) -> Any:
+    """A block in which writing to these tensors goes unnoticed by autograd and by caches."""
+    return cast(Any, torch.autograd)._unsafe_preserve_version_counter(tuple(tensors))
 
 
 def try_frames_again() -> None:

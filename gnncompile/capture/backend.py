@@ -20,6 +20,7 @@ from gnncompile.passes.context import Masked, NotPadded, Record, Skip
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
+from gnncompile.runtime.stand_ins import with_stand_ins
 from gnncompile.runtime.structure import Structure
 
 logger = logging.getLogger(__name__)
@@ -94,11 +95,11 @@ class Backend:
     def _recorded(
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
-        structure, run = captured.structure, compiled
-        if structure is not None:
+        structure = captured.structure
 
-            def run(*args: Any) -> Any:
-                return compiled(*args, *structure(args))
+        def run(*args: Any) -> Any:
+            given = with_stand_ins(args)
+            return compiled(*given) if structure is None else compiled(*given, *structure(args))
 
         if not self.own["record"]:
             return run

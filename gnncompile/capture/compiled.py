@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
@@ -263,6 +264,46 @@ def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     return compiled  # type: ignore[no-any-return]
 
 
+class CompiledReplica:
+    """What a compiled ``DistributedDataParallel`` adds to its class: its module is a compiled one.
+
+    What synchronises is not compiled: it looks at the state of the process, not at tensors. All state is shared.
+    """
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that it trains, compiled."""
+        return object.__getattribute__(self, "_gnncompile_module")  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return compile(copy.deepcopy(_original(self), memo), **object.__getattribute__(self, "_gnncompile_settings"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (_original(self), object.__getattribute__(self, "_gnncompile_settings"))
+
+
+def _replica(target: DistributedDataParallel, settings: dict[str, Any]) -> nn.Module:
+    original, kind = _original(target), type(_original(target))
+    slots = ("_gnncompile_program", "_gnncompile_module", "_gnncompile_original", "_gnncompile_settings")
+    body = {"__slots__": slots, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    compiled: Any = object.__new__(type(kind.__name__, (CompiledReplica, kind), body))
+    object.__setattr__(compiled, "__dict__", original.__dict__)
+    module = compile(original.module, **settings)
+    for slot, value in zip(slots, (program_of(module), module, original, settings), strict=True):
+        object.__setattr__(compiled, slot, value)
+    return compiled  # type: ignore[no-any-return]
+
+
+def _original(replica: Any) -> Any:
+    """What was compiled to this, or is not compiled."""
+    return object.__getattribute__(replica, "_gnncompile_original") if isinstance(replica, CompiledReplica) else replica
+
+
+def trained(model: Any) -> Any:
+    """The module that a ``DistributedDataParallel`` trains; any other model as it is."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def program_of(compiled: Any) -> Program | None:
     """The program behind a compiled module or function."""
     try:
@@ -303,7 +344,8 @@ def compile(
     """Compiles a PyG model: the same numbers and gradients, fused message passing, any graph size.
 
     Args:
-        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments.
+        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments. Of a
+            ``DistributedDataParallel`` the module in it is compiled.
         fullgraph: Raise an error instead of breaking the graph.
         dynamic: Whether sizes are symbolic; None is True, False compiles for one size.
         mode: As in :func:`torch.compile`, passed on to Inductor.
@@ -331,6 +373,8 @@ def compile(
         )
     if disable:
         return model
+    if isinstance(model, DistributedDataParallel):
+        return _replica(model, settings)
     known = program_of(model)
     if known is not None:
         model = known.target

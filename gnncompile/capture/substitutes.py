@@ -214,6 +214,7 @@ def install() -> None:
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
     _compat.wait_for_vectors()
+    _compat.keep_graphs_whole()
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Captured
-from gnncompile.capture.compiled import Program, compile, is_lazy, program_of
+from gnncompile.capture.compiled import Program, compile, is_lazy, program_of, trained
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import RegionRecord, Skip
@@ -92,6 +92,7 @@ def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
     Returns:
         A :class:`Report`; ``print`` it.
     """
+    model = trained(model)  # what one process does with it, without the others
     settings = program_of(model).settings if program_of(model) is not None else {}  # type: ignore[union-attr]
     target = program_of(model).target if program_of(model) is not None else model  # type: ignore[union-attr]
     # A program of its own, so that earlier calls of the model do not count.

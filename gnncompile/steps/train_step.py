@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
-from gnncompile.capture.compiled import Call, compile, program_of
+from gnncompile.capture.compiled import Call, compile, program_of, trained
 from gnncompile.capture.inputs import Checker, Taken, leaves, with_leaves
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
 from gnncompile.runtime.recordings import Recordings
+from gnncompile.runtime.stand_ins import standing_in
+from gnncompile.steps.averaging import Averaging, Used
 
 
 class _Objective(nn.Module):
@@ -42,7 +45,8 @@ class TrainStep:
             loss = step(x, edge_index, target=y)
 
     Args:
-        model: The module to train, compiled or not.
+        model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it; the inputs are to be on its
+            device.
         loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
             minimise.
         optimizer: Of the model's parameters. On a GPU it is made ``capturable``, and ``fused`` unless you chose
@@ -55,6 +59,7 @@ class TrainStep:
 
     Raises:
         TypeError: `model` is no module, or `optimizer` no optimizer.
+        ValueError: `model` does more than to average gradients, such as what ``register_comm_hook`` was given.
     """
 
     def __init__(
@@ -76,8 +81,8 @@ class TrainStep:
                 f"optimizer: found {type(optimizer).__name__}, expected a torch.optim.Optimizer, e.g. "
                 "torch.optim.Adam(model.parameters())."
             )
-        known = program_of(model)
-        self.model: nn.Module = known.target if known is not None else model  # type: ignore[assignment]
+        known, single = program_of(trained(model)), trained(model)
+        self.model: nn.Module = known.target if known is not None else single  # type: ignore[assignment]
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
         chosen = {"record": True, "recordings": DEFAULTS["recordings"], **(options or {})}
@@ -91,6 +96,11 @@ class TrainStep:
         self._plans: list[_Plan] = []
         self._broken: list[Any] = []
         self._unplanned: str | None = None
+        self._averaging: Averaging | None = None
+        if isinstance(model, DistributedDataParallel):
+            groups = optimizer.param_groups
+            self._averaging = Averaging(model, [*objective.parameters(), *(p for g in groups for p in g["params"])])
+            self._updates = self._recorded_updates(self._averaging.buffers[0].device)
 
     def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
         """Runs one step.
@@ -113,10 +123,41 @@ class TrainStep:
         """Why steps are not replayed, if they are not; None before the first one."""
         if not self._plans:
             return self._unplanned
-        return next((plan.recordings.reason for plan in self._plans if plan.recordings.reason is not None), None)
+        every = [plan.recordings for plan in self._plans]
+        if self._averaging is not None and self._updates is not None:
+            every.append(self._updates)
+        return next((recordings.reason for recordings in every if recordings.reason is not None), None)
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         self._check(given[0], given[1])
+        if self._averaging is None:
+            return self._run_step(given, self._settings())
+        self._averaging.send_buffers()
+        *made, used = self._run_step(given, ())
+        used = self._averaging.average(used)
+        self._averaging.hand_out(used)
+        if self._updates is None:
+            self._update()
+        else:
+            self._keep_settings_on(self._updates.device)
+            with torch.no_grad():
+                self._updates([*self._averaging.parameters, *self._averaging.buffers], (used, *self._settings()))
+        return tuple(made)
+
+    def _recorded_updates(self, device: torch.device) -> Recordings | None:
+        """Where gradients come from other processes: what makes and replays the rest of the step."""
+        if not self._records or cuda_graph.recorder(device) is None:
+            return None
+
+        def update(*_: Any) -> tuple[Any, ...]:
+            self._keep_settings_on(device)
+            self._update()
+            return ()
+
+        return Recordings(update, self._most, device, ())
+
+    def _run_step(self, given: tuple[Any, Any, Any], facts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A step, or where gradients come from other processes what comes before that."""
         call = self._take(given)
         plan = self._plan(call) if call is not None and self._plans else None
         if call is None or plan is None:
@@ -124,7 +165,7 @@ class TrainStep:
         found: list[Any] = []
         leaves((call.args, call.counts), found)
         with torch.no_grad():
-            return plan.recordings([*found, *plan.state()], self._settings())  # type: ignore[no-any-return]
+            return plan.recordings([*found, *plan.state()], facts)  # type: ignore[no-any-return]
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
         """A step's arguments, if it can be recorded for them."""
@@ -147,7 +188,7 @@ class TrainStep:
         """A step that may capture the graph, after which it is known how to record it."""
         breaks = _compat.graph_breaks()
         with identity.keeping() as kept:
-            made = self._train(lambda: self._program(given, {}))
+            made = self._train(lambda: self._program(given, {}), whole=False)
         call = self._take(given)
         capture = self._capture(call) if call is not None else None
         if _compat.graph_breaks() > breaks:
@@ -155,7 +196,8 @@ class TrainStep:
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
             return made
-        plan = _Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model)
+        also = self._averaging.buffers if self._averaging is not None else []
+        plan = _Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
@@ -169,25 +211,47 @@ class TrainStep:
             return "it is turned off"
         if call is None:
             return "an argument is an object or a sparse matrix; pass its tensors"
+        if self._averaging is not None and any(map(_compat.has_hooks, self._averaging.parameters)):
+            return "a parameter has a hook"
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None
 
     def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
         self._keep_settings_on(plan.device)  # the optimizer may have been loaded since the last step
-        return self._train(lambda: self._program.run(plan.call(given)))
+        return self._train(lambda: self._program.run(plan.call(given)), whole=True)
 
     def _keep_settings_on(self, device: torch.device) -> None:
         # Torch allows it on GPUs only.
         if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             _compat.make_capturable(self.optimizer, device)
 
-    def _train(self, objective: Callable[[], Any]) -> tuple[Any, ...]:
-        optimizer, scaler = self.optimizer, self.scaler
-        optimizer.zero_grad(set_to_none=True)
+    def _train(self, objective: Callable[[], Any], whole: bool) -> tuple[Any, ...]:
+        """A step through the objective, which may be one captured graph as a whole."""
+        if self._averaging is not None:
+            return self._own_gradients(self._averaging, objective, whole)
+        self.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            with self._autocast():
-                made = objective()
-            losses = made if isinstance(made, tuple) else (made,)
-            (losses[0] if scaler is None else scaler.scale(losses[0])).backward()
+            losses, scaled = self._losses(objective)
+            scaled.backward()
+        self._update()
+        return _detached(losses)
+
+    def _own_gradients(self, averaging: Averaging, objective: Callable[[], Any], whole: bool) -> tuple[Any, ...]:
+        """The losses, and which parameters have a gradient, which is left to be averaged."""
+        with torch.enable_grad(), standing_in(whole) as standing:
+            losses, scaled = self._losses(objective)
+            at = [standing.get(p, p) for p in averaging.parameters]
+            used: Used = averaging.keep(torch.autograd.grad(scaled, at, allow_unused=True))
+        return *_detached(losses), used
+
+    def _losses(self, objective: Callable[[], Any]) -> tuple[tuple[Any, ...], Tensor]:
+        """What the loss returned, and what its gradient is taken of."""
+        with self._autocast():
+            made = objective()
+        losses = made if isinstance(made, tuple) else (made,)
+        return losses, losses[0] if self.scaler is None else self.scaler.scale(losses[0])
+
+    def _update(self) -> None:
+        optimizer, scaler = self.optimizer, self.scaler
         if self.max_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -198,7 +262,6 @@ class TrainStep:
         else:
             scaler.step(optimizer)
             scaler.update()
-        return tuple([v.detach() if isinstance(v, Tensor) else v for v in losses])
 
     def _autocast(self) -> Any:
         if self.autocast is None:
@@ -211,6 +274,10 @@ class TrainStep:
         numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
         state = self.optimizer.state
         return _Same(state), len(state), *numbers
+
+
+def _detached(losses: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([v.detach() if isinstance(v, Tensor) else v for v in losses])
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +301,7 @@ class _Plan:
         call: Arguments that it serves.
         built_of: Tensors that graph structure was built of.
         model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
+        also: Further tensors that a step writes to.
 
     Attributes:
         structural: Positions among the leaves of the arguments of those that structure is built of.
@@ -241,8 +309,8 @@ class _Plan:
 
     recordings: Recordings
 
-    def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module) -> None:
-        self.capture = capture
+    def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module, also: list[Tensor]) -> None:
+        self.capture, self._also = capture, also
         found: list[Any] = []
         leaves((call.args, call.counts), found)
         places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
@@ -254,7 +322,7 @@ class _Plan:
 
     def state(self) -> list[Tensor]:
         """Parameters and buffers, which a step writes to."""
-        return [holder[name] for holder, name in self._slots]
+        return [*(holder[name] for holder, name in self._slots), *self._also]
 
     def call(self, given: Sequence[Any]) -> Call:
         """The arguments, of their leaves (and the parameters and buffers behind these)."""

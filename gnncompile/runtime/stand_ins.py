@@ -1,0 +1,46 @@
+"""Lets a captured graph run on other leaves than the parameters, so that nothing that is bound to these is reached.
+
+A parameter's node in the autograd graph belongs to the stream it was made on, and lives as long as someone holds it.
+``DistributedDataParallel`` does, so that a backward to the parameter itself can't be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class _Thread(threading.local):
+    leaves: dict[nn.Parameter, Tensor] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def standing_in(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
+    """Captured graphs that run in this block, in this thread, get a leaf of its own for each parameter: these."""
+    found: dict[nn.Parameter, Tensor] = {}
+    outer, _thread.leaves = _thread.leaves, found if active else None
+    try:
+        yield found
+    finally:
+        _thread.leaves = outer
+
+
+def with_stand_ins(args: Sequence[Any]) -> Sequence[Any]:
+    """A captured graph's inputs, as it is to get them."""
+    leaves = _thread.leaves
+    if leaves is None:
+        return args
+    return [_leaf(a, leaves) if isinstance(a, nn.Parameter) and a.requires_grad else a for a in args]
+
+
+def _leaf(parameter: nn.Parameter, leaves: dict[nn.Parameter, Tensor]) -> Tensor:
+    if parameter not in leaves:
+        leaves[parameter] = parameter.detach().requires_grad_()
+    return leaves[parameter]
