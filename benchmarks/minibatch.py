@@ -97,8 +97,8 @@ ROWS = (
     MiniBatchRow("eager", _loop(lambda model: model), _plain),
     MiniBatchRow("compile dynamic", _loop(lambda model: torch.compile(model, dynamic=True)), _plain),
     MiniBatchRow("gnncompile", _loop(_compiled()), _prepared(False), is_ours=True),
-    MiniBatchRow("r-o, buckets", _loop(_compiled(mode="reduce-overhead")), _prepared(True), ("cuda",), True),
-    MiniBatchRow("TrainStep, buckets", _train_step, _prepared(True), is_ours=True),
+    MiniBatchRow("r-o buckets", _loop(_compiled(mode="reduce-overhead")), _prepared(True), ("cuda",), True),
+    MiniBatchRow("TrainStep buckets", _train_step, _prepared(True), is_ours=True),
 )
 
 

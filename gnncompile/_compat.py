@@ -64,6 +64,7 @@ __all__ = [
     "current_backend",
     "current_device",
     "current_stream",
+    "decide_slices",
     "decompose",
     "extras_of_replica",
     "fresh_sizes",
@@ -230,6 +231,23 @@ def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
         return ordinary(*args, **kwargs) if _thread.patches is None else ours(ordinary, *args, **kwargs)
 
     op.py_impl(key)(traced)
+
+
+def decide_slices(active: Callable[[], bool]) -> None:
+    """Where `active`, a slice that ends behind the last row or not is a guard, and its size is no secret of the data.
+
+    With ``backed_size_oblivious`` it can't be told of any symbol.
+    """
+    original = fake_impls._compute_slice_index
+
+    def decided(size: Any, index: Any) -> Any:
+        now = size_now(index) if active() and size_now(size) is not None else None
+        if now is None or now < 0:
+            return original(size, index)
+        # Both are guards, from which the environment learns what is asked next.
+        return index if bool(index >= 0) and bool(index <= size) else size
+
+    fake_impls._compute_slice_index = decided
 
 
 def keep_strides_symbolic() -> None:

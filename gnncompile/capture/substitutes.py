@@ -33,6 +33,7 @@ from gnncompile.capture import (
     sparse,
 )
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
+from gnncompile.runtime import attached
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -213,6 +214,7 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
+    _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
     decompositions.install()

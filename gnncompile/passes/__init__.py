@@ -22,7 +22,6 @@ from gnncompile.passes import (
     dense,
     edges,
     epilogue,
-    first_rows,
     functional,
     hoist,
     idioms,
@@ -88,7 +87,6 @@ class Result:
 
 def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
     """Runs all passes on a Dynamo graph."""
-    first_rows.run(gm)
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))

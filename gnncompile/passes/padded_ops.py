@@ -249,28 +249,20 @@ def unbind(p: Padding, node: fx.Node) -> None:
 
 
 def sliced(p: Padding, node: fx.Node) -> None:
-    """All rows, or columns of them."""
+    """All rows, columns of them, or the first few, of which there must be enough (``out[:batch_size]``)."""
     source: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     if dim % value(source).dim() not in p.dims(source):
         return
-    if not same_size(value(source).shape[dim], value(node).shape[dim]):
-        raise p.refuse("takes some of the padded rows")
-    p.numbers_as(node, source)
-
-
-def parts(p: Padding, node: fx.Node) -> None:
-    """Parts along a dimension that is not padded, or the first few rows, of which there must be enough."""
-    arguments: Any = node.args
-    source, sizes = arguments[:2]
-    dim = arguments[2] if len(arguments) > 2 else 0
-    kinds = p.dims(source).get(dim % value(source).dim())
-    if kinds is None:
+    size, kept = value(source).shape[dim], value(node).shape[dim]
+    if same_size(size, kept):
+        p.numbers_as(node, source)
         return
-    kept = value(sizes[0]) if isinstance(sizes[0], fx.Node) else sizes[0]
-    only_first = len(sizes) == 2 and all(user.args[1] == 0 for user in node.users)
-    known = not isinstance(kept, torch.SymInt) or (kept.node.expr.is_Symbol and not p.is_padded_number(kept))
-    if len(kinds) != 1 or kinds[0] is None or not only_first or not known:
+    kinds, start = p.of(size), node.args[2] if len(node.args) > 2 else 0
+    whole_steps = len(node.args) < 5 or node.args[4] == 1
+    fixed = not isinstance(kept, torch.SymInt) or kept.node.expr.is_Symbol
+    first = start in (0, None) and whole_steps and fixed and not p.is_padded_number(kept)
+    if kinds is None or len(kinds) != 1 or kinds[0] is None or not first:
         raise p.refuse("takes some of the padded rows")
     p.ctx.record.least.append((kinds[0], None if isinstance(kept, torch.SymInt) else int(kept)))
     batch, now = attached.in_hand(), _compat.size_now(kept)
@@ -348,11 +340,10 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
     aten.batch_norm.default: batch_norm,
     aten.layer_norm.default: normalised,
     aten.slice.Tensor: sliced,
-    aten.split_with_sizes.default: parts,
     aten.repeat.default: repeat,
     aten.select.int: select,
     aten.unbind.int: unbind,
-    **dict.fromkeys((aten.chunk.default, aten.split.Tensor), split),
+    **dict.fromkeys((aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default), split),
     **dict.fromkeys((aten.stack.default, aten.gru_cell.default), row_by_row),
     **dict.fromkeys(
         (

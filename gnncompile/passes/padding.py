@@ -28,6 +28,7 @@ from gnncompile.passes.context import (
     user_line,
     value,
 )
+from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import expression
 
 Kinds = tuple[int | None, ...]
@@ -171,7 +172,7 @@ class Padding:
         rule = padded_ops.RULES.get(target)
         if rule is not None:
             rule(self, node)
-        elif torch.Tag.pointwise in target.tags:
+        elif torch.Tag.pointwise in target.tags or target in POINTWISE:
             padded_ops.pointwise(self, node)
         elif _is_view(node):
             padded_ops.view(self, node)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gnncompile.runtime import attached, layout
 
-MOST_APART = 1.5
-"""Inputs in one piece of memory are copied together if they fill it but for this factor."""
+MOST_APART, LITTLE = 1.5, 2**16
+"""Inputs in one piece of memory are copied together if they fill it but for this factor, or so many bytes."""
 
 _APART = 256
 """Bytes from the beginning of its memory to a copy of a tensor that does not begin there."""
@@ -38,7 +38,7 @@ class StaticInputs:
             together.setdefault(args[k].untyped_storage().data_ptr(), []).append(k)
         for members in together.values():
             group = _Group(args, members) if len(members) > 1 else None
-            if group is None or group.length > MOST_APART * group.needed:
+            if group is None or group.length > MOST_APART * group.needed + LITTLE:
                 self._single += members
             else:
                 self._groups.append(group)
@@ -65,59 +65,66 @@ class _Group:
 
     def __init__(self, args: Sequence[Any], members: list[int]) -> None:
         self._members = members
-        hubs = {k: layout.given_hubs(args[k]) for k in members}
         storage = args[members[0]].untyped_storage()
-        lists = [t for h in hubs.values() if h is not None for t in (h.rows, h.pieces)]
-        self._hubs = {
-            k: h.number
-            for k, h in hubs.items()
-            if h is not None and all(t.untyped_storage().data_ptr() == storage.data_ptr() for t in (h.rows, h.pieces))
-        }
-        spans = [_span(t) for t in [*[args[k] for k in members], *[t for t in lists if _in(t, storage)]]]
-        self._first = min(start for start, _ in spans)
-        self._end = max(end for _, end in spans)
+        hubs = {k: _hubs_in(args[k], storage) for k in members}
+        lists = [t for found in hubs.values() if found is not None for t in (found.rows, found.pieces)]
+        spans = [_span(t) for t in [*[args[k] for k in members], *lists] if t.numel()]
+        self._first = min((start for start, _ in spans), default=0)
+        self._end = max((end for _, end in spans), default=0)
         self.length, self.needed = self._end - self._first, sum(end - start for start, end in spans)
         self._static = torch.empty(self._end, dtype=torch.uint8, device=args[members[0]].device)
-        self._places = {k: (args[k].storage_offset(), self._hub_places(hubs[k], k)) for k in members}
+        self._places = {k: (args[k].storage_offset(), _places(hubs[k])) for k in members}
         made: dict[int, Tensor] = {}
         self.tensors = {k: made.setdefault(id(args[k]), self._at(args[k])) for k in members}
-        for k, number in self._hubs.items():
-            found = hubs[k]
-            assert found is not None
-            # Whatever number of hubs comes later is launched for, unless there are none at all.
-            known = number if number == (0, 0) else None
-            layout.give_hubs(self.tensors[k], self._at(found.rows), self._at(found.pieces), known)
+        for k, found in hubs.items():
+            if found is not None:
+                # Whatever number of hubs comes later is launched for, unless there are none at all.
+                number = found.number if found.number == NONE else None
+                layout.give_hubs(self.tensors[k], self._at(found.rows), self._at(found.pieces), number)
         self.copy(args)
 
-    def _hub_places(self, hubs: layout.Hubs | None, k: int) -> Any:
-        if hubs is None or k not in self._hubs:
-            return None
-        return [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
-
     def _at(self, tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
         # At the same place as there: guards ask whether it is the beginning.
         start = int(tensor.storage_offset()) * tensor.element_size()
         return attached.view(self._static, tensor.dtype, start, tensor.shape, tensor.stride())
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether the inputs stand in one piece of memory as they did."""
-        storage = args[self._members[0]].untyped_storage().data_ptr()
+        storage = args[self._members[0]].untyped_storage()
         for k in self._members:
-            given, (offset, hubs) = args[k], self._places[k]
-            if given.storage_offset() != offset or given.untyped_storage().data_ptr() != storage:
+            given, (offset, places) = args[k], self._places[k]
+            if given.storage_offset() != offset or given.untyped_storage().data_ptr() != storage.data_ptr():
                 return False
-            if hubs is not None:
-                found = layout.given_hubs(given)
-                if found is None or self._hub_places(found, k) != hubs or not _in(found.rows, given.untyped_storage()):
-                    return False
-                if self._hubs[k] == (0, 0) and found.number != (0, 0):
-                    return False
+            if places is not False and _places(_hubs_in(given, storage)) != places:
+                return False
         return True
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies all of them."""
         source = args[self._members[0]]
         self._static[self._first :].copy_(attached.view_of_storage(source, self._first, self.length))
+
+
+NONE = (0, 0)
+"""No hub, and no piece of one."""
+
+
+def _hubs_in(rowptr: Tensor, storage: Any) -> layout.Hubs | None:
+    """The list of hubs that came with a tensor, if it stands in the same memory, or is empty."""
+    found = layout.given_hubs(rowptr)
+    if found is None or found.number == NONE:
+        return found
+    inside = all(t.untyped_storage().data_ptr() == storage.data_ptr() for t in (found.rows, found.pieces))
+    return found if inside else None
+
+
+def _places(hubs: layout.Hubs | None) -> Any:
+    """Where a list of hubs stands; whether it is empty."""
+    if hubs is None or hubs.number == NONE:
+        return hubs is not None
+    return [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -135,7 +142,3 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset()) * tensor.element_size()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
-
-
-def _in(tensor: Tensor, storage: Any) -> bool:
-    return bool(tensor.untyped_storage().data_ptr() == storage.data_ptr())
