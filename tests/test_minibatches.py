@@ -165,13 +165,29 @@ def test_layouts_are_those_that_would_be_built(buckets: bool) -> None:
         for padded in (False, True) if buckets else (False,):
             ours = known.whole_layout if padded else known.layout
             n = known.batch.sizes[0] if padded and known.batch else data.num_nodes
-            assert ours is not None
+            assert ours is not None and ours.by_row is not None
             for found, index, other in ((ours.by_col, ours.col, ours.row), (ours.by_row, ours.row, ours.col)):
                 expected = layout.csr(index, other, n, n, None)
                 assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
                 given = layout.given_hubs(found[0])
                 if given is not None:
                     assert given.number == layout.find_hubs(found[0], index.numel()).number  # type: ignore[union-attr]
+
+
+def test_many_edges_are_laid_out_by_destination_only(
+    device: str, recording: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "MANY_EDGES", 30)
+    eager = NETS["sage"]().double().to(device)
+    model = compiled(eager)
+    seen = set()
+    for data in loader(device):
+        known = attached(data.edge_index)
+        assert known is not None and known.layout is not None
+        seen.add(known.layout.by_row is None)
+        args = (data.x, data.edge_index, data.batch, data.num_graphs)
+        same(step(model, model(*args).square().mean()), step(eager, eager(*args).square().mean()))
+    assert True in seen and refusals(model) == []
 
 
 def test_padding_joins_padded_nodes_only() -> None:

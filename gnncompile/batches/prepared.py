@@ -7,7 +7,7 @@ anyway. Padded edges join padded nodes in rings, and padded graphs share these n
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +32,11 @@ between processes.
 """
 
 _COUNTS = "counts"
+
+MANY_EDGES = 2**17
+"""More than these are laid out by destination only: a device sorts them by source in far less time than a step takes,
+a worker process in more.
+"""
 
 
 class _Attribute(NamedTuple):
@@ -102,8 +107,14 @@ class Prepared:
     def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
         start, dtype, whole, true = self.places[attribute.name]
         ends = [Place(start + k * whole[1] * dtype.itemsize, dtype, whole[1:], true[1:]) for k in range(2)]
-        by = [self._by(f"{attribute.store} {{}} by {end}", memory, padded) for end in ("col", "row")]
-        return Layout(ends[0].on(memory, padded), ends[1].on(memory, padded), by[0], by[1])
+        by_col, by_row = (f"{attribute.store} {{}} by {end}" for end in ("col", "row"))
+        both = by_row.format("rowptr") in self.places
+        return Layout(
+            ends[0].on(memory, padded),
+            ends[1].on(memory, padded),
+            self._by(by_col, memory, padded),
+            self._by(by_row, memory, padded) if both else None,
+        )
 
     def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
         index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
@@ -186,18 +197,21 @@ class _Preparation:
         return ring(number, sources, destinations)
 
     def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
-        """By destination, and by source, where padding comes behind everything true."""
+        """By destination, and by source; padding comes behind everything true."""
         true = edges.size(1)
-        (row, col), order = edges, order_of(edges[0])
+        row, col = edges
         more = self._ring(self.sizes[self.kinds.rows[store][EDGE_INDEX]] - true, ends)
-        after = order_of(more[0])
-        by_col = [(row, more[0]), (torch.arange(true), torch.arange(true, true + len(after)))]
-        by_row = [(col[order], more[1][after]), (order, after + true)]
-        for end, by, index, other in ((ends[1], "col", col, by_col), (ends[0], "row", row, by_row)):
-            padding = more[1] if by == "col" else more[0]
-            for name, parts in zip(("col", "edge"), other, strict=True):
-                self.memory.add(f"{store} {name} by {by}", parts, torch.int32)
-            self._add_rowptr(f"{store} {{}} by {by}", index, padding, end)
+        places = torch.arange(true), torch.arange(true, true + more[0].numel())
+        self._add_layout(f"{store} {{}} by col", (row, more[0]), places)
+        self._add_rowptr(f"{store} {{}} by col", col, more[1], ends[1])
+        if true <= MANY_EDGES:
+            order, after = order_of(row), order_of(more[0])
+            self._add_layout(f"{store} {{}} by row", (col[order], more[1][after]), (order, after + true))
+            self._add_rowptr(f"{store} {{}} by row", row, more[0], ends[0])
+
+    def _add_layout(self, name: str, other: Sequence[Tensor], edge: Sequence[Tensor]) -> None:
+        self.memory.add(name.format("col"), other, torch.int32)
+        self.memory.add(name.format("edge"), edge, torch.int32)
 
     def _lay_out_index(self, name: str, index: Tensor, true: int, end: int) -> None:
         """An index that is sorted, as that of the graphs of nodes is."""

@@ -79,7 +79,7 @@ def laid_out(layout: Layout, known: Attached, wanted: Callable[[str], bool]) -> 
         highest = known.highest[k]
         if highest is not None and wanted(name):
             rows[k] = Known(rows[k], _carrier(highest, layout.row))  # type: ignore[arg-type]
-    return LaidOut(rows[0], rows[1], (*layout.by_col, *layout.by_row))
+    return LaidOut(rows[0], rows[1], _both(layout))
 
 
 def known(value: Tensor, what: Attached, wanted: bool) -> Known | LaidOutIndex | Tensor | None:
@@ -120,7 +120,7 @@ def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wan
         layout = what.whole_layout
         if layout is None:
             return PaddedEdges(what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations)
-        return PaddedEdges(layout.row, layout.col, (*layout.by_col, *layout.by_row), what.rows, sources, destinations)
+        return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations)
     kind = what.values[0]
     if not wanted:
         return Padded(what.whole, what.rows, -1 if kind is None else kind, _parts(what.whole_layout))
@@ -145,6 +145,10 @@ def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int |
     return value
 
 
+def _both(layout: Layout) -> tuple[Tensor, ...]:
+    return (*layout.by_col, *(layout.by_row or ()))
+
+
 def _parts(layout: Layout | None) -> tuple[Tensor, ...]:
     return () if layout is None else layout.by_col
 
@@ -162,7 +166,7 @@ def join(value: Any, counts: Tensor | None) -> Any:
         return torch.stack(_OPS.laid_out(row, col, value.layout))
     if isinstance(value, LaidOutIndex):
         index = join(value.numbered, counts) if isinstance(value.numbered, Known) else value.numbered
-        return _OPS.laid_out(index, index, [*value.layout, *value.layout])[0]
+        return _OPS.laid_out(index, index, value.layout)[0]
     if isinstance(value, PaddedNumber):
         return _OPS.padded(value.carrier, counts, value.rows, -1).size(0)
     if isinstance(value, PaddedEdges):
@@ -178,7 +182,7 @@ def _join_padded(value: Padded, counts: Tensor | None) -> Any:
     if known is not None:
         made = _OPS.sized(made, _OPS.padded(known.carrier, counts, value.values, -1))
     if len(value.layout) > 0:
-        made = _OPS.laid_out(made, made, [*value.layout, *value.layout])[0]
+        made = _OPS.laid_out(made, made, value.layout)[0]
     return made
 
 

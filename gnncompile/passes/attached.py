@@ -29,7 +29,8 @@ def run(ctx: Context) -> None:
     for node in ctx.graph.find_nodes(op="call_function", target=own.laid_out.default):
         row, col, layout = node.args
         for ends, parts in (((col, row), layout[:3]), ((row, col), layout[3:])):
-            ctx.layouts[ends] = list(parts)
+            if parts:
+                ctx.layouts[ends] = list(parts)
         for part in list(node.users):
             part.replace_all_uses_with((row, col)[part.args[1]])
             ctx.graph.erase_node(part)

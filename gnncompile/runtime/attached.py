@@ -38,12 +38,14 @@ class Bucketed:
 
 
 class Layout(NamedTuple):
-    """An edge list ``[2, num_edges]`` as kernels want it: its rows, and rowptr, col and edge by either row."""
+    """An edge list ``[2, num_edges]`` as kernels want it: its rows, and rowptr, col and edge by either row (perhaps not
+    by sources).
+    """
 
     row: Tensor
     col: Tensor
     by_col: tuple[Tensor, Tensor, Tensor]
-    by_row: tuple[Tensor, Tensor, Tensor]
+    by_row: tuple[Tensor, Tensor, Tensor] | None
 
 
 @dataclass(eq=False)

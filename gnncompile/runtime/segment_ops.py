@@ -13,7 +13,7 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 - ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
 - ``sorted_index(index)``: the index itself, if it is sorted.
 - ``laid_out(row, col, layout)``: the ends of edges themselves, with the knowledge of their layouts: rowptr, col and
-  edge by `col`, then by `row`.
+  edge by `col`, then perhaps by `row`.
 - ``padded(value, counts, rows, values)``: the tensor itself, with the knowledge that only its first ``counts[rows]``
   rows are true, and that it numbers things of the kind `values` (-1: of none).
 - ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
