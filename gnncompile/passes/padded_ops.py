@@ -324,6 +324,16 @@ _SWAPS = {
     aten.transpose.int,
 }
 
+VIEWS = {
+    *_RESHAPES,
+    *_SWAPS,
+    aten.detach.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.unsqueeze.default,
+}
+"""Views that :func:`view` knows."""
+
 RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
     aten.sym_size.int: lambda padding, node: None,
     aten.cat.default: cat,
@@ -430,4 +440,4 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
         loss,
     ),
 }
-"""What is done about each operation; pointwise ones and views need no entry."""
+"""What is done about each operation; pointwise ones and those of `VIEWS` need no entry."""

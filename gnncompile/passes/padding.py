@@ -45,11 +45,6 @@ def run(ctx: Context) -> None:
         Padding(ctx, ctx.padded).run()
 
 
-def _is_view(node: fx.Node) -> bool:
-    schema = node.target._schema  # type: ignore[union-attr]
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-
-
 class Padding:
     """What is padded in a graph, and the means to undo it."""
 
@@ -174,7 +169,7 @@ class Padding:
             rule(self, node)
         elif torch.Tag.pointwise in target.tags or target in POINTWISE:
             padded_ops.pointwise(self, node)
-        elif _is_view(node):
+        elif target in padded_ops.VIEWS:
             padded_ops.view(self, node)
         else:
             raise self.refuse(f"{target} is not known to leave padded rows alone")
