@@ -306,7 +306,7 @@ def test_the_first_rows_only(device: str, recording: None) -> None:
     assert 1 <= sum(len(plan.recordings.recorded) for plan in train._plans) <= 2
 
 
-NUMBERS = torch.arange(999.0)
+NUMBERS = torch.arange(5994.0, dtype=torch.float64).view(999, 6)
 
 UNSAFE: dict[str, Callable[..., Any]] = {
     "an order": lambda x, e, b, n: x.sort(0).values,
@@ -326,7 +326,7 @@ UNSAFE: dict[str, Callable[..., Any]] = {
     "two sizes": lambda x, e, b, n: x * (2 if e.size(1) > 2 * x.size(0) else 3),
     "a size everywhere": lambda x, e, b, n: x * torch.full_like(x, x.size(0)),
     "a size to fill with": lambda x, e, b, n: x.masked_fill(x > 0, x.size(0)),
-    "as many from the end": lambda x, e, b, n: x + NUMBERS.to(x.device)[-x.size(0) :].view(-1, 1),
+    "as many from the end": lambda x, e, b, n: x + NUMBERS.to(x.device)[-x.size(0) :],
     "the one with that number": lambda x, e, b, n: x + torch.arange(999)[x.size(0)],
     "twice as many segments": lambda x, e, b, n: (
         global_add_pool(x, b, n).view(-1, 3).sum() + global_add_pool(x, b, 2 * n).square().sum(0)
