@@ -368,6 +368,9 @@ SAFE: dict[str, Callable[..., Any]] = {
     "attention": lambda x, e, b, n: ((x @ x.t()).softmax(-1) * x.sum()) @ x,
     "logarithms": lambda x, e, b, n: (x.log_softmax(0) * x.sum()).sum(0),
     "graphs of edges": lambda x, e, b, n: global_mean_pool(x[e[0]], b[e[1]], n),
+    "graphs of nodes and edges": lambda x, e, b, n: global_add_pool(
+        torch.cat([x, x[e[0]]]), torch.cat([b, b[e[1]]]), n
+    ),
     "parts": lambda x, e, b, n: torch.cat(x.chunk(2, 1)[::-1], 1),
 }
 
