@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
+from torch._dynamo.source import TensorPropertySource
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
@@ -69,6 +70,7 @@ __all__ = [
     "extras_of_replica",
     "fresh_sizes",
     "graph_breaks",
+    "guards_on",
     "has_hooks",
     "inductor_mode_options",
     "inductor_option_names",
@@ -682,6 +684,26 @@ def calling_file(skip: str) -> str:
 def size_now(size: Any) -> int | None:
     """A size in the graph that is captured, without a guard; None where only the data knows it."""
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)
+
+
+def guards_on(mode: Any, symbols: Collection[Any]) -> list[Any]:
+    """What was asked about sizes so far, as far as it is about these symbols, as expressions.
+
+    In terms of what sizes turned out to be the same as, but for comparisons with numbers that are no sizes.
+    """
+    env, found = mode.shape_env, []
+    for guard in env.guards:
+        replaced = env.replace(guard.expr)
+        about = {s for symbol in guard.expr.free_symbols for s in env.replace(symbol).free_symbols}
+        if not about.isdisjoint(symbols):
+            found.append(replaced if all(_is_size(env, s) for s in guard.expr.free_symbols) else guard.expr)
+    return found
+
+
+def _is_size(env: ShapeEnv, symbol: Any) -> bool:
+    """Whether a symbol stands for a size of a tensor, and not for a number among the arguments."""
+    sources = env.var_to_sources.get(symbol, ())
+    return any(isinstance(source, TensorPropertySource) for source in sources)
 
 
 def unknown_size() -> Any:

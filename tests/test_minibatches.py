@@ -322,6 +322,8 @@ def test_the_first_rows_only(device: str, recording: None) -> None:
     assert 1 <= sum(len(plan.recordings.recorded) for plan in train._plans) <= 2
 
 
+NUMBERS = torch.arange(5994.0, dtype=torch.float64).view(999, 6)
+
 UNSAFE: dict[str, Callable[..., Any]] = {
     "an order": lambda x, e, b, n: x.sort(0).values,
     "rows of other nodes": lambda x, e, b, n: x.flip(0),
@@ -336,6 +338,17 @@ UNSAFE: dict[str, Callable[..., Any]] = {
     "places": lambda x, e, b, n: x[x[:, 0] > 0],
     "windows": lambda x, e, b, n: x.unfold(0, 2, 1).sum(0),
     "rows by their places": lambda x, e, b, n: x.as_strided(x.shape, (1, 2)),
+    "rows for columns": lambda x, e, b, n: x.reshape(6, -1).sum(1),
+    "columns for rows": lambda x, e, b, n: x.t().reshape(x.size(0), 6),
+    "a parity": lambda x, e, b, n: x * (2 if e.size(1) % 2 else 3),
+    "two sizes": lambda x, e, b, n: x * (2 if e.size(1) > 2 * x.size(0) else 3),
+    "a size everywhere": lambda x, e, b, n: x * torch.full_like(x, x.size(0)),
+    "a size to fill with": lambda x, e, b, n: x.masked_fill(x > 0, x.size(0)),
+    "as many from the end": lambda x, e, b, n: x + NUMBERS.to(x.device)[-x.size(0) :],
+    "the one with that number": lambda x, e, b, n: x + torch.arange(999)[x.size(0)],
+    "twice as many segments": lambda x, e, b, n: (
+        global_add_pool(x, b, n).view(-1, 3).sum() + global_add_pool(x, b, 2 * n).square().sum(0)
+    ),
 }
 
 
@@ -369,7 +382,13 @@ SAFE: dict[str, Callable[..., Any]] = {
     "all features": lambda x, e, b, n: x.reshape(-1).mean() + x.view(-1, 3).sum(1).mean(),
     "a size": lambda x, e, b, n: x.sum(0) / x.size(0),
     "heads": lambda x, e, b, n: x.view(-1, 2, 3).transpose(1, 2).sum(-1),
+    "numbers of all features": lambda x, e, b, n: x.reshape(-1).sum() / x.reshape(-1).size(0),
+    "attention": lambda x, e, b, n: ((x @ x.t()).softmax(-1) * x.sum()) @ x,
+    "logarithms": lambda x, e, b, n: (x.log_softmax(0) * x.sum()).sum(0),
     "graphs of edges": lambda x, e, b, n: global_mean_pool(x[e[0]], b[e[1]], n),
+    "graphs of nodes and edges": lambda x, e, b, n: global_add_pool(
+        torch.cat([x, x[e[0]]]), torch.cat([b, b[e[1]]]), n
+    ),
     "parts": lambda x, e, b, n: torch.cat(x.chunk(2, 1)[::-1], 1),
 }
 
@@ -385,6 +404,55 @@ def test_what_can_be_masked_is(device: str, recording: None, name: str) -> None:
         same(found, expected)
         same(step(model, found.square().sum()), step(eager, expected.square().sum()))
     assert refusals(model) == []
+
+
+def test_branches_by_size(device: str, recording: None) -> None:
+    eager = Function(lambda x, e, b, n: x * (2 if x.size(0) > 85 else 3)).double().to(device)
+    model, sizes = compiled(eager), []
+    for data in 2 * [*loader(device, size=20)]:
+        args = (data.x, data.edge_index, data.batch, data.num_graphs)
+        same(model(*args), eager(*args))
+        sizes.append((data.num_nodes > 85, attached(data.x).batch.sizes[0] > 85))  # type: ignore[union-attr]
+    assert (False, True) in sizes and (True, True) in sizes
+
+
+def test_numbers_of_which_the_loader_knows_nothing(device: str, recording: None) -> None:
+    """Padded rows of ``y`` number true nodes: so does what is gathered with it."""
+    eager = Function(lambda x, e, y, b: global_add_pool(x[y], b[y], y.size(0))).double().to(device)
+    model = compiled(eager)
+    for data in loader(device, size=20):
+        args = (data.x, data.edge_index, data.y, data.batch)
+        same(model(*args), eager(*args))
+    assert refusals(model) == ["reduces by an index that the loader does not know"]
+
+
+def test_a_size_and_a_number(device: str, recording: None) -> None:
+    """The number is the size of the bucket, but not that of the mini-batch."""
+    eager = Function(lambda x, e, b, n: x * (2 if x.size(0) == n else 3)).double().to(device)
+    model = compiled(eager)
+    for data in loader(device, size=20):
+        args = (data.x, data.edge_index, data.batch, attached(data.x).batch.sizes[0])  # type: ignore[union-attr]
+        same(model(*args), eager(*args))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "sources": lambda data: data.edge_index[0].copy_(data.edge_index[1]),
+    "both ends": lambda data: data.edge_index.copy_(data.edge_index.flip(0)),
+    "graphs": lambda data: data.batch[3:9].fill_(7),
+    "features": lambda data: data.x.mul_(2),
+    "memory": lambda data: setattr(data.x, "data", data.x * 2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("buckets", [False, True])
+def test_tensors_that_were_changed(device: str, recording: None, name: str, buckets: bool) -> None:
+    eager = NETS["sage"]().double().to(device)
+    model = compiled(eager)
+    for data in loader(device, size=20, buckets=buckets):
+        CHANGES[name](data)
+        args = (data.x, data.edge_index, data.batch, data.num_graphs)
+        same(step(model, model(*args).square().sum()), step(eager, eager(*args).square().sum()))
 
 
 def test_tensors_that_are_not_of_the_loader(device: str, recording: None) -> None:
@@ -527,3 +595,28 @@ def test_attributes_of_one_length() -> None:
     found = kinds_of(Batch.from_data_list(mixed))
     assert found.counts == (3, 3, 2) and found.certain
     assert found.rows[0] == {"x": 0, "edge_index": 1, "y": 2, "batch": 0}
+
+
+def test_attributes_that_happen_to_be_as_many_as_edges() -> None:
+    """Neither their length nor their name makes rows of edges of them: they are not sorted with these."""
+    three = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    pairs = [
+        Data(x=torch.ones(3, 2), edge_index=three, edge_ratio=torch.ones(1), words=torch.arange(1)),
+        Data(x=torch.ones(2, 2), edge_index=three[:, :0], edge_ratio=torch.zeros(1), words=torch.arange(2)),
+        Data(x=torch.ones(2, 2), edge_index=three[:, :0], edge_ratio=torch.zeros(1), words=torch.arange(0)),
+    ]
+    (found,) = gnncompile.loader([Batch.from_data_list(pairs)])  # type: ignore[arg-type]
+    assert found.edge_index.tolist() == [[2, 1, 0], [0, 1, 2]]
+    assert found.words.tolist() == [0, 0, 1] and found.edge_ratio.tolist() == [1, 0, 0]
+
+
+def test_padded_edges_are_no_self_loops() -> None:
+    """Where the model divides by a distance, they would be infinite, and gradients no numbers."""
+    buckets, edges = Buckets(1), torch.zeros(2, 9, dtype=torch.long)
+    first = prepared.prepare(Data(x=torch.ones(40, 1), edge_index=edges), buckets)
+    assert first.sizes is not None
+    made = prepared.prepare(Data(x=torch.ones(first.sizes[0] - 1, 1), edge_index=edges), buckets)
+    found = attached(made.finish(made.memory).edge_index)
+    assert found is not None
+    row, col = found.whole[:, 9:]
+    assert row.numel() and not bool((row == col).any())

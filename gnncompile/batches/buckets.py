@@ -28,8 +28,9 @@ _SCHEMAS = 8
 class Buckets:
     """Sizes for mini-batches of all kinds of things: nodes, edges, graphs.
 
-    Of each kind but edges there is at least one more than in the mini-batch, and as many nodes more as there are graphs
-    more: padded edges join padded nodes, and each padded graph has one. The sizes stand in shared memory.
+    There are at least two nodes more (of each type) than in the mini-batch, one graph more, and as many nodes more as
+    there are graphs more: padded edges join two padded nodes, and each padded graph has one. The sizes stand in shared
+    memory.
 
     Args:
         most: How many buckets there may be.
@@ -80,7 +81,8 @@ class Buckets:
 def _holds(bucket: Sequence[int], kinds: Kinds) -> bool:
     room = [size - count for size, count in zip(bucket, kinds.counts, strict=True)]
     edges = [name.startswith("edges") for name in kinds.names]
-    if any(left < (0 if is_edges else 1) for left, is_edges in zip(room, edges, strict=True)):
+    least = [0 if name.startswith("edges") else 1 if name == GRAPHS else 2 for name in kinds.names]
+    if any(left < needed for left, needed in zip(room, least, strict=True)):
         return False
     if kinds.graphs is None:
         return True

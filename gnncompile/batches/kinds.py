@@ -90,6 +90,7 @@ class _Finder:
             if dim % value.dim() != (1 if key == EDGE_INDEX else 0):
                 continue
             candidates = [k for k in self._kinds_in(store) if self.counts[k] == value.size(dim)]
+            candidates = self._sliced_alike(candidates, key, store)
             if len(candidates) > 1:
                 candidates = self._tell_apart(candidates, key, store)
             if len(candidates) > 1:
@@ -102,23 +103,26 @@ class _Finder:
         kinds = (self.edges.get(store._key), self.nodes.get(store._key), self.graph)
         return [k for k in kinds if k is not None]
 
+    def _sliced_alike(self, candidates: list[int], key: str, store: Any) -> list[int]:
+        """Those kinds whose things are spread over the graphs as the attribute's rows are, where that is known."""
+        slices = self._slices(store)
+        own = slices.get(key) if slices is not None else None
+        if own is None:
+            return candidates
+        edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
+        steps = {edges: slices.get(EDGE_INDEX), nodes: store.get(PTR), self.graph: torch.arange(len(own))}
+        return [k for k in candidates if steps[k] is None or torch.equal(steps[k].cpu(), own.cpu())]
+
     def _tell_apart(self, candidates: list[int], key: str, store: Any) -> list[int]:
-        """Of several kinds with one count those that the attribute's name, or the slices of its graphs, allow."""
+        """Of several kinds with one count those that the attribute's name allows."""
         edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
         if "edge" in key or key.startswith("adj"):
             return [edges] if edges in candidates else candidates
         if key in ("x", "pos", BATCH) and nodes in candidates:
             return [nodes]
-        slices = self._slices(store)
-        if slices is None:
-            # PyG's own rule, where there are nodes and edges only.
-            return [nodes] if nodes in candidates and set(candidates) <= {edges, nodes} else candidates
-        own = slices.get(key)
-        if own is None:
-            return candidates
-        number = len(own) - 1
-        steps = {edges: slices.get(EDGE_INDEX), nodes: store.get(PTR), self.graph: torch.arange(number + 1)}
-        return [k for k in candidates if steps[k] is not None and torch.equal(steps[k].cpu(), own.cpu())]
+        # PyG's own rule, where there are nodes and edges only.
+        alone = self._slices(store) is None and nodes in candidates and set(candidates) <= {edges, nodes}
+        return [nodes] if alone else candidates  # type: ignore[list-item]
 
     def _slices(self, store: Any) -> Any:
         slices = getattr(self.data, "_slice_dict", None)

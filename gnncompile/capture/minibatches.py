@@ -117,14 +117,19 @@ def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wan
         sources, destinations = what.values
         if wanted or sources is None or destinations is None:
             raise Unpadded(f"{name} has to say how many nodes there are (pass their number)")
+        limits = batch.counts[sources], batch.counts[destinations]
+        if any(most is None or most > limit for most, limit in zip(what.highest, limits, strict=True)):
+            raise Unpadded(f"{name} has ends that are no nodes")
         layout = what.whole_layout
         if layout is None:
             return PaddedEdges(what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations)
         return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations)
-    kind = what.values[0]
+    kind, highest = what.values[0], what.highest[0]
+    if kind is not None and (highest is None or highest > batch.counts[kind]):
+        raise Unpadded(f"{name} numbers what there is not")
     if not wanted:
         return Padded(what.whole, what.rows, -1 if kind is None else kind, _parts(what.whole_layout))
-    if kind is None or what.highest[0] != batch.counts[kind]:
+    if kind is None or highest != batch.counts[kind]:
         raise Unpadded(f"the last of what {name} numbers does not occur in it")
     whole = Known(what.whole, _carrier(batch.sizes[kind], what.whole))
     return Padded(whole, what.rows, kind, _parts(what.whole_layout))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
@@ -29,9 +29,9 @@ def pointwise(p: Padding, node: fx.Node) -> None:
     for place, argument in enumerate(node.args):
         if p.is_padded_number(argument):
             kinds = p.of(value(argument))  # type: ignore[arg-type]
-            if kinds is None or len(kinds) != 1 or kinds[0] is None or not value(node).is_floating_point():
+            if kinds is None or node.target not in _WITH_NUMBERS or not value(node).is_floating_point():
                 raise p.refuse("calculates with a size of the mini-batch")
-            number = p.ctx.call(aten.to.dtype, p.number(kinds[0]), value(node).dtype)
+            number = p.ctx.call(aten.to.dtype, p.count([kinds], [value(argument)]), value(node).dtype)  # type: ignore[arg-type]
             node.update_arg(place, number)
     if any(p.is_padded_number(argument) for argument in node.kwargs.values()):
         raise p.refuse("calculates with a size of the mini-batch")
@@ -55,7 +55,15 @@ def view(p: Padding, node: fx.Node) -> None:
     before, after = value(source).shape, value(node).shape
     if [s for s in map(expression, before) if s in p.kinds] != [s for s in map(expression, after) if s in p.kinds]:
         _other_sizes(p, node, source)
+    elif node.target in _RESHAPES and _in_front(p, before) != _in_front(p, after):
+        raise p.refuse(f"{node.target} takes rows for columns")
     same_values(p, node)
+
+
+def _in_front(p: Padding, shape: Sequence[Any]) -> list[sympy.Expr]:
+    """How many numbers' places the dimensions in front of each padded one are."""
+    sizes = [expression(size) for size in shape]
+    return [sympy.prod(sizes[:dim]) for dim, size in enumerate(sizes) if size in p.kinds]
 
 
 def _other_sizes(p: Padding, node: fx.Node, source: fx.Node) -> None:
@@ -133,11 +141,14 @@ def gather(p: Padding, node: fx.Node) -> None:
         raise p.refuse("gathers along another dimension than the first")
     if p.dims(index) and index not in p.given:
         raise p.refuse("gathers by an index that it calculates")
-    if not p.dims(index) and p.dims(table) and index.op != "placeholder":
-        raise p.refuse("gathers by an index that it calculates")
-    p.numbers_as(node, table)
-    p.given.discard(node)
-    if table in p.values and index in p.values:
+    if not p.dims(index) and p.dims(table):
+        raise p.refuse("gathers by an index that is not of the mini-batch")
+    rows, numbered = p.dims(table).get(0), p.values.get(index)
+    if rows is not None and len(rows) != 1 and rows[0] != numbered:
+        raise p.refuse("gathers from several tensors that are joined")
+    # Where it is not known what the index numbers, its padded rows may number true things.
+    if table in p.values and rows == (numbered,):
+        p.values[node] = p.values[table]
         p.given.add(node)
 
 
@@ -152,7 +163,8 @@ def segments(p: Padding, node: fx.Node) -> None:
     arguments: Any = node.args
     source, index, size = arguments[:3]
     into = p.of(value(size) if isinstance(size, fx.Node) else size)
-    if p.dims(index) and into != (p.values.get(index),):
+    repeated = expression(value(size) if isinstance(size, fx.Node) else size) in p.repeats
+    if p.dims(index) and (into != (p.values.get(index),) or repeated):
         raise p.refuse("reduces by an index that the loader does not know")
     if any(d != 0 for d in p.dims(source)) or not same_size(value(source).shape[0], value(index).shape[0]):
         raise p.refuse("reduces along another dimension than the first")
@@ -212,7 +224,13 @@ def along(p: Padding, node: fx.Node) -> None:
         return
     if node.target not in (aten.softmax.int, aten.log_softmax.int):
         raise p.refuse(f"{node.target} goes along a padded dimension")
-    node.update_arg(0, p.cleared(first, fill=-math.inf))
+    # Only along that dimension: a padded row of nothing but lowest numbers would become NaN, and gradients with it.
+    mask = p.mask(first, [named % value(first).dim()])
+    filled = p.ctx.inline(masked.cleared, first, mask, -math.inf, like=node)
+    made = p.ctx.call(node.target, filled, *node.args[1:], like=node, **node.kwargs)
+    if node.target is aten.log_softmax.int:
+        made = p.ctx.inline(masked.cleared, made, mask, like=node)
+    p.replace(node, made)
 
 
 def repeat(p: Padding, node: fx.Node) -> None:
@@ -228,9 +246,9 @@ def repeat(p: Padding, node: fx.Node) -> None:
 def select(p: Padding, node: fx.Node) -> None:
     """One row or column, where these are not padded."""
     arguments: Any = node.args
-    source, dim = arguments[:2]
-    if dim % value(source).dim() in p.dims(source):
-        raise p.refuse("takes one row of a mini-batch")
+    source, dim, index = arguments
+    if dim % value(source).dim() in p.dims(source) or p.is_padded_number(index):
+        raise p.refuse("takes one row of a mini-batch, or of as many")
     same_values(p, node)
 
 
@@ -252,6 +270,8 @@ def sliced(p: Padding, node: fx.Node) -> None:
     """All rows, columns of them, or the first few, of which there must be enough (``out[:batch_size]``)."""
     source: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
+    if any(p.is_padded_number(place) for place in (*node.args[2:3], *node.args[4:])):
+        raise p.refuse("calculates with a size of the mini-batch")
     if dim % value(source).dim() not in p.dims(source):
         return
     size, kept = value(source).shape[dim], value(node).shape[dim]
@@ -314,6 +334,9 @@ def loss(p: Padding, node: fx.Node) -> None:
     p.replace(node, new)
 
 
+_WITH_NUMBERS = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+"""What takes a tensor without dimensions in a number's place."""
+
 _RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints}
 _SWAPS = {
     aten.expand.default,
@@ -341,6 +364,7 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
     aten.arange.start: arange,
     aten.arange.start_step: arange,
     aten.full.default: filled,
+    aten.full_like.default: filled,
     aten.linear.default: linear,
     **dict.fromkeys((aten.mm.default, aten.matmul.default, aten.bmm.default, aten.addmm.default), matmul),
     aten.index_select.default: gather,
@@ -360,7 +384,6 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
             aten.broadcast_tensors.default,
             aten.dropout.default,
             aten.empty_like.default,
-            aten.full_like.default,
             aten.ones_like.default,
             aten.rand_like.default,
             aten.randn_like.default,

@@ -17,7 +17,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from gnncompile.passes import masked, padded_ops
+from gnncompile.passes import masked, padded_guards, padded_ops
 from gnncompile.passes.context import (
     Context,
     NotPadded,
@@ -72,6 +72,7 @@ class Padding:
         (output,) = self.ctx.graph.find_nodes(op="output")
         self.at = output
         self.ctx.record.padded = [self._result(v) for v in output.args[0]]
+        padded_guards.check(self)
         self.ctx.graph.eliminate_dead_code()
 
     def refuse(self, why: str) -> NotPadded:
@@ -133,10 +134,11 @@ class Padding:
             total = factor if total is None else self.ctx.call(aten.mul.Tensor, total, factor)
         return total  # type: ignore[no-any-return]
 
-    def mask(self, node: fx.Node) -> fx.Node:
-        """Which rows, columns, ... of a tensor are true, of a shape that is broadcast to its own."""
+    def mask(self, node: fx.Node, dims: Sequence[int] | None = None) -> fx.Node:
+        """Which rows, columns, ... (those in `dims`) of a tensor are true, of a shape that is broadcast to its own."""
         rank, made = value(node).dim(), None
-        for dim, kinds in self.dims(node).items():
+        padded = {d: kinds for d, kinds in self.dims(node).items() if dims is None or d in dims}
+        for dim, kinds in padded.items():
             one = self._mask_of(node, dim, kinds)
             shape = [1] * rank
             shape[dim] = -1

@@ -139,12 +139,18 @@ def count(batch: Bucketed, kind: int) -> Count:
 
 def attach(value: Tensor, what: Attached) -> None:
     """Attaches what is known of a tensor to it."""
-    setattr(value, _NAME, what)
+    setattr(value, _NAME, (what, _state(value)))
 
 
 def attached(value: Tensor) -> Attached | None:
-    """What is known of a tensor, if it came from a loader and was not changed in size since."""
-    return getattr(value, _NAME, None)
+    """What is known of a tensor, if it came from a loader and was not changed since."""
+    what, state = getattr(value, _NAME, (None, None))
+    return what if state == _state(value) else None
+
+
+def _state(value: Tensor) -> Any:
+    version = -1 if value.is_inference() else value._version
+    return version, value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def view(memory: Tensor, dtype: torch.dtype, start: int, shape: Sequence[int], stride: Sequence[int] = ()) -> Tensor:
