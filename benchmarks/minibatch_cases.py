@@ -180,7 +180,11 @@ def _sampler() -> NeighbourSampler:
 
 def _sampled(batch_size: int, batches: int, workers: int) -> Any:
     generator = torch.Generator().manual_seed(0)
-    seeds: Any = torch.randint(SAMPLED_NODES, (batches * batch_size,), generator=generator).tolist()
+    # Epochs without their last, smaller mini-batch: no seed comes twice in one.
+    whole = SAMPLED_NODES // batch_size * batch_size
+    epochs = -(-batches * batch_size // whole)
+    seeds: Any = torch.cat([torch.randperm(SAMPLED_NODES, generator=generator)[:whole] for _ in range(epochs)])
+    seeds = seeds[: batches * batch_size].tolist()
     return torch.utils.data.DataLoader(
         seeds, batch_size=batch_size, collate_fn=_sampler(), num_workers=workers, pin_memory=True
     )
