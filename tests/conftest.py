@@ -4,6 +4,8 @@ Tests marked `gpu` are skipped, and said to be, where there is no NVIDIA GPU.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -24,3 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def recording(device: str) -> Iterator[None]:
+    """Recordings are CUDA graphs on a GPU, and tapes on a CPU."""
+    from tests.tape import tapes  # only now, as it imports gnncompile
+
+    torch._dynamo.reset()
+    with tapes() if device == "cpu" else nullcontext():
+        yield
+    torch._dynamo.reset()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,17 +14,8 @@ from torch_geometric.nn.models import GCN
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.runtime.recordings import Recordings
-from tests.tape import tapes
 
 WARM = 2
-
-
-@pytest.fixture
-def recording(device: str) -> Iterator[None]:
-    torch._dynamo.reset()
-    with tapes() if device == "cpu" else nullcontext():
-        yield
-    torch._dynamo.reset()
 
 
 def compiled(model: Any, **options: Any) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
-from gnncompile.batches.kinds import GRAPHS, Kinds
+from gnncompile.batches.kinds import EDGES, GRAPHS, NODES, Kinds
+from gnncompile.runtime.attached import ENOUGH
 
 SLACK = 0.1
 """How much larger a new bucket is than the mini-batch that it is made for."""
@@ -49,8 +50,7 @@ class Buckets:
     def choose(self, kinds: Kinds) -> tuple[int, ...] | None:
         """The bucket for a mini-batch; None where it is not padded."""
         counts = kinds.counts
-        # With fewer than two, models may do something else (BatchNorm raises an error).
-        if not kinds.certain or min(counts, default=0) < 2 or len(counts) > MOST_KINDS:
+        if not kinds.certain or min(counts, default=0) < ENOUGH or len(counts) > MOST_KINDS:
             return None
         with self._lock:
             rows = self._rows(zlib.crc32("\n".join(kinds.names).encode()) + 1)
@@ -80,14 +80,9 @@ class Buckets:
 
 def _holds(bucket: Sequence[int], kinds: Kinds) -> bool:
     room = [size - count for size, count in zip(bucket, kinds.counts, strict=True)]
-    edges = [name.startswith("edges") for name in kinds.names]
-    least = [0 if name.startswith("edges") else 1 if name == GRAPHS else 2 for name in kinds.names]
-    if any(left < needed for left, needed in zip(room, least, strict=True)):
-        return False
-    if kinds.graphs is None:
-        return True
-    nodes = [left for k, left in enumerate(room) if k != kinds.graphs and not edges[k]]
-    return all(left >= room[kinds.graphs] for left in nodes)
+    graphs = room[kinds.graphs] if kinds.graphs is not None else 0
+    least = {EDGES: 0, NODES: max(2, graphs), GRAPHS: 1}
+    return all(left >= least[name.split()[0]] for left, name in zip(room, kinds.names, strict=True))
 
 
 def _sizes(counts: Sequence[int], kinds: Kinds, slack: float) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def sort(store: Any, rows: dict[str, int], sources: int, destinations: int) -> b
 
 
 def pointers(index: Tensor, size: int) -> Tensor:
-    """Where the rows of a sorted index begin, int32 ``[size + 1]``."""
+    """Where the rows of an index begin once it is sorted, int32 ``[size + 1]``."""
     made = torch.zeros(size + 1, dtype=torch.int32)
     torch.cumsum(index.bincount(minlength=size), 0, dtype=torch.int32, out=made[1:])
     return made

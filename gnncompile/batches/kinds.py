@@ -13,7 +13,7 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 EDGE_INDEX, BATCH, PTR = "edge_index", "batch", "ptr"
 
-GRAPHS = "graphs"
+NODES, EDGES, GRAPHS = "nodes", "edges", "graphs"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def tensors(store: Any) -> dict[str, Tensor]:
 def kinds_of(data: BaseData) -> Kinds:
     """What there are in a mini-batch, and of which kind each tensor's rows are."""
     finder = _Finder(data)
-    rows = tuple(finder.rows(at, store) for at, store in enumerate(data.stores))
+    rows = tuple(finder.rows(store) for store in data.stores)
     ends = tuple(finder.ends(store) for store in data.stores)
     return Kinds(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
 
@@ -62,9 +62,9 @@ class _Finder:
         self.edges: dict[Any, int] = {}
         for store in data.stores:
             if isinstance(store, NodeStorage) and store.num_nodes is not None:
-                self.nodes[store._key] = self._add("nodes", store._key, store.num_nodes)
+                self.nodes[store._key] = self._add(NODES, store._key, store.num_nodes)
             if isinstance(store, EdgeStorage) and type(store.get(EDGE_INDEX)) is Tensor:
-                self.edges[store._key] = self._add("edges", store._key, store[EDGE_INDEX].size(1))
+                self.edges[store._key] = self._add(EDGES, store._key, store[EDGE_INDEX].size(1))
         self.graph = self._add(GRAPHS, None, data.num_graphs) if isinstance(data, Batch) else None
 
     def _add(self, name: str, key: Any, number: int) -> int:
@@ -80,7 +80,7 @@ class _Finder:
         found = self.nodes.get(keys[0]), self.nodes.get(keys[1])
         return None if found[0] is None or found[1] is None else (found[0], found[1])
 
-    def rows(self, at: int, store: Any) -> dict[str, int]:
+    def rows(self, store: Any) -> dict[str, int]:
         """The kind of each attribute's rows."""
         found = {}
         for key, value in tensors(store).items():

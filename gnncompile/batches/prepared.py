@@ -26,11 +26,6 @@ from gnncompile.batches.memory import Memory, Place
 from gnncompile.runtime import layout
 from gnncompile.runtime.attached import Attached, Bucketed, Layout, attach, count
 
-SLICES = ("_slice_dict", "_inc_dict")
-"""Where a ``Batch`` keeps where its graphs begin; as tensors of their own they would each cost a file of shared memory
-between processes.
-"""
-
 _COUNTS = "counts"
 
 MANY_EDGES = 2**17
@@ -87,9 +82,7 @@ class Prepared:
             value = self.places[attribute.name].on(memory, padded=False)
             attach(value, self._attached(attribute, memory, batch))
             data.stores[attribute.store][attribute.key] = value
-        for name in SLICES:
-            if hasattr(data, name):
-                setattr(data, name, tree_map_only(np.ndarray, torch.from_numpy, getattr(data, name)))
+        _change_slices(data, np.ndarray, torch.from_numpy)
         if batch is not None and isinstance(data, Batch) and self.kinds.graphs is not None:
             data._num_graphs = count(batch, self.kinds.graphs)
         return data
@@ -128,7 +121,7 @@ class Prepared:
         # Nothing is gathered at graphs; one tensor twice would be a guard.
         col = part("col" if name.format("col") in self.places else "edge")
         number, only_true = self.hubs.get(name, (None, False))
-        if number == (0, 0):
+        if number == layout.NO_HUBS:
             layout.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), number)
         elif number is not None and (padded or only_true):
             layout.give_hubs(rowptr, part("hub rows"), part("hub pieces"), number)
@@ -161,9 +154,7 @@ class _Preparation:
                 store[key] = None
                 if is_sorted and ends is not None and key == EDGE_INDEX:
                     self._lay_out(at, value, ends)
-        for name in SLICES:
-            if hasattr(self.data, name):
-                setattr(self.data, name, tree_map_only(Tensor, Tensor.numpy, getattr(self.data, name)))
+        _change_slices(self.data, Tensor, Tensor.numpy)
         memory, attributes = self.memory.bytes(), tuple(self.attributes)
         return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
 
@@ -231,14 +222,23 @@ class _Preparation:
         if num_edges <= layout.HUB:
             return
         if int(rowptr.diff().max()) <= layout.HUB:
-            self.hubs[name] = (0, 0), True
+            self.hubs[name] = layout.NO_HUBS, True
             return
-        found = layout.find_hubs(rowptr, num_edges)
+        found = layout.hubs(rowptr, num_edges)
         assert found is not None and found.number is not None
         only_true = first == size or int(rowptr[first:].diff().max()) <= layout.HUB
         self.hubs[name] = found.number, only_true
         self.memory.add(name.format("hub rows"), [found.rows])
         self.memory.add(name.format("hub pieces"), [found.pieces])
+
+
+def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> None:
+    """Changes what a ``Batch`` keeps of where its graphs begin: as tensors of their own they would each cost a file of
+    shared memory between processes.
+    """
+    for name in ("_slice_dict", "_inc_dict"):
+        if hasattr(data, name):
+            setattr(data, name, tree_map_only(kind, change, getattr(data, name)))
 
 
 def _highest(value: Tensor, rows: int) -> tuple[int | None, ...]:

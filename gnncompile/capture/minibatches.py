@@ -72,11 +72,11 @@ class PaddedEdges(NamedTuple):
     destinations: int
 
 
-def laid_out(layout: Layout, known: Attached, wanted: Callable[[str], bool]) -> LaidOut:
+def laid_out(layout: Layout, what: Attached, wanted: Callable[[str], bool]) -> LaidOut:
     """An edge list with its true size; `wanted` says whether the number of segments of a row is."""
     rows: list[Tensor | Known] = [layout.row, layout.col]
     for k, name in enumerate(("row", "col")):
-        highest = known.highest[k]
+        highest = what.highest[k]
         if highest is not None and wanted(name):
             rows[k] = Known(rows[k], _carrier(highest, layout.row))  # type: ignore[arg-type]
     return LaidOut(rows[0], rows[1], _both(layout))
@@ -182,10 +182,10 @@ def join(value: Any, counts: Tensor | None) -> Any:
 
 
 def _join_padded(value: Padded, counts: Tensor | None) -> Any:
-    known = value.padded if isinstance(value.padded, Known) else None
-    made = _OPS.padded(value.padded if known is None else known.numbered, counts, value.rows, value.values)
-    if known is not None:
-        made = _OPS.sized(made, _OPS.padded(known.carrier, counts, value.values, -1))
+    given = value.padded
+    made = _OPS.padded(given.numbered if isinstance(given, Known) else given, counts, value.rows, value.values)
+    if isinstance(given, Known):
+        made = _OPS.sized(made, _OPS.padded(given.carrier, counts, value.values, -1))
     if len(value.layout) > 0:
         made = _OPS.laid_out(made, made, value.layout)[0]
     return made

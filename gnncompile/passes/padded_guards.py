@@ -8,12 +8,10 @@ import sympy  # type: ignore[import-untyped]
 
 from gnncompile import _compat
 from gnncompile.runtime import attached
+from gnncompile.runtime.attached import ENOUGH
 
 if TYPE_CHECKING:
     from gnncompile.passes.padding import Padding
-
-ENOUGH = 2
-"""Of each kind of things there are at least so many in a mini-batch that is padded."""
 
 
 def check(p: Padding) -> None:

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from gnncompile.passes.padding import Padding
 
 
+Kinds = tuple[int | None, ...]
+"""Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
+
+
+def single(kinds: Kinds | None) -> int | None:
+    """The kind of a padded dimension that consists of one; None for others."""
+    return kinds[0] if kinds is not None and len(kinds) == 1 else None
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an operation by their names, in order."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    positional = dict(zip([a.name for a in arguments], node.args, strict=False))
+    return {a.name: a.default_value for a in arguments} | positional | node.kwargs
+
+
 def expression(size: Any) -> sympy.Expr:
     """A size as an expression of symbols."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
@@ -100,11 +116,11 @@ def cat(p: Padding, node: fx.Node) -> None:
 
 def arange(p: Padding, node: fx.Node) -> None:
     """The numbers of all nodes, as of their self loops."""
-    kinds = p.of(value(node).shape[0])
+    kind = single(p.of(value(node).shape[0]))
     starts = node.target is aten.arange.default or node.args[0] == 0
-    if kinds is None or len(kinds) != 1 or kinds[0] is None or not starts:
+    if kind is None or not starts:
         raise p.refuse("counts rows of a mini-batch")
-    p.values[node] = kinds[0]
+    p.values[node] = kind
     p.given.add(node)
 
 
@@ -173,8 +189,7 @@ def segments(p: Padding, node: fx.Node) -> None:
 def reduction(p: Padding, node: fx.Node) -> None:
     """Over padded dimensions only true rows count."""
     source: Any = node.args[0]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = _arguments(node)
     axes: Any = given.get("dim")
     axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
     dims = [a % value(source).dim() for a in axes] or list(range(value(source).dim()))
@@ -252,17 +267,10 @@ def select(p: Padding, node: fx.Node) -> None:
     same_values(p, node)
 
 
-def split(p: Padding, node: fx.Node) -> None:
+def cut(p: Padding, node: fx.Node) -> None:
     """Parts along a dimension that is not padded."""
-    dim: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    if dim % value(node.args[0]).dim() in p.dims(node.args[0]):  # type: ignore[arg-type]
-        raise p.refuse(f"{node.target} cuts padded rows")
-
-
-def unbind(p: Padding, node: fx.Node) -> None:
-    """Likewise; the rows of an edge list number what they do."""
-    dim: Any = node.args[1] if len(node.args) > 1 else 0
-    if dim % value(node.args[0]).dim() in p.dims(node.args[0]):  # type: ignore[arg-type]
+    given = _arguments(node)
+    if given["dim"] % value(given["self"]).dim() in p.dims(given["self"]):
         raise p.refuse(f"{node.target} cuts padded rows")
 
 
@@ -278,15 +286,15 @@ def sliced(p: Padding, node: fx.Node) -> None:
     if same_size(size, kept):
         p.numbers_as(node, source)
         return
-    kinds, start = p.of(size), node.args[2] if len(node.args) > 2 else 0
+    kind, start = single(p.of(size)), node.args[2] if len(node.args) > 2 else 0
     whole_steps = len(node.args) < 5 or node.args[4] == 1
     fixed = not isinstance(kept, torch.SymInt) or kept.node.expr.is_Symbol
     first = start in (0, None) and whole_steps and fixed and not p.is_padded_number(kept)
-    if kinds is None or len(kinds) != 1 or kinds[0] is None or not first:
+    if kind is None or not first:
         raise p.refuse("takes some of the padded rows")
-    p.ctx.record.least.append((kinds[0], None if isinstance(kept, torch.SymInt) else int(kept)))
+    p.ctx.record.least.append((kind, None if isinstance(kept, torch.SymInt) else int(kept)))
     batch, now = attached.in_hand(), _compat.size_now(kept)
-    if batch is None or now is None or now > batch.counts[kinds[0]]:
+    if batch is None or now is None or now > batch.counts[kind]:
         raise p.refuse("takes more rows than there are")
 
 
@@ -312,9 +320,7 @@ def batch_norm(p: Padding, node: fx.Node) -> None:
 
 def loss(p: Padding, node: fx.Node) -> None:
     """Padded rows have none."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    defaults = {a.name: a.default_value for a in node.target._schema.arguments}  # type: ignore[union-attr]
-    given = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = _arguments(node)
     reduction, x, target = given["reduction"], given["self"], given["target"]
     if reduction == masked.NONE:
         return
@@ -327,7 +333,7 @@ def loss(p: Padding, node: fx.Node) -> None:
         return
     given["reduction"] = masked.NONE
     kwargs = {a.name: given[a.name] for a in node.target._schema.arguments if a.kwarg_only}  # type: ignore[union-attr]
-    losses = p.ctx.call(node.target, *[given[n] for n in names if n not in kwargs], like=node, **kwargs)  # type: ignore[arg-type]
+    losses = p.ctx.call(node.target, *[given[n] for n in given if n not in kwargs], like=node, **kwargs)  # type: ignore[arg-type]
     number = p.count([p.dims(losses)[0]], [value(losses).shape[0]])
     mask = p.mask(losses)
     new = p.ctx.inline(lambda v, m, n: masked.reduced(v, m, n, reduction), losses, mask, number, like=node)
@@ -376,8 +382,7 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
     aten.slice.Tensor: sliced,
     aten.repeat.default: repeat,
     aten.select.int: select,
-    aten.unbind.int: unbind,
-    **dict.fromkeys((aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default), split),
+    **dict.fromkeys((aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int), cut),
     **dict.fromkeys((aten.stack.default, aten.gru_cell.default), row_by_row),
     **dict.fromkeys(
         (

@@ -9,6 +9,7 @@ Why it pays: all mini-batches of a bucket have one size, so one recording serves
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -29,10 +30,7 @@ from gnncompile.passes.context import (
     value,
 )
 from gnncompile.passes.message import POINTWISE
-from gnncompile.passes.padded_ops import expression
-
-Kinds = tuple[int | None, ...]
-"""Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
+from gnncompile.passes.padded_ops import Kinds, expression, single
 
 
 def run(ctx: Context) -> None:
@@ -124,15 +122,16 @@ class Padding:
 
     def count(self, kinds: Sequence[Kinds], sizes: Sequence[Any]) -> fx.Node:
         """How many true combinations there are along padded dimensions."""
-        total: Any = None
-        for parts, size in zip(kinds, sizes, strict=True):
-            if len(parts) != 1 or parts[0] is None:
-                raise self.refuse("how many true rows there are is not known where several tensors are joined")
-            factor: Any = self.number(parts[0])
-            times = self.repeats.get(size.node.expr, 1)
-            factor = self.ctx.call(aten.mul.Tensor, factor, times) if times != 1 else factor
-            total = factor if total is None else self.ctx.call(aten.mul.Tensor, total, factor)
-        return total  # type: ignore[no-any-return]
+        true = [self._true(parts, size) for parts, size in zip(kinds, sizes, strict=True)]
+        return functools.reduce(lambda one, other: self.ctx.call(aten.mul.Tensor, one, other), true)
+
+    def _true(self, kinds: Kinds, size: Any) -> fx.Node:
+        """How many of a padded dimension are true."""
+        kind = single(kinds)
+        if kind is None:
+            raise self.refuse("how many true rows there are is not known where several tensors are joined")
+        times = self.repeats.get(expression(size), 1)
+        return self.number(kind) if times == 1 else self.ctx.call(aten.mul.Tensor, self.number(kind), times)
 
     def mask(self, node: fx.Node, dims: Sequence[int] | None = None) -> fx.Node:
         """Which rows, columns, ... (those in `dims`) of a tensor are true, of a shape that is broadcast to its own."""
@@ -148,14 +147,9 @@ class Padding:
         return made
 
     def _mask_of(self, node: fx.Node, dim: int, kinds: Kinds) -> fx.Node:
-        if len(kinds) != 1 or kinds[0] is None:
-            raise self.refuse("reduces over a dimension that joins several tensors")
-        times = self.repeats.get(value(node).shape[dim].node.expr, 1)
+        limit = self._true(kinds, value(node).shape[dim])
         size = self.ctx.call(aten.sym_size.int, node, dim)
-        device = value(node).device
-        places = self.ctx.call(aten.arange.default, size, dtype=torch.int64, device=device)
-        limit: Any = self.number(kinds[0])
-        limit = self.ctx.call(aten.mul.Tensor, limit, times) if times != 1 else limit
+        places = self.ctx.call(aten.arange.default, size, dtype=torch.int64, device=value(node).device)
         return self.ctx.call(aten.lt.Tensor, places, limit)
 
     # Operations
@@ -217,7 +211,8 @@ class Padding:
             return {}
         found = {}
         for dim, kinds in self.dims(node).items():
-            if len(kinds) != 1 or kinds[0] is None or expression(value(node).shape[dim]) in self.repeats:
+            kind = single(kinds)
+            if kind is None or expression(value(node).shape[dim]) in self.repeats:
                 raise self.refuse("returns several padded tensors as one")
-            found[dim] = kinds[0]
+            found[dim] = kind
         return found

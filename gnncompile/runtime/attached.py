@@ -19,6 +19,11 @@ from torch import Tensor
 
 _NAME = "_gnncompile_attached"
 
+ENOUGH = 2
+"""Of each kind of things there are at least so many in a mini-batch that is padded: with fewer, models may do something
+else (BatchNorm raises an error).
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
@@ -144,8 +149,8 @@ def attach(value: Tensor, what: Attached) -> None:
 
 def attached(value: Tensor) -> Attached | None:
     """What is known of a tensor, if it came from a loader and was not changed since."""
-    what, state = getattr(value, _NAME, (None, None))
-    return what if state == _state(value) else None
+    found = getattr(value, _NAME, None)
+    return found[0] if found is not None and found[1] == _state(value) else None
 
 
 def _state(value: Tensor) -> Any:
@@ -157,21 +162,13 @@ def view(memory: Tensor, dtype: torch.dtype, start: int, shape: Sequence[int], s
     """A tensor in the memory of another one, for autograd and Dynamo no view of it.
 
     Args:
-        memory: uint8 ``[bytes]``.
+        memory: Any tensor that stands in that memory.
         dtype: Of the tensor.
-        start: Byte at which it begins.
+        start: Byte of the memory at which it begins.
         shape: Its shape.
         stride: Its strides, if it is not contiguous.
     """
     made = torch.empty(0, dtype=dtype, device=memory.device)
-    start = (memory.storage_offset() + start) // made.element_size()
+    place = memory.untyped_storage(), start // made.element_size(), shape
     with torch.no_grad():
-        storage = memory.untyped_storage()
-        return made.set_(storage, start, shape, stride) if stride else made.set_(storage, start, shape)  # type: ignore[call-overload]
-
-
-def view_of_storage(tensor: Tensor, start: int, length: int) -> Tensor:
-    """Some bytes of the memory that a tensor stands in, uint8 ``[length]``."""
-    made = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    with torch.no_grad():
-        return made.set_(tensor.untyped_storage(), start, (length,))  # type: ignore[call-overload,no-any-return]
+        return made.set_(*place, stride) if stride else made.set_(*place)  # type: ignore[call-overload]

@@ -23,6 +23,9 @@ HUB = 128
 fewer), for which programs of their own work out what they reduce to. Measured on an H200 with 2.3M edges, the longest
 row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256, 329 with 1024."""
 
+NO_HUBS = (0, 0)
+"""The number of hubs, and of their pieces, where there are none."""
+
 _HUBS = "_gnncompile_hubs"
 _ROWS = "_gnncompile_rows"
 
@@ -199,7 +202,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     """
     if num_edges <= HUB:
         return None
-    found: Hubs | None = getattr(rowptr, _HUBS, None)
+    found = given_hubs(rowptr)
     if found is not None and found.version == _version(rowptr):
         return found
     most = _most_hubs(rowptr.size(0) - 1, num_edges)
@@ -210,12 +213,6 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     if not _capturing(rowptr):
         setattr(rowptr, _HUBS, found)
     return found
-
-
-def find_hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
-    """The hubs of a layout on the host, for who hands them to :func:`give_hubs`; None if it has too few edges."""
-    most = _most_hubs(rowptr.size(0) - 1, num_edges)
-    return _find_hubs(rowptr, most, num_edges) if most else None
 
 
 def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None) -> None:

@@ -6,7 +6,7 @@ lies between the first and the last, lists of hubs with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,16 +37,12 @@ class StaticInputs:
         for k in copied:
             together.setdefault(args[k].untyped_storage().data_ptr(), []).append(k)
         for members in together.values():
-            group = _Group(args, members) if len(members) > 1 else None
-            if group is None or group.length > MOST_APART * group.needed + LITTLE:
-                self._single += members
+            if len(members) > 1 and _stand_together([args[k] for k in members]):
+                self._groups.append(_Group(args, members))
+                self.tensors.update(self._groups[-1].tensors)
             else:
-                self._groups.append(group)
-                self.tensors.update(group.tensors)
-        made: dict[int, Tensor] = {}
-        for k in self._single:
-            # One tensor twice stays one, which guards may ask.
-            self.tensors[k] = made.setdefault(id(args[k]), _copy(args[k]))
+                self._single += members
+                self.tensors.update(_each_once(args, members, _copy))
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether inputs of the right sizes can be copied here."""
@@ -67,19 +63,14 @@ class _Group:
         self._members = members
         storage = args[members[0]].untyped_storage()
         hubs = {k: _hubs_in(args[k], storage) for k in members}
-        lists = [t for found in hubs.values() if found is not None for t in (found.rows, found.pieces)]
-        spans = [_span(t) for t in [*[args[k] for k in members], *lists] if t.numel()]
-        self._first = min((start for start, _ in spans), default=0)
-        self._end = max((end for _, end in spans), default=0)
-        self.length, self.needed = self._end - self._first, sum(end - start for start, end in spans)
-        self._static = torch.empty(self._end, dtype=torch.uint8, device=args[members[0]].device)
+        self._first, end, _ = _spans([args[k] for k in members])
+        self._static = torch.empty(end, dtype=torch.uint8, device=args[members[0]].device)
         self._places = {k: (args[k].storage_offset(), _places(hubs[k])) for k in members}
-        made: dict[int, Tensor] = {}
-        self.tensors = {k: made.setdefault(id(args[k]), self._at(args[k])) for k in members}
+        self.tensors = _each_once(args, members, self._at)
         for k, found in hubs.items():
             if found is not None:
                 # Whatever number of hubs comes later is launched for, unless there are none at all.
-                number = found.number if found.number == NONE else None
+                number = found.number if found.number == layout.NO_HUBS else None
                 layout.give_hubs(self.tensors[k], self._at(found.rows), self._at(found.pieces), number)
         self.copy(args)
 
@@ -103,18 +94,29 @@ class _Group:
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies all of them."""
-        source = args[self._members[0]]
-        self._static[self._first :].copy_(attached.view_of_storage(source, self._first, self.length))
+        static = self._static[self._first :]
+        static.copy_(attached.view(args[self._members[0]], torch.uint8, self._first, static.shape))
 
 
-NONE = (0, 0)
-"""No hub, and no piece of one."""
+def _each_once(args: Sequence[Any], members: Sequence[int], make: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """What is made of each input; one tensor twice stays one, which guards may ask."""
+    made: dict[int, Tensor] = {}
+    for k in members:
+        if id(args[k]) not in made:
+            made[id(args[k])] = make(args[k])
+    return {k: made[id(args[k])] for k in members}
+
+
+def _stand_together(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors in one piece of memory fill what lies between the first and the last."""
+    first, end, needed = _spans(tensors)
+    return end - first <= MOST_APART * needed + LITTLE
 
 
 def _hubs_in(rowptr: Tensor, storage: Any) -> layout.Hubs | None:
     """The list of hubs that came with a tensor, if it stands in the same memory, or is empty."""
     found = layout.given_hubs(rowptr)
-    if found is None or found.number == NONE:
+    if found is None or found.number == layout.NO_HUBS:
         return found
     inside = all(t.untyped_storage().data_ptr() == storage.data_ptr() for t in (found.rows, found.pieces))
     return found if inside else None
@@ -122,7 +124,7 @@ def _hubs_in(rowptr: Tensor, storage: Any) -> layout.Hubs | None:
 
 def _places(hubs: layout.Hubs | None) -> Any:
     """Where a list of hubs stands; whether it is empty."""
-    if hubs is None or hubs.number == NONE:
+    if hubs is None or hubs.number == layout.NO_HUBS:
         return hubs is not None
     return [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
 
@@ -135,6 +137,17 @@ def _copy(tensor: Tensor) -> Tensor:
     memory = torch.empty(2 * _APART + end - start, dtype=torch.uint8, device=tensor.device)
     made = attached.view(memory, tensor.dtype, _APART + start % _APART, tensor.shape, tensor.stride())
     return made.copy_(tensor.detach())
+
+
+def _spans(tensors: Sequence[Tensor]) -> tuple[int, int, int]:
+    """Of tensors in one piece of memory, lists of hubs that came with them included: the first byte, the one behind the
+    last, and how many bytes they are.
+    """
+    hubs = [_hubs_in(tensor, tensor.untyped_storage()) for tensor in tensors]
+    lists = [part for found in hubs if found is not None for part in (found.rows, found.pieces)]
+    spans = [_span(tensor) for tensor in [*tensors, *lists] if tensor.numel()]
+    first, end = min((start for start, _ in spans), default=0), max((end for _, end in spans), default=0)
+    return first, end, sum(end - start for start, end in spans)
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
