@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
-EDGE_INDEX, BATCH, PTR = "edge_index", "batch", "ptr"
+from gnncompile.batches.fronts import Front
+
+EDGE_INDEX, BATCH, PTR, SEEDS = "edge_index", "batch", "ptr", "batch_size"
 
 NODES, EDGES, GRAPHS = "nodes", "edges", "graphs"
 
@@ -26,6 +28,8 @@ class Kinds:
         rows: For each store, which kind the rows of an attribute are; those of which nothing is known are missing.
         ends: For each store with edges, which kinds its sources and destinations are.
         certain: Whether no tensor could be of two kinds.
+        fronts: Those of a sampled mini-batch. Their sizes stand behind the other kinds: nodes and edges of each, and
+            the sources of the last.
     """
 
     names: tuple[str, ...]
@@ -33,6 +37,29 @@ class Kinds:
     rows: tuple[dict[str, int], ...]
     ends: tuple[tuple[int, int] | None, ...]
     certain: bool
+    fronts: tuple[Front, ...] = ()
+
+    @property
+    def things(self) -> int:
+        """How many kinds are no fronts of others."""
+        return len(self.names) - (2 * len(self.fronts) + 1 if self.fronts else 0)
+
+    def front(self, at: int) -> tuple[int, int, int]:
+        """Which kinds the nodes, edges and sources of a front are."""
+        first = self.things + 2 * at
+        return first, first + 1, first + 2
+
+    def with_fronts(self, fronts: tuple[Front, ...]) -> Kinds:
+        """The same, and fronts, if there are any."""
+        if not fronts:
+            return self
+        names, counts = list(self.names), list(self.counts)
+        for at, front in enumerate(fronts):
+            names += [f"{NODES} of front {at}", f"{EDGES} of front {at}"]
+            counts += [front.nodes, front.edges]
+        names.append(f"{NODES} of front {len(fronts)}")
+        counts.append(fronts[-1].sources)
+        return replace(self, names=tuple(names), counts=tuple(counts), fronts=fronts)
 
     @property
     def graphs(self) -> int | None:

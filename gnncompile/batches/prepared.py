@@ -21,10 +21,11 @@ from torch_geometric.data.data import BaseData
 
 from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edges import order_of, pointers, ring, shared, sort
-from gnncompile.batches.kinds import BATCH, EDGE_INDEX, Kinds, kinds_of, tensors
+from gnncompile.batches.fronts import Front, fronts
+from gnncompile.batches.kinds import BATCH, EDGE_INDEX, SEEDS, Kinds, kinds_of, tensors
 from gnncompile.batches.memory import Memory, Place
-from gnncompile.runtime import layout
-from gnncompile.runtime.attached import Attached, Bucketed, Layout, attach, count
+from gnncompile.runtime import attached, layout
+from gnncompile.runtime.attached import ENOUGH, Attached, Bucketed, Layout, attach, count
 
 _COUNTS = "counts"
 
@@ -76,7 +77,7 @@ class Prepared:
         batch = None
         if self.sizes is not None:
             on_device = self.places[_COUNTS].on(memory, True)
-            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device)
+            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things)
         data = copy.copy(self.shell)
         for attribute in self.attributes:
             value = self.places[attribute.name].on(memory, padded=False)
@@ -85,17 +86,20 @@ class Prepared:
         _change_slices(data, np.ndarray, torch.from_numpy)
         if batch is not None and isinstance(data, Batch) and self.kinds.graphs is not None:
             data._num_graphs = count(batch, self.kinds.graphs)
+        if batch is not None and self.kinds.fronts:
+            data[SEEDS] = count(batch, self.kinds.front(0)[0])
         return data
 
     def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> Attached:
         _, _, rows, values, highest = attribute
-        place, make_layout = self.places[attribute.name], None
+        place, make_layout, make_fronts = self.places[attribute.name], None, None
         if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
             make_layout = partial(self._edge_layout, attribute, memory)
+            make_fronts = partial(self._fronts, attribute.store, memory)
         elif f"{attribute.name} rowptr" in self.places:
             make_layout = partial(self._index_layout, attribute, memory)
         whole = partial(place.on, memory, True) if batch is not None and rows is not None else None
-        return Attached(batch, rows, values, highest, whole, make_layout)
+        return Attached(batch, rows, values, highest, whole, make_layout, make_fronts)
 
     def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
         start, dtype, whole, true = self.places[attribute.name]
@@ -108,6 +112,15 @@ class Prepared:
             self._by(by_col, memory, padded),
             self._by(by_row, memory, padded) if both else None,
         )
+
+    def _fronts(self, store: int, memory: Tensor) -> tuple[attached.Front, ...]:
+        found = []
+        for at in range(len(self.kinds.fronts)):
+            by_col, by_row = (f"{store} front {at} {{}} by {end}" for end in ("col", "row"))
+            rowptr, row, col = self._by(by_col, memory, True)
+            other = self._by(by_row, memory, True) if by_row.format("rowptr") in self.places else None
+            found.append(attached.Front(self.kinds.front(at), row, col, rowptr, other))
+        return tuple(found)
 
     def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
         index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
@@ -137,7 +150,11 @@ class _Preparation:
     def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
         self.data = copy.copy(data)
         self.kinds = kinds_of(self.data)
-        self.bucket = buckets.choose(self.kinds) if buckets is not None else None
+        self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
+        self.bucket = None
+        if buckets is not None:
+            self.kinds = self.kinds.with_fronts(self._find_fronts())
+            self.bucket = buckets.choose(self.kinds)
         self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
         self.memory = Memory()
         self.attributes: list[_Attribute] = []
@@ -148,15 +165,29 @@ class _Preparation:
         self.memory.add(_COUNTS, [torch.tensor(self.counts)])
         for at, store in enumerate(self.data.stores):
             ends = self.kinds.ends[at]
-            is_sorted = ends is not None and sort(store, self.kinds.rows[at], *(self.counts[end] for end in ends))
             for key, value in tensors(store).items():
                 self._add(at, key, value.detach(), ends)
                 store[key] = None
-                if is_sorted and ends is not None and key == EDGE_INDEX:
-                    self._lay_out(at, value, ends)
+                if self.is_sorted[at] and ends is not None and key == EDGE_INDEX:
+                    self._lay_out(f"{at}", value, self.kinds.rows[at][key], ends)
+                    self._lay_out_fronts(at, value)
         _change_slices(self.data, Tensor, Tensor.numpy)
         memory, attributes = self.memory.bytes(), tuple(self.attributes)
         return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
+
+    def _sort(self, at: int) -> bool:
+        """Sorts the edges of a store; False where it has none."""
+        ends = self.kinds.ends[at]
+        rows, counts = self.kinds.rows[at], self.kinds.counts
+        return ends is not None and sort(self.data.stores[at], rows, *(counts[end] for end in ends))
+
+    def _find_fronts(self) -> tuple[Front, ...]:
+        """Those around the seeds, if it was sampled around some."""
+        seeds, ends = self.data.stores[0].get(SEEDS), self.kinds.ends[0]
+        if self.is_sorted != [True] or isinstance(self.data, Batch) or type(seeds) is not int or ends is None:
+            return ()
+        found = fronts(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
+        return found if found and min(found[0]) >= ENOUGH else ()
 
     def _add(self, store: int, key: str, value: Tensor, ends: tuple[int, int] | None) -> None:
         rows, is_edges = self.kinds.rows[store].get(key), key == EDGE_INDEX and ends is not None
@@ -187,18 +218,32 @@ class _Preparation:
         sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)
         return ring(number, sources, destinations)
 
-    def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
+    def _lay_out(self, name: str, edges: Tensor, kind: int, ends: tuple[int, int]) -> None:
         """By destination, and by source; padding comes behind everything true."""
         true = edges.size(1)
         row, col = edges
-        more = self._ring(self.sizes[self.kinds.rows[store][EDGE_INDEX]] - true, ends)
+        more = self._ring(self.sizes[kind] - true, ends)
         places = torch.arange(true), torch.arange(true, true + more[0].numel())
-        self._add_layout(f"{store} {{}} by col", (row, more[0]), places)
-        self._add_rowptr(f"{store} {{}} by col", col, more[1], ends[1])
-        if true <= MANY_EDGES:
+        self._add_layout(f"{name} {{}} by col", (row, more[0]), places)
+        self._add_rowptr(f"{name} {{}} by col", col, more[1], ends[1])
+        self._lay_out_by_source(name, edges, more, ends)
+
+    def _lay_out_by_source(self, name: str, edges: Tensor, more: tuple[Tensor, Tensor], ends: tuple[int, int]) -> None:
+        row, col = edges
+        if row.numel() <= MANY_EDGES:
             order, after = order_of(row), order_of(more[0])
-            self._add_layout(f"{store} {{}} by row", (col[order], more[1][after]), (order, after + true))
-            self._add_rowptr(f"{store} {{}} by row", row, more[0], ends[0])
+            self._add_layout(f"{name} {{}} by row", (col[order], more[1][after]), (order, after + row.numel()))
+            self._add_rowptr(f"{name} {{}} by row", row, more[0], ends[0])
+
+    def _lay_out_fronts(self, store: int, edges: Tensor) -> None:
+        """Likewise; where the edge itself would stand stands its destination."""
+        for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
+            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
+            row, col = first = edges[:, : front.edges]
+            more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
+            self._add_layout(f"{name} {{}} by col", (row, more[0]), (col, more[1]))
+            self._add_rowptr(f"{name} {{}} by col", col, more[1], nodes)
+            self._lay_out_by_source(name, first, more, (sources, nodes))
 
     def _add_layout(self, name: str, other: Sequence[Tensor], edge: Sequence[Tensor]) -> None:
         self.memory.add(name.format("col"), other, torch.int32)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile.runtime.attached import Attached, Bucketed, Count, Layout
+from gnncompile.runtime.attached import Attached, Bucketed, Count, Front, Layout
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -61,8 +61,22 @@ class PaddedNumber(NamedTuple):
     rows: int
 
 
+class PaddedFronts(NamedTuple):
+    """What the edges to the first nodes are, and to all that these come from, and so on.
+
+    `sizes` are tensors ``[number of nodes, 0]``, of every second kind from `kind` on; the edges between two of them are
+    of the kind between: their ends, rowptr, and perhaps rowptr, col and edge by source.
+    """
+
+    kind: int
+    sizes: tuple[Tensor, ...]
+    edges: tuple[tuple[Tensor, ...], ...]
+
+
 class PaddedEdges(NamedTuple):
-    """A padded edge list: its rows, its layouts (none if empty), the kinds of edges, sources and destinations."""
+    """A padded edge list: its rows, its layouts (none if empty), the kinds of edges, sources and destinations; and the
+    fronts that it has.
+    """
 
     row: Tensor
     col: Tensor
@@ -70,6 +84,7 @@ class PaddedEdges(NamedTuple):
     rows: int
     sources: int
     destinations: int
+    fronts: PaddedFronts | None
 
 
 def laid_out(layout: Layout, what: Attached, wanted: Callable[[str], bool]) -> LaidOut:
@@ -122,8 +137,11 @@ def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wan
             raise Unpadded(f"{name} has ends that are no nodes")
         layout = what.whole_layout
         if layout is None:
-            return PaddedEdges(what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations)
-        return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations)
+            return PaddedEdges(
+                what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations, None
+            )
+        fronts = _fronts(what.fronts, batch) if what.fronts else None
+        return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations, fronts)
     kind, highest = what.values[0], what.highest[0]
     if kind is not None and (highest is None or highest > batch.counts[kind]):
         raise Unpadded(f"{name} numbers what there is not")
@@ -143,11 +161,18 @@ def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int |
     """
     if isinstance(value, Count) and value.batch is batch:
         return PaddedNumber(_carrier(batch.sizes[value.kind], batch.on_device), value.kind)
-    if not isinstance(value, bool) and value in batch.counts:
-        raise Unpadded(f"{name} is {value}, as there are {batch.kinds[batch.counts.index(value)]}")
+    things = batch.counts[: batch.things]
+    if not isinstance(value, bool) and value in things:
+        raise Unpadded(f"{name} is {value}, as there are {batch.kinds[things.index(value)]}")
     if value > largest or value < 0:
         raise Unpadded(f"{name} is {value}, and the model may take so many rows")
     return value
+
+
+def _fronts(fronts: tuple[Front, ...], batch: Bucketed) -> PaddedFronts:
+    kinds = [*(front.kinds[0] for front in fronts), fronts[-1].kinds[2]]
+    sizes = tuple([_carrier(batch.sizes[kind], fronts[0].row) for kind in kinds])
+    return PaddedFronts(kinds[0], sizes, tuple([(f.row, f.col, f.rowptr, *(f.by_row or ())) for f in fronts]))
 
 
 def _both(layout: Layout) -> tuple[Tensor, ...]:
@@ -177,8 +202,22 @@ def join(value: Any, counts: Tensor | None) -> Any:
     if isinstance(value, PaddedEdges):
         row = _OPS.padded(value.row, counts, value.rows, value.sources)
         col = _OPS.padded(value.col, counts, value.rows, value.destinations)
-        return torch.stack(_OPS.laid_out(row, col, value.layout) if len(value.layout) > 0 else [row, col])
+        if len(value.layout) > 0:
+            row, col = _OPS.laid_out(row, col, value.layout)
+        if value.fronts is not None:
+            row, col = _join_fronts(row, col, value.fronts, counts)
+        return torch.stack([row, col])
     return _join_padded(value, counts)
+
+
+def _join_fronts(row: Any, col: Any, fronts: PaddedFronts, counts: Tensor | None) -> tuple[Any, Any]:
+    kinds = range(fronts.kind, fronts.kind + 2 * len(fronts.sizes), 2)
+    sizes = [_OPS.padded(size, counts, kind, -1) for size, kind in zip(fronts.sizes, kinds, strict=True)]
+    for at, (first, second, *parts) in enumerate(fronts.edges):
+        nodes, edges, sources = kinds[at], kinds[at] + 1, kinds[at] + 2
+        ends = _OPS.padded(first, counts, edges, sources), _OPS.padded(second, counts, edges, nodes)
+        row, col = _OPS.front(row, col, sizes[at], sizes[at + 1], [*ends, *parts])
+    return row, col
 
 
 def _join_padded(value: Padded, counts: Tensor | None) -> Any:

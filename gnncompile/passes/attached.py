@@ -7,10 +7,12 @@ Why it pays: layouts that a loader built need not be built again; what is padded
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, NotPadded, PaddedInputs, own, user_line, value
+from gnncompile.passes.context import Context, Front, NotPadded, PaddedInputs, own, user_line, value
 
 
 def run(ctx: Context) -> None:
@@ -31,10 +33,23 @@ def run(ctx: Context) -> None:
         for ends, parts in (((col, row), layout[:3]), ((row, col), layout[3:])):
             if parts:
                 ctx.layouts[ends] = list(parts)
-        for part in list(node.users):
-            part.replace_all_uses_with((row, col)[part.args[1]])
-            ctx.graph.erase_node(part)
-        ctx.graph.erase_node(node)
+        _leave_ends(ctx, node)
+    for node in ctx.graph.find_nodes(op="call_function", target=own.front.default):
+        assert ctx.padded is not None
+        ctx.padded.fronts.append(_front(*node.args))
+        _leave_ends(ctx, node)
+
+
+def _front(row: Any, col: Any, nodes: Any, sources: Any, edges: Any) -> Front:
+    return Front((row, col), nodes, sources, (edges[0], edges[1]), edges[2], list(edges[3:]))
+
+
+def _leave_ends(ctx: Context, node: fx.Node) -> None:
+    """Takes a marker out; what it marked stays."""
+    for part in list(node.users):
+        part.replace_all_uses_with(node.args[part.args[1]])  # type: ignore[index,arg-type]
+        ctx.graph.erase_node(part)
+    ctx.graph.erase_node(node)
 
 
 def _note(known: PaddedInputs, tensor: fx.Node, rows: int, values: int, line: str) -> None:

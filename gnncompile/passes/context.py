@@ -82,6 +82,27 @@ class NotPadded(BaseException):
         self.skip = Skip(PADDING, what, line)
 
 
+@dataclass(frozen=True)
+class Front:
+    """The edges to the first nodes of a sampled mini-batch; they come from the first of all sources.
+
+    Attributes:
+        of: The ends of all edges, of which these come first.
+        nodes: ``[nodes, 0]``.
+        sources: ``[sources, 0]``.
+        ends: Sources and destinations, int32 ``[edges]``.
+        rowptr: By destination.
+        by_source: rowptr, col and edge by source; none if they did not come with the mini-batch.
+    """
+
+    of: tuple[fx.Node, fx.Node]
+    nodes: fx.Node
+    sources: fx.Node
+    ends: tuple[fx.Node, fx.Node]
+    rowptr: fx.Node
+    by_source: list[fx.Node]
+
+
 @dataclass
 class PaddedInputs:
     """What is known of a graph's padded inputs.
@@ -91,12 +112,26 @@ class PaddedInputs:
         sizes: For the size of padded inputs, of which kind the things are.
         values: For padded inputs that number things, of which kind these are.
         whole: All padded inputs.
+        fronts: Of a sampled mini-batch, the smallest first.
     """
 
     counts: fx.Node
     sizes: dict[Any, int] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
     whole: set[fx.Node] = field(default_factory=set)
+    fronts: list[Front] = field(default_factory=list)
+
+    def kind(self, size: Any) -> int | None:
+        """Of which kind the things are of which there are so many; None for others."""
+        return self.sizes.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+
+    def is_front(self, kind: int | None, other: int | None) -> bool:
+        """Whether things of one kind are the first of another kind."""
+        if not self.fronts or kind is None or other is None:
+            return False
+        order = [self.kind(value(node).shape[0]) for node in (*(f.nodes for f in self.fronts), self.fronts[-1].sources)]
+        order.append(self.values[self.fronts[0].of[1]])
+        return kind in order and other in order and order.index(kind) < order.index(other)
 
 
 class WrittenInput(BaseException):

@@ -11,21 +11,34 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, guarded_same, own, value
+from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     if not ctx.layouts:
         return
-    ctx.inputs_first()
+    last = ctx.inputs_first()
     for node in ctx.graph.find_nodes(op="call_function", target=own.csr.default):
         found = _layout(ctx, *node.args)
         if found is not None:
+            if node.users:
+                found = _as_long(ctx, found, last)
             for part in list(node.users):
                 part.replace_all_uses_with(found[part.args[1]])
                 ctx.graph.erase_node(part)
             ctx.graph.erase_node(node)
+
+
+def _as_long(ctx: Context, layout: list[fx.Node], last: fx.Node) -> list[fx.Node]:
+    """A layout of the first edges only, whose numbers are the first of all edges' numbers."""
+    rowptr, col, edge = layout
+    if same_size(value(edge).shape[0], value(col).shape[0]):
+        return layout
+    with ctx.graph.inserting_after(last):
+        size = ctx.call(aten.sym_size.int, col, 0)
+    with ctx.graph.inserting_after(size):
+        return [rowptr, col, ctx.call(aten.slice.Tensor, edge, 0, 0, size)]
 
 
 def _layout(

@@ -35,9 +35,12 @@ def _check(p: Padding, expr: Any) -> None:
         return
     if isinstance(expr, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
         least, most = (expr.lts, expr.gts)
+        strict = isinstance(expr, (sympy.Gt, sympy.Lt))
+        if not strict and p.known.is_front(p.known.sizes.get(least), p.known.sizes.get(most)):
+            return
         if least in p.known.sizes and (most.is_Integer or _is_other(p, most)):
             return  # there are fewer without the padding
-        if most in p.known.sizes and _holds(p, least, p.known.sizes[most], isinstance(expr, (sympy.Gt, sympy.Lt))):
+        if most in p.known.sizes and _holds(p, least, p.known.sizes[most], strict):
             return
     raise p.refuse(f"asks for a size of the mini-batch ({expr})")
 

@@ -28,7 +28,7 @@ def single(kinds: Kinds | None) -> int | None:
     return kinds[0] if kinds is not None and len(kinds) == 1 else None
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments of an operation by their names, in order."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     positional = dict(zip([a.name for a in arguments], node.args, strict=False))
@@ -189,7 +189,7 @@ def segments(p: Padding, node: fx.Node) -> None:
 def reduction(p: Padding, node: fx.Node) -> None:
     """Over padded dimensions only true rows count."""
     source: Any = node.args[0]
-    given = _arguments(node)
+    given = arguments(node)
     axes: Any = given.get("dim")
     axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
     dims = [a % value(source).dim() for a in axes] or list(range(value(source).dim()))
@@ -269,7 +269,7 @@ def select(p: Padding, node: fx.Node) -> None:
 
 def cut(p: Padding, node: fx.Node) -> None:
     """Parts along a dimension that is not padded."""
-    given = _arguments(node)
+    given = arguments(node)
     if given["dim"] % value(given["self"]).dim() in p.dims(given["self"]):
         raise p.refuse(f"{node.target} cuts padded rows")
 
@@ -289,9 +289,13 @@ def sliced(p: Padding, node: fx.Node) -> None:
     kind, start = single(p.of(size)), node.args[2] if len(node.args) > 2 else 0
     whole_steps = len(node.args) < 5 or node.args[4] == 1
     fixed = not isinstance(kept, torch.SymInt) or kept.node.expr.is_Symbol
-    first = start in (0, None) and whole_steps and fixed and not p.is_padded_number(kept)
-    if kind is None or not first:
+    if kind is None or start not in (0, None) or not whole_steps or not fixed:
         raise p.refuse("takes some of the padded rows")
+    if p.is_padded_number(kept):
+        if not p.known.is_front(p.known.kind(kept), kind):
+            raise p.refuse("takes some of the padded rows")
+        p.numbers_as(node, source)
+        return
     p.ctx.record.least.append((kind, None if isinstance(kept, torch.SymInt) else int(kept)))
     batch, now = attached.in_hand(), _compat.size_now(kept)
     if batch is None or now is None or now > batch.counts[kind]:
@@ -320,7 +324,7 @@ def batch_norm(p: Padding, node: fx.Node) -> None:
 
 def loss(p: Padding, node: fx.Node) -> None:
     """Padded rows have none."""
-    given = _arguments(node)
+    given = arguments(node)
     reduction, x, target = given["reduction"], given["self"], given["target"]
     if reduction == masked.NONE:
         return

@@ -34,12 +34,32 @@ class Bucketed:
         counts: How many there are.
         sizes: How many there are with the padding behind them.
         on_device: The counts, int64 ``[kinds]``.
+        things: How many of the kinds are no fronts of others.
     """
 
     kinds: tuple[str, ...]
     counts: tuple[int, ...]
     sizes: tuple[int, ...]
     on_device: Tensor
+    things: int
+
+
+class Front(NamedTuple):
+    """The padded edges to the first nodes of a sampled mini-batch, sorted by destination.
+
+    Attributes:
+        kinds: Which kinds its nodes, its edges and the sources of these are.
+        row: Sources, int32 ``[edges]``.
+        col: Destinations, int32 ``[edges]``.
+        rowptr: Where the edges to each node begin, int32 ``[nodes + 1]``.
+        by_row: rowptr, col and edge by source, perhaps.
+    """
+
+    kinds: tuple[int, int, int]
+    row: Tensor
+    col: Tensor
+    rowptr: Tensor
+    by_row: tuple[Tensor, Tensor, Tensor] | None
 
 
 class Layout(NamedTuple):
@@ -64,6 +84,7 @@ class Attached:
         highest: One more than its highest value (for an edge list: for each row); None where a value is negative.
         make_whole: Makes the padded tensor.
         make_layout: Makes the layout of an edge list: of the padded one, or of the true one.
+        make_fronts: Makes the fronts of a padded edge list.
     """
 
     batch: Bucketed | None = None
@@ -72,6 +93,7 @@ class Attached:
     highest: tuple[int | None, ...] = (None,)
     make_whole: Callable[[], Tensor] | None = None
     make_layout: Callable[[bool], Layout] | None = None
+    make_fronts: Callable[[], tuple[Front, ...]] | None = None
 
     @cached_property
     def whole(self) -> Tensor:
@@ -88,6 +110,11 @@ class Attached:
     def whole_layout(self) -> Layout | None:
         """The layout of the padded edge list."""
         return None if self.make_layout is None else self.make_layout(True)
+
+    @cached_property
+    def fronts(self) -> tuple[Front, ...]:
+        """Those of the padded edge list; none where it has none."""
+        return () if self.make_fronts is None else self.make_fronts()
 
 
 class Count(int):
