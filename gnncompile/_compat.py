@@ -999,3 +999,9 @@ def graph_breaks() -> int:
 def counters() -> Any:
     """Dynamo's counters of graph breaks and captured graphs."""
     return torch._dynamo.utils.counters
+
+
+def shared_bytes(length: int) -> Tensor:
+    """Memory that goes to another process as it is, uint8 ``[length]``; ``share_memory_`` would copy it."""
+    storage = torch.UntypedStorage._new_shared(length, device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage)

@@ -28,24 +28,40 @@ def order_of(index: Tensor) -> Tensor:
     return torch.from_numpy(order)
 
 
-def sort(store: Any, rows: dict[str, int], sources: int, destinations: int) -> bool:
+def highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
+    """One more than the highest value of an index, or of each row of an edge list; None where one is negative, or it is
+    none of these.
+    """
+    if value.dtype not in (torch.int64, torch.int32) or value.dim() != rows:
+        return (None,) * rows
+    return tuple(_highest(part) for part in ([value] if rows == 1 else value))
+
+
+def _highest(index: Tensor) -> int | None:
+    if index.numel() == 0:
+        return 0
+    low, high = map(int, index.aminmax())
+    return high + 1 if low >= 0 else None
+
+
+def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits: tuple[int, int]) -> bool:
     """Sorts the edges of a store by destination, stably, and all that has a row for each.
 
     Args:
         store: Of a ``Data``; it gets new tensors.
         rows: Of which kind the rows of its attributes are.
-        sources: How many there are.
-        destinations: How many there are.
+        found: What :func:`highest` says of the edges.
+        limits: How many sources and destinations there are.
 
     Returns:
         Whether the edges are sorted; not where they are no edges, of which the model's own check says what is wrong.
     """
     edges = store[EDGE_INDEX]
-    if edges.dtype not in (torch.int64, torch.int32) or EDGE_INDEX not in rows or edges.size(1) > MAX_INDEX:
+    if EDGE_INDEX not in rows or edges.size(1) > MAX_INDEX:
         return False
-    row, col = edges
-    if edges.numel() and (int(edges.min()) < 0 or int(row.max()) >= sources or int(col.max()) >= destinations):
+    if any(high is None or high > limit for high, limit in zip(found, limits, strict=True)):
         return False
+    col = edges[1]
     if not bool((col[1:] >= col[:-1]).all()):
         order = order_of(col)
         for key, kind in rows.items():

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
+from gnncompile import _compat
 from gnncompile.runtime.attached import view
 
 ALIGNMENT = 256
@@ -55,8 +57,9 @@ class Memory:
         self._length += -(-math.prod(whole) * place.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def bytes(self) -> Tensor:
-        """All of them, uint8 ``[bytes]``."""
-        made = torch.empty(self._length, dtype=torch.uint8)
+        """All of them, uint8 ``[bytes]``, where other processes find them if this one works for them."""
+        shared = get_worker_info() is not None
+        made = _compat.shared_bytes(self._length) if shared else torch.empty(self._length, dtype=torch.uint8)
         for place, parts, dim in self._parts:
             into = place.on(made, padded=True)
             if into.dim() == 0:

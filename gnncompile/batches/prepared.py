@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
 from gnncompile.batches.buckets import Buckets
-from gnncompile.batches.edges import order_of, pointers, ring, shared, sort
+from gnncompile.batches.edges import highest, order_of, pointers, ring, shared, sort
 from gnncompile.batches.fronts import Front, fronts
 from gnncompile.batches.kinds import BATCH, EDGE_INDEX, SEEDS, Kinds, kinds_of, tensors
 from gnncompile.batches.memory import Memory, Place
@@ -150,6 +150,7 @@ class _Preparation:
     def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
         self.data = copy.copy(data)
         self.kinds = kinds_of(self.data)
+        self.ends_highest = [highest(store[EDGE_INDEX], 2) if EDGE_INDEX in store else () for store in self.data.stores]
         self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
         self.bucket = None
         if buckets is not None:
@@ -169,8 +170,7 @@ class _Preparation:
                 self._add(at, key, value.detach(), ends)
                 store[key] = None
                 if self.is_sorted[at] and ends is not None and key == EDGE_INDEX:
-                    self._lay_out(f"{at}", value, self.kinds.rows[at][key], ends)
-                    self._lay_out_fronts(at, value)
+                    self._lay_out(at, value, ends)
         _change_slices(self.data, Tensor, Tensor.numpy)
         memory, attributes = self.memory.bytes(), tuple(self.attributes)
         return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
@@ -179,7 +179,9 @@ class _Preparation:
         """Sorts the edges of a store; False where it has none."""
         ends = self.kinds.ends[at]
         rows, counts = self.kinds.rows[at], self.kinds.counts
-        return ends is not None and sort(self.data.stores[at], rows, *(counts[end] for end in ends))
+        if ends is None:
+            return False
+        return sort(self.data.stores[at], rows, self.ends_highest[at], (counts[ends[0]], counts[ends[1]]))
 
     def _find_fronts(self) -> tuple[Front, ...]:
         """Those around the seeds, if it was sampled around some."""
@@ -193,8 +195,8 @@ class _Preparation:
         rows, is_edges = self.kinds.rows[store].get(key), key == EDGE_INDEX and ends is not None
         numbers_graphs = key == BATCH or key.endswith(f"_{BATCH}")
         values = ends if is_edges and ends is not None else (self.kinds.graphs if numbers_graphs else None,)
-        highest = _highest(value, len(values)) if rows is not None else (None,) * len(values)
-        attribute = _Attribute(store, key, rows, values, highest)
+        found = self.ends_highest[store] if is_edges else highest(value, 1) if rows is not None else (None,)
+        attribute = _Attribute(store, key, rows, values, found)
         self.attributes.append(attribute)
         padding = self._padding(value, attribute)
         self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
@@ -218,36 +220,39 @@ class _Preparation:
         sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)
         return ring(number, sources, destinations)
 
-    def _lay_out(self, name: str, edges: Tensor, kind: int, ends: tuple[int, int]) -> None:
-        """By destination, and by source; padding comes behind everything true."""
-        true = edges.size(1)
-        row, col = edges
+    def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
+        """By destination, and by source; padding comes behind everything true. Fronts, where they are padded, likewise,
+        but where the edge itself would stand stands its destination.
+        """
+        name, true, kind = f"{store}", edges.size(1), self.kinds.rows[store][EDGE_INDEX]
+        rowptr = pointers(edges[1], self.counts[ends[1]])
         more = self._ring(self.sizes[kind] - true, ends)
-        places = torch.arange(true), torch.arange(true, true + more[0].numel())
-        self._add_layout(f"{name} {{}} by col", (row, more[0]), places)
-        self._add_rowptr(f"{name} {{}} by col", col, more[1], ends[1])
+        places = torch.arange(true, dtype=torch.int32), torch.arange(true, self.sizes[kind], dtype=torch.int32)
+        self._add_layout(name, (edges[0], more[0]), places, rowptr, more[1], ends[1])
         self._lay_out_by_source(name, edges, more, ends)
+        for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
+            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
+            first, pointed = edges[:, : front.edges], rowptr[: front.nodes + 1]
+            more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
+            self._add_layout(name, (first[0], more[0]), (first[1], more[1]), pointed, more[1], nodes)
+            self._lay_out_by_source(name, first, more, (sources, nodes))
+
+    def _add_layout(
+        self, name: str, row: Sequence[Tensor], edge: Sequence[Tensor], rowptr: Tensor, padding: Tensor, end: int
+    ) -> None:
+        by_col = f"{name} {{}} by col"
+        self.memory.add(by_col.format("col"), row, torch.int32)
+        self.memory.add(by_col.format("edge"), edge, torch.int32)
+        self._add_rowptr(by_col, rowptr, padding, end)
 
     def _lay_out_by_source(self, name: str, edges: Tensor, more: tuple[Tensor, Tensor], ends: tuple[int, int]) -> None:
         row, col = edges
         if row.numel() <= MANY_EDGES:
             order, after = order_of(row), order_of(more[0])
-            self._add_layout(f"{name} {{}} by row", (col[order], more[1][after]), (order, after + row.numel()))
-            self._add_rowptr(f"{name} {{}} by row", row, more[0], ends[0])
-
-    def _lay_out_fronts(self, store: int, edges: Tensor) -> None:
-        """Likewise; where the edge itself would stand stands its destination."""
-        for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
-            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
-            row, col = first = edges[:, : front.edges]
-            more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
-            self._add_layout(f"{name} {{}} by col", (row, more[0]), (col, more[1]))
-            self._add_rowptr(f"{name} {{}} by col", col, more[1], nodes)
-            self._lay_out_by_source(name, first, more, (sources, nodes))
-
-    def _add_layout(self, name: str, other: Sequence[Tensor], edge: Sequence[Tensor]) -> None:
-        self.memory.add(name.format("col"), other, torch.int32)
-        self.memory.add(name.format("edge"), edge, torch.int32)
+            by_row = f"{name} {{}} by row"
+            self.memory.add(by_row.format("col"), (col[order], more[1][after]), torch.int32)
+            self.memory.add(by_row.format("edge"), (order, after + row.numel()), torch.int32)
+            self._add_rowptr(by_row, pointers(row, self.counts[ends[0]]), more[0], ends[0])
 
     def _lay_out_index(self, name: str, index: Tensor, true: int, end: int) -> None:
         """An index that is sorted, as that of the graphs of nodes is."""
@@ -255,15 +260,15 @@ class _Preparation:
             return
         places = torch.arange(index.numel(), dtype=torch.int32)
         self.memory.add(f"{name} edge", [places[:true], places[true:]])
-        self._add_rowptr(f"{name} {{}}", index[:true], index[true:], end)
+        self._add_rowptr(f"{name} {{}}", pointers(index[:true], self.counts[end]), index[true:], end)
 
-    def _add_rowptr(self, name: str, index: Tensor, padding: Tensor, end: int) -> None:
-        """Adds where rows begin, and lists hubs."""
+    def _add_rowptr(self, name: str, true: Tensor, padding: Tensor, end: int) -> None:
+        """Adds where rows begin, those of the padding behind the true ones, and lists hubs."""
         first, size = self.counts[end], self.sizes[end]
-        true = pointers(index, first)
-        more = pointers(padding - first, size - first)[1:] + index.numel()
+        more = pointers(padding - first, size - first)[1:] + true[-1]
         self.memory.add(name.format("rowptr"), [true, more])
-        rowptr, num_edges = torch.cat([true, more]), index.numel() + padding.numel()
+        rowptr = torch.cat([true, more])
+        num_edges = int(rowptr[-1])
         if num_edges <= layout.HUB:
             return
         if int(rowptr.diff().max()) <= layout.HUB:
@@ -284,14 +289,6 @@ def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> 
     for name in ("_slice_dict", "_inc_dict"):
         if hasattr(data, name):
             setattr(data, name, tree_map_only(kind, change, getattr(data, name)))
-
-
-def _highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
-    """One more than the highest value of an index, or of each row of an edge list; None where one is negative."""
-    if value.dtype not in (torch.int64, torch.int32) or value.dim() != rows:
-        return (None,) * rows
-    parts = [value] if rows == 1 else value
-    return tuple((int(p.max()) + 1 if int(p.min()) >= 0 else None) if p.numel() else 0 for p in parts)
 
 
 class Prepare:
