@@ -29,7 +29,7 @@ def run(ctx: Context) -> None:
         node.replace_all_uses_with(tensor)
         ctx.graph.erase_node(node)
     for node in ctx.graph.find_nodes(op="call_function", target=own.laid_out.default):
-        row, col, layout = node.args
+        row, col, layout = _index(node.args[0]), _index(node.args[1]), node.args[2]
         for ends, parts in (((col, row), layout[:3]), ((row, col), layout[3:])):
             if parts:
                 ctx.layouts[ends] = list(parts)
@@ -41,7 +41,12 @@ def run(ctx: Context) -> None:
 
 
 def _front(row: Any, col: Any, nodes: Any, sources: Any, edges: Any) -> Front:
-    return Front((row, col), nodes, sources, (edges[0], edges[1]), edges[2], list(edges[3:]))
+    return Front((_index(row), _index(col)), nodes, sources, (edges[0], edges[1]), edges[2], list(edges[3:]))
+
+
+def _index(node: Any) -> fx.Node:
+    """What stands for an index when the marker is gone that notes its number of segments."""
+    return node.args[0] if node.target is own.sized.default else node  # type: ignore[no-any-return]
 
 
 def _leave_ends(ctx: Context, node: fx.Node) -> None:

@@ -148,7 +148,8 @@ class Context:
         needs_grad: Nodes that a gradient flows through.
         options: What the user turned off.
         seeds: What the masks of dropouts in messages are made from.
-        layouts: Layouts that came with the inputs: for an index and the other ends, rowptr, col and edge.
+        layouts: Layouts that came with the inputs: for an index and the other ends, rowptr, col and edge (none where
+            the edges are in that order).
         padded: What is known of padded inputs, if there are any.
     """
 

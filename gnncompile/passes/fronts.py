@@ -294,7 +294,7 @@ class _Shorter:
         wanted, layouts = self.wanted, self.ctx.layouts
         row, col = (self.ctx.call(aten.to.dtype, end, torch.int64) for end in front.ends)
         self.parts[wanted.row, level], self.parts[wanted.col, level] = row, col
-        layouts[col, row] = [front.rowptr, front.ends[0], layouts[wanted.col, wanted.row][2]]
+        layouts[col, row] = [front.rowptr, front.ends[0]]
         if front.by_source:
             layouts[row, col] = front.by_source
 

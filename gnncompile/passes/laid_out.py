@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
+from gnncompile.passes.context import Context, aten, guarded_same, own, value
 
 
 def run(ctx: Context) -> None:
@@ -22,23 +23,20 @@ def run(ctx: Context) -> None:
     for node in ctx.graph.find_nodes(op="call_function", target=own.csr.default):
         found = _layout(ctx, *node.args)
         if found is not None:
-            if node.users:
-                found = _as_long(ctx, found, last)
+            if len(found) == 2:
+                found.append(_in_order(ctx, found[1], last))
             for part in list(node.users):
                 part.replace_all_uses_with(found[part.args[1]])
                 ctx.graph.erase_node(part)
             ctx.graph.erase_node(node)
 
 
-def _as_long(ctx: Context, layout: list[fx.Node], last: fx.Node) -> list[fx.Node]:
-    """A layout of the first edges only, whose numbers are the first of all edges' numbers."""
-    rowptr, col, edge = layout
-    if same_size(value(edge).shape[0], value(col).shape[0]):
-        return layout
+def _in_order(ctx: Context, col: fx.Node, last: fx.Node) -> fx.Node:
+    """The numbers of edges that are in order."""
     with ctx.graph.inserting_after(last):
         size = ctx.call(aten.sym_size.int, col, 0)
     with ctx.graph.inserting_after(size):
-        return [rowptr, col, ctx.call(aten.slice.Tensor, edge, 0, 0, size)]
+        return ctx.call(aten.arange.default, size, dtype=torch.int32, device=value(col).device)
 
 
 def _layout(

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +39,10 @@ def keeping() -> Iterator[list[tuple[Sequence[Any], list[Tensor]]]]:
         yield _thread.kept
     finally:
         _thread.kept = outer
+
+
+_LOOKED_AT = 4
+"""How many entries are looked at whenever one is added: fewer are added than may go, and mini-batches come often."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,10 @@ class IdentityCache:
         return made
 
     def _trim(self) -> None:
-        """Drops what belongs to freed tensors, then the least recently used beyond the bounds."""
-        for key in [k for k, entry in self._entries.items() if any(o.expired() for o in entry.owners)]:
-            del self._entries[key]
+        """Drops what belongs to freed tensors, a few at a time, then the least recently used beyond the bounds."""
+        for key, entry in list(islice(self._entries.items(), _LOOKED_AT)):
+            if any(owner.expired() for owner in entry.owners):
+                del self._entries[key]
         total = sum(entry.size for entry in self._entries.values())
         while len(self._entries) > 1 and (len(self._entries) > self.max_entries or total > self.max_bytes):
             total -= self._entries.popitem(last=False)[1].size
