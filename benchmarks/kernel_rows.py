@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
+from .variants import chosen
+
 Aggregate = Callable[[Tensor], Tensor]
 
 
@@ -137,15 +139,10 @@ KERNEL_ROWS = (
 )
 
 
-def rows_for(device: torch.device, names: list[str] | None = None) -> list[KernelRow]:
-    """Returns the rows that make sense on a device, all or those named, in the order of the table.
+def rows_for(device: torch.device, names: str | None = None) -> list[KernelRow]:
+    """Returns the rows that make sense on a device, all or those named (comma-separated), in the order of the table.
 
     Raises:
-        ValueError: a name is not among them.
+        UnknownNameError: a name is not among them.
     """
-    rows = [row for row in KERNEL_ROWS if device.type in row.devices]
-    known = [row.name for row in rows]
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise ValueError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
-    return [row for row in rows if names is None or row.name in names]
+    return chosen([row for row in KERNEL_ROWS if device.type in row.devices], names)

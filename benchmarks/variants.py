@@ -55,6 +55,10 @@ def for_device(device: torch.device) -> list[Variant]:
     return [variant for variant in VARIANTS if device.type in variant.devices]
 
 
+class UnknownNameError(ValueError):
+    """Something that the command line names is not known; the exit status is 2."""
+
+
 class Named(Protocol):
     """What has a name in a table."""
 
@@ -70,10 +74,19 @@ def named(variants: Sequence[N], names: Sequence[str]) -> list[N]:
     """Returns the variants with the given names, in the order of the table.
 
     Raises:
-        ValueError: a name is not among the variants.
+        UnknownNameError: a name is not among the variants.
     """
     known = [variant.name for variant in variants]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+        raise UnknownNameError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
     return [variant for variant in variants if variant.name in names]
+
+
+def chosen(variants: Sequence[N], names: str | None) -> list[N]:
+    """Returns the variants that `--rows` names, comma-separated; all of them if it was not given.
+
+    Raises:
+        UnknownNameError: a name is not among the variants.
+    """
+    return list(variants) if not names else named(variants, names.split(","))

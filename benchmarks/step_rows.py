@@ -1,4 +1,4 @@
-"""How the rows of a case are printed and stored."""
+"""How the rows of a case whose steps are timed are printed and stored."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +64,7 @@ def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "graph": case.graph.name,
         "model": case.name,
         "row": row.variant.name,
+        "ours": row.variant.is_ours,
         "status": row.status,
         "message": row.message,
         "median_ms": timing and timing.median,
