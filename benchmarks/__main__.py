@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import compile_time, guide, kernels, layers, minibatch, training
+from . import compare, compile_time, guide, kernels, layers, minibatch, report, training
 from .variants import UnknownNameError
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide, training, minibatch, layers, kernels, compile_time)
+SUBCOMMANDS = (guide, training, minibatch, layers, kernels, compile_time, report, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

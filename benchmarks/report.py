@@ -1,0 +1,60 @@
+"""Makes the tables of the README and docs/benchmarks.md again from the results that are stored in benchmarks/results.
+
+In the README a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`; docs/benchmarks.md is made whole.
+With --check nothing is written, and the exit status is 1 if something would change.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from .environment import ROOT
+from .readme_tables import TABLES
+from .result_pages import page
+
+NAME = "report"
+HELP = "makes the tables of the README and docs from stored results"
+
+MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the repository (default: this one)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would change")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes, or compares, the files that have tables."""
+    status = 0
+    for path, text in made(args.root).items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        print(f"{'would change' if args.check else 'written'}: {path.relative_to(args.root)}")
+        status |= args.check
+        if not args.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return int(status)
+
+
+def made(root: Path) -> dict[Path, str]:
+    """Returns the files as they should be."""
+    results, readme = root / "benchmarks" / "results", root / "README.md"
+    marked = with_tables(readme.read_text(encoding="utf-8"), results)
+    return {readme: marked, root / "docs" / "benchmarks.md": page(results)}
+
+
+def with_tables(text: str, results: Path) -> str:
+    """Returns a text whose marked tables are made from results.
+
+    Raises:
+        ValueError: a marker names no table, or has no end.
+    """
+    found = [match.group(2) for match in MARKED.finditer(text)]
+    unknown = [name for name in found if name not in TABLES]
+    if unknown:
+        raise ValueError(f"marker: got {', '.join(unknown)}, expected some of {', '.join(TABLES)}")
+    if text.count("<!-- benchmarks: ") != len(found):
+        raise ValueError("marker: a table has no `<!-- end -->`; put one under it")
+    return MARKED.sub(lambda match: f"{match.group(1)}{TABLES[match.group(2)](results)}{match.group(4)}", text)
