@@ -18,16 +18,19 @@ from .variants import Variant
 Records = list[dict[str, Any]]
 
 
-def add_arguments(parser: argparse.ArgumentParser, seconds: float | None, rounds: int, rows: str = "all") -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, seconds: float | None, rounds: int | None, rows: str = "all"
+) -> None:
     """Declares the options that every subcommand has, with its own defaults of time (None: it does not time steps) and
-    turns, and what `--rows` says of rows that are not named, which the subcommand chooses.
+    turns (None: it has none), and what `--rows` says of rows that are not named, which the subcommand chooses.
     """
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default_device, help="cpu, cuda or cuda:1 (default: %(default)s)")
     parser.add_argument("--rows", help=f"comma-separated names of rows, as the table has them (default: {rows})")
     if seconds is not None:
         parser.add_argument("--seconds", type=float, default=seconds, help="timed per row (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a smoke test: little time per row, results under out/")
     parser.add_argument("--out", type=Path, help="folder of the CSV and JSON (default: benchmarks/results/<machine>)")
@@ -52,8 +55,11 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 def options(args: argparse.Namespace, **others: Any) -> Options:
     """Returns how cases are measured, as the command line says; `others` are fields that it does not set."""
+    how = replace(Options(), seed=args.seed, **others)
+    if not how.timed:
+        return how
     seconds, rounds = (min(args.seconds, 0.3), min(args.rounds, 2)) if args.quick else (args.seconds, args.rounds)
-    return replace(Options(), seconds=seconds, rounds=rounds, seed=args.seed, **others)
+    return replace(how, seconds=seconds, rounds=rounds)
 
 
 def _facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:

@@ -115,7 +115,7 @@ def once_in(number, value):
 def test_no_time_without_correctness(spoil, status, text):
     variants = [VARIANTS[0], Variant("spoilt", lambda model: Wrong(model, spoil))]
     eager, spoilt = comparison.run_case(tiny_case(), variants, CPU, OPTIONS, lambda message: None)
-    assert eager.status == "ok" and eager.timing is not None and eager.peak_mib > 0
+    assert eager.status == "ok" and eager.timing is not None and eager.memory.peak > 0
     assert spoilt.status == status
     assert (spoilt.timing is not None) == (status == "ok")
     table = step_rows.format_case([eager, spoilt])
