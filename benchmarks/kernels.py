@@ -192,7 +192,7 @@ def _prepare(
 def _why_skipped(row: KernelRow, case: KernelCase, device: torch.device) -> str:
     """Why a row is not even tried. A CPU that runs out of memory ends the process: there it is told beforehand."""
     if not row.is_installed:
-        return f"{row.package} is not installed"
+        return f"torch {torch.__version__} has no {row.option}" if row.option else f"{row.package} is not installed"
     if device.type == "cpu" and row.stores_messages and hasattr(os, "sysconf"):
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if case.gathered_bytes > 0.8 * available:

@@ -29,6 +29,21 @@ def _compile(**options: Any) -> Callable[[nn.Module], Runner]:
     return build
 
 
+PARTITIONED = "partitioned_scatter_enabled"
+"""Inductor's option, off by default: a sum by index in several buffers, so that fewer atomic additions meet. Inductor
+takes it where the index is added up by `index_put` (as `index_add`, and the gradient of `x[index]`) and sizes are
+static."""
+
+
+def has_option(name: str) -> bool:
+    """Whether this torch's Inductor has an option; every one has an empty name's."""
+    if not name:
+        return True
+    import torch._inductor
+
+    return name in torch._inductor.list_options()
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to run a model: a name and what it does to the model."""
@@ -38,12 +53,20 @@ class Variant:
     devices: tuple[str, ...] = ("cpu", "cuda")
     is_baseline: bool = False  # one of torch.compile's rows, the best of which is to be beaten
     is_ours: bool = False
+    option: str = ""  # of Inductor, which some releases of torch lack
 
 
 VARIANTS = (
     Variant("eager", lambda model: model),
     Variant("compile", _compile(), is_baseline=True),
     Variant("compile dynamic", _compile(dynamic=True), is_baseline=True),
+    Variant(
+        "partitioned scatter",
+        _compile(options={PARTITIONED: True}),
+        devices=("cuda",),
+        is_baseline=True,
+        option=PARTITIONED,
+    ),
     Variant("reduce-overhead", _compile(mode="reduce-overhead"), devices=("cuda",)),
     Variant("gnncompile", _gnncompile(), is_ours=True),
     Variant("gnncompile r-o", _gnncompile(mode="reduce-overhead"), devices=("cuda",), is_ours=True),
@@ -51,8 +74,8 @@ VARIANTS = (
 
 
 def for_device(device: torch.device) -> list[Variant]:
-    """Returns the variants that make sense on a device, in the order of the table."""
-    return [variant for variant in VARIANTS if device.type in variant.devices]
+    """Returns the variants that make sense on a device and that torch has, in the order of the table."""
+    return [variant for variant in VARIANTS if device.type in variant.devices and has_option(variant.option)]
 
 
 class UnknownNameError(ValueError):
