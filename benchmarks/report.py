@@ -1,6 +1,7 @@
-"""Makes the tables of the README and docs/benchmarks.md again from the results that are stored in benchmarks/results.
+"""Makes tables and figures of README and docs again from the results that are stored in benchmarks/results.
 
-In the README a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`; docs/benchmarks.md is made whole.
+In the README a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`; docs/benchmarks.md and the figures
+in docs/figures are made whole.
 With --check nothing is written, and the exit status is 1 if something would change.
 """
 
@@ -9,11 +10,12 @@ import re
 from pathlib import Path
 
 from .environment import ROOT
+from .figures import FIGURES
 from .readme_tables import TABLES
 from .result_pages import page
 
 NAME = "report"
-HELP = "makes the tables of the README and docs from stored results"
+HELP = "makes the tables and figures of README and docs from stored results"
 
 MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 
@@ -41,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
 def made(root: Path) -> dict[Path, str]:
     """Returns the files as they should be."""
     results, readme = root / "benchmarks" / "results", root / "README.md"
-    marked = with_tables(readme.read_text(encoding="utf-8"), results)
-    return {readme: marked, root / "docs" / "benchmarks.md": page(results)}
+    docs = root / "docs"
+    return {
+        readme: with_tables(readme.read_text(encoding="utf-8"), results),
+        docs / "benchmarks.md": page(results),
+        **{docs / "figures" / name: make(results) for name, make in FIGURES.items()},
+    }
 
 
 def with_tables(text: str, results: Path) -> str:

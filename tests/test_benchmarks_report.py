@@ -6,10 +6,12 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import __main__, report
+from benchmarks.figures import Group, bars
 from benchmarks.readme_tables import TABLES, markdown, number, times
 from benchmarks.stored import Stored, best
 
@@ -52,11 +54,23 @@ def test_a_changed_result_changes_tables_and_nothing_else(copy: Path, capsys: py
     before = (copy / "README.md").read_text().splitlines()
     capsys.readouterr()
     assert __main__.main(command) == 0
-    assert capsys.readouterr().out.splitlines() == ["written: README.md", "written: docs/benchmarks.md"]
+    written = capsys.readouterr().out.splitlines()
+    assert written == ["written: README.md", "written: docs/benchmarks.md", "written: docs/figures/speed-cpu.svg"]
     changed = [(old, new) for old, new in zip(before, (copy / "README.md").read_text().splitlines(), strict=True)]
     ((old, new),) = [(old, new) for old, new in changed if old != new]
     assert old.startswith("| GIN | 276 | 276 | 41.1") and new.startswith("| GIN | 276 | 276 | 4.20 | 66x | 66x |")
     assert (copy / "docs" / "benchmarks.md").read_text().replace("4.20 (21)", "41.1 (21)") == page
+
+
+def test_figures():
+    svg = bars("a < b", [Group("GCN & co", (30.0, 20.0, 0.001)), Group("GAT", (10.0, 5.0, 2.0))])
+    root = ElementTree.fromstring(svg)
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "a < b" and "GCN & co" in texts and "2.00 ms, 2.5x over torch.compile" in texts
+    widths = [float(node.get("width")) for node in root.iter("{http://www.w3.org/2000/svg}rect")][3:]
+    assert widths[0] == max(widths) and widths[1] == pytest.approx(widths[0] * 2 / 3, abs=0.1) and widths[2] == 1
+    height = float(root.get("height"))
+    assert all(float(node.get("y")) < height for node in root.iter("{http://www.w3.org/2000/svg}text"))
 
 
 @pytest.mark.parametrize(
