@@ -14,10 +14,12 @@ WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 760, 96, 150, 16, 16, 64
 """Pixels: of the whole, left and right of the longest bar, of a bar, between groups, above the first."""
 
 STYLE = """
+    .page { fill: #ffffff; }
     text { font: 13px system-ui, sans-serif; fill: #24292f; }
     .title { font-weight: 600; font-size: 15px; }
     .bar0 { fill: #b6bcc4; } .bar1 { fill: #7d94b5; } .bar2 { fill: #1a7f5a; }
     @media (prefers-color-scheme: dark) {
+      .page { fill: #0d1117; }
       text { fill: #e6edf3; }
       .bar0 { fill: #6b7280; } .bar1 { fill: #5f7fb0; } .bar2 { fill: #3fb68b; }
     }
@@ -42,6 +44,7 @@ def bars(title: str, groups: Sequence[Group]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         f'role="img" aria-label="{escape(title)}">',
         f"  <style>{STYLE}  </style>",
+        f'  <rect class="page" width="{WIDTH}" height="{height}"/>',
         f'  <text class="title" x="8" y="20">{escape(title)}</text>',
     ]
     for place, name in enumerate(NAMES):

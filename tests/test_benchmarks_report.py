@@ -67,7 +67,7 @@ def test_figures():
     root = ElementTree.fromstring(svg)
     texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0] == "a < b" and "GCN & co" in texts and "2.00 ms, 2.5x over torch.compile" in texts
-    widths = [float(node.get("width")) for node in root.iter("{http://www.w3.org/2000/svg}rect")][3:]
+    widths = [float(node.get("width")) for node in root.iter("{http://www.w3.org/2000/svg}rect")][4:]
     assert widths[0] == max(widths) and widths[1] == pytest.approx(widths[0] * 2 / 3, abs=0.1) and widths[2] == 1
     height = float(root.get("height"))
     assert all(float(node.get("y")) < height for node in root.iter("{http://www.w3.org/2000/svg}text"))
