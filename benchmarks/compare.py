@@ -128,10 +128,12 @@ def _changes(key: tuple[str, ...], before: Record | None, after: Record | None, 
         one, other = before.get(column), after.get(column)
         if not one or not other:  # not measured, or nothing
             continue
-        if column == "peak_mib" and (min(one, other) <= 0 or abs(one - other) < LEAST_MIB):
+        if min(one, other) < 0:  # memory of CUDA graphs that was taken before
             continue
         ratio = other / one
         verdict = "worse" if ratio > threshold else "better" if ratio < 1 / threshold else "same"
+        if column == "peak_mib" and abs(one - other) < LEAST_MIB:
+            verdict = "same"
         changes.append(Change(case, row, what, one, other, ratio, verdict))
     return changes
 
