@@ -4,10 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import compile_time, guide, kernels, layers, minibatch, training
+from . import compare, compile_time, guide, kernels, layers, memory, minibatch, report, training
+from .variants import UnknownNameError
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide, training, minibatch, layers, kernels, compile_time)
+SUBCOMMANDS = (guide, training, minibatch, layers, kernels, memory, compile_time, report, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser.set_defaults(run=module.run)
     args = parser.parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+    except UnknownNameError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -16,6 +16,7 @@ from .layer_models import LAYERS, Layer
 from .limits import Size, Work
 from .nested import map_tensors
 from .targets import Target
+from .variants import UnknownNameError
 
 ModelFactory = Callable[[int], nn.Module]
 
@@ -82,6 +83,11 @@ class Case:
         graph = self.graph
         return self.layer.limit(Size(graph.num_nodes, graph.num_edges, graph.channels, graph.num_sources))
 
+    @property
+    def label(self) -> str:
+        """What tells it from the others of its graph."""
+        return f"{self.name} {self.order}"
+
     def __str__(self) -> str:
         layers = f"{self.num_layers} layer{'s' * (self.num_layers > 1)}"
         order = ", edges sorted by destination" * (self.order == "sorted")
@@ -126,11 +132,11 @@ def select(
     Without a graph they are those on the suite's graphs one after the other, where a graph need not have all models.
 
     Raises:
-        ValueError: a model, an order or the graph is not among the suite's cases.
+        UnknownNameError: a model, an order or the graph is not among the suite's cases.
     """
     known_graphs = graphs_of(suite)
     if graph is not None and graph not in known_graphs:
-        raise ValueError(f"graph: got {graph!r}, expected one of {', '.join(known_graphs)}")
+        raise UnknownNameError(f"graph: got {graph!r}, expected one of {', '.join(known_graphs)}")
     chosen = known_graphs if graph is None else [graph]
     found = [case for case in CASES if case.suite == suite and case.graph.name in chosen]
     known = list(dict.fromkeys(case.name for case in found))
@@ -149,4 +155,4 @@ def graphs_of(suite: str) -> list[str]:
 def _refuse_unknown(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"{argument}: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+        raise UnknownNameError(f"{argument}: got {', '.join(unknown)}, expected some of {', '.join(known)}")

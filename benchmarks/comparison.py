@@ -31,6 +31,7 @@ class Options:
         seed: of parameters and inputs.
         warmup: untimed steps before the first turn.
         row_limit: seconds after which building and checking a row is given up; None for no limit.
+        timed: whether rows are timed; otherwise they are checked, and their memory is measured.
     """
 
     seconds: float = 3.0
@@ -40,6 +41,7 @@ class Options:
     seed: int = 0
     warmup: int = 5
     row_limit: float | None = None
+    timed: bool = True
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Row:
     message: str = ""
     verdict: Verdict | None = None
     timing: measure.Timing | None = None
-    peak_mib: float | None = None
+    memory: measure.Memory | None = None
     first_s: float | None = None  # the first step, compilation included
     graphs: int | None = None
     graph_breaks: int | None = None
@@ -60,7 +62,7 @@ class Row:
 
     def fail(self, status: str, message: str) -> None:
         """Marks the row; nothing measured of it is kept."""
-        self.status, self.message, self.timing, self.peak_mib = status, message, None, None
+        self.status, self.message, self.timing, self.memory = status, message, None, None
 
 
 def run_case(
@@ -97,7 +99,8 @@ def run_case(
                 steps[row.variant.name] = step
             else:
                 measure.free(device)
-        _time(rows, steps, reference, device, options, progress)
+        if options.timed:
+            _time(rows, steps, reference, device, options, progress)
     progress("")
     steps.clear()
     counting.reset()
@@ -136,7 +139,7 @@ def _prepare(
         if row.variant.is_ours and options.sync_check and device.type == "cuda":
             row.syncs = measure.sync_error(step, device) or "none"
         step.clear()
-        row.peak_mib = measure.peak_memory(step, device, alive_before)
+        row.memory = measure.memory(step.forward, step.backward, device, alive_before)
         step.clear()
     except Exception as error:
         row.fail("FAILED", first_line(error))

@@ -25,7 +25,7 @@ from .cases import GUIDE_MODELS, Case, select
 from .comparison import reference_of
 from .graphs import GRAPHS
 from .start import Start
-from .variants import VARIANTS, Variant, named
+from .variants import VARIANTS, Variant, chosen
 
 NAME = "compile-time"
 HELP = "the same models: time of the first step with and without caches on disk, and where it goes"
@@ -66,29 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     device = torch.device(args.device)
-    try:
-        cases = select("guide", args.graph, args.models.split(","))
-        variants = named(VARIANTS, args.rows.split(",") if args.rows else ROWS)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    facts = driver.facts(args, device)
+    cases = select("guide", args.graph, args.models.split(","))
+    variants = chosen(VARIANTS, args.rows or ",".join(ROWS))
     rounds = 1 if args.quick else args.rounds
-    facts["seconds"] = f"first forward and backward, imports not counted; median of {rounds} processes each"
-    facts["of processors"] = "of all threads, and of the C++ compilers that were run"
-    print(tables.header_lines(facts), flush=True)
-    stored = tables.Results(driver.folder(args, device), "compile-time", facts)
-    records: driver.Records = []
-    for number, case in enumerate(cases, 1):
-        rows = run_case(
-            case, variants, device, rounds, args.seed, driver.progress(f"[{number}/{len(cases)}] {case.name}")
-        )
-        print(f"\n{case}\n{format_case(rows)}", flush=True)
-        records += [record(case, row, rows) for row in rows]
-        stored.write(records)
-    driver.print_written(stored)
-    wrong = {"WRONG"} | {one["status"] for one in records if one["ours"] and one["status"] != "ok"}
-    return int(any(one["status"] in wrong for one in records))
+
+    def measure(case: Case, progress: driver.Progress) -> tuple[str, driver.Records]:
+        rows = run_case(case, variants, device, rounds, args.seed, progress)
+        return format_case(rows), [record(case, row, rows) for row in rows]
+
+    more = {
+        "seconds": f"first forward and backward, imports not counted; median of {rounds} processes each",
+        "of processors": "of all threads, and of the C++ compilers that were run",
+    }
+    return driver.run(args, "compile-time", cases, measure, more=more)
 
 
 def run_case(

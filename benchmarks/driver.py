@@ -3,14 +3,14 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import environment, report, tables
+from . import environment, step_rows, tables
 from .cases import Case
 from .comparison import Options, Row, run_case
 from .variants import Variant
@@ -18,16 +18,19 @@ from .variants import Variant
 Records = list[dict[str, Any]]
 
 
-def add_arguments(parser: argparse.ArgumentParser, seconds: float | None, rounds: int, rows: str = "all") -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, seconds: float | None, rounds: int | None, rows: str = "all"
+) -> None:
     """Declares the options that every subcommand has, with its own defaults of time (None: it does not time steps) and
-    turns, and what `--rows` says of rows that are not named, which the subcommand chooses.
+    turns (None: it has none), and what `--rows` says of rows that are not named, which the subcommand chooses.
     """
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default_device, help="cpu, cuda or cuda:1 (default: %(default)s)")
     parser.add_argument("--rows", help=f"comma-separated names of rows, as the table has them (default: {rows})")
     if seconds is not None:
         parser.add_argument("--seconds", type=float, default=seconds, help="timed per row (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="turns of each row (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a smoke test: little time per row, results under out/")
     parser.add_argument("--out", type=Path, help="folder of the CSV and JSON (default: benchmarks/results/<machine>)")
@@ -52,23 +55,26 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 def options(args: argparse.Namespace, **others: Any) -> Options:
     """Returns how cases are measured, as the command line says; `others` are fields that it does not set."""
+    how = replace(Options(), seed=args.seed, **others)
+    if not how.timed:
+        return how
     seconds, rounds = (min(args.seconds, 0.3), min(args.rounds, 2)) if args.quick else (args.seconds, args.rounds)
-    return replace(Options(), seconds=seconds, rounds=rounds, seed=args.seed, **others)
+    return replace(how, seconds=seconds, rounds=rounds)
 
 
-def facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
+def _facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
     """Returns the environment that is printed and stored beside the numbers."""
     return environment.describe(device, ["python", "-m", "benchmarks", *args.argv])
 
 
-def folder(args: argparse.Namespace, device: torch.device) -> Path:
+def _folder(args: argparse.Namespace, device: torch.device) -> Path:
     """Returns where results are written."""
     root = environment.ROOT
     default = root / "out" / "benchmarks" if args.quick else root / "benchmarks" / "results"
     return args.out or default / environment.machine_slug(device)
 
 
-def print_written(results: tables.Results) -> None:
+def _print_written(results: tables.Results) -> None:
     """Names the files written, relative to the repository where they are in it."""
     root = environment.ROOT
     print("\nwritten:", *(path.relative_to(root) if path.is_relative_to(root) else path for path in results.paths))
@@ -97,47 +103,104 @@ class Budget:
         return f"left out, over the budget of {self.seconds:g} s: {', '.join(self.left_out)}" if self.left_out else ""
 
 
-def run_cases(
-    cases: Sequence[Case],
+class Benchmark(Protocol):
+    """What can be measured: it has a name, a label that tells it from the others, and prints itself in full."""
+
+    @property
+    def name(self) -> str:
+        """The name, for the progress."""
+
+    @property
+    def label(self) -> str:
+        """The name with what tells it from cases of the same name."""
+
+
+B = TypeVar("B", bound=Benchmark)
+Progress = Callable[[str], None]
+
+
+def run(
+    args: argparse.Namespace,
+    stem: str,
+    cases: Sequence[B],
+    measure: Callable[[B, Progress], tuple[str, Records]],
+    *,
+    more: Mapping[str, str] | None = None,
+    key: Sequence[str] = (),
+    summary: Callable[[Records], str] | None = None,
+    budget: Budget | None = None,
+    others_may_be_wrong: bool = False,
+) -> int:
+    """Measures, prints and stores case by case, so that a run that is cut short has left what it measured.
+
+    Args:
+        args: the command line.
+        stem: of the names of the files with results.
+        cases: what to measure, in this order.
+        measure: measures a case; returns the table to print and the rows to store, each with its `row` (the name),
+            `status` and `ours`.
+        more: of the environment, beside what every subcommand has.
+        key: columns that name a case, where the files keep cases of earlier runs (see `tables.Results`).
+        summary: makes what is printed in the end.
+        budget: of time; None for no limit.
+        others_may_be_wrong: whether a row of others may give wrong numbers.
+
+    Returns:
+        The exit status: 1 if a row is wrong or one of gnncompile failed.
+    """
+    device = torch.device(args.device)
+    facts = {**_facts(args, device), **(more or {})}
+    print(tables.header_lines(facts), flush=True)
+    results = tables.Results(_folder(args, device), stem, facts, key)
+    own = {name: facts[name] for name in ("date", "commit")} if key else {}
+    records: Records = []
+    for number, case in enumerate(cases, 1):
+        if budget is not None and not budget.allows(case.label):
+            continue
+        text, found = measure(case, progress(f"[{number}/{len(cases)}] {case.name}"))
+        print(f"\n{case}\n{text}", flush=True)
+        records += [{**one, **own} for one in found]
+        results.write(records)
+    if summary is not None:
+        print(f"\n{summary(records)}")
+    if budget is not None and budget.left_out:
+        print(budget)
+    _print_written(results)
+    return int(any(_is_failure(one, others_may_be_wrong) for one in records))
+
+
+def _is_failure(record: Mapping[str, Any], others_may_be_wrong: bool) -> bool:
+    if record["ours"]:
+        return record["status"] not in ("ok", "SKIPPED")
+    return record["status"] == "WRONG" and not others_may_be_wrong
+
+
+def measure_steps(
     variants: Sequence[Variant],
     device: torch.device,
     how: Options,
-    results: tables.Results,
-    record: Callable[[Case, Row, Sequence[Row]], dict[str, Any]] = report.record,
+    record: Callable[[Case, Row, Sequence[Row]], dict[str, Any]] = step_rows.record,
     describe: Callable[[Case, Sequence[Row]], str] = lambda case, rows: "",
-    budget: Budget | None = None,
-) -> tuple[Records, bool]:
-    """Measures, prints and stores case by case.
+) -> Callable[[Case, Progress], tuple[str, Records]]:
+    """Returns what `run` needs for cases whose steps are timed.
 
     Args:
-        cases: what to measure, in this order.
         variants: the rows of each table.
         device: where.
         how: the settings.
-        results: written after each case, so that a run that is cut short has left what it measured.
         record: makes one row what is stored.
         describe: lines to print under the table of a case.
-        budget: of time; None for no limit.
-
-    Returns:
-        The records, and whether a row was wrong or one of gnncompile failed.
     """
-    records: Records = []
-    failed = False
-    for number, case in enumerate(cases, 1):
-        name = f"{case.name} {case.order}"
-        if budget is not None and not budget.allows(name):
-            continue
-        rows = run_case(case, variants, device, how, progress(f"[{number}/{len(cases)}] {case.name}"))
-        lines = [f"\n{case}", report.format_case(rows), describe(case, rows)]
-        print("\n".join(line for line in lines if line), flush=True)
-        records += [record(case, row, rows) for row in rows]
-        results.write(records)
-        failed = failed or any(row.status == "WRONG" or (row.variant.is_ours and row.status != "ok") for row in rows)
-    return records, failed
+
+    def measure(case: Case, progress: Progress) -> tuple[str, Records]:
+        rows = run_case(case, variants, device, how, progress)
+        text = "\n".join(part for part in (step_rows.format_case(rows), describe(case, rows)) if part)
+        return text, [record(case, row, rows) for row in rows]
+
+    return measure
 
 
-def progress(prefix: str) -> Callable[[str], None]:
+def progress(prefix: str) -> Progress:
     """On a terminal one line that changes, and ends with an empty message; in a log one line per message."""
     terminal = sys.stderr.isatty()
 

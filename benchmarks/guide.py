@@ -4,14 +4,13 @@ The features do not require a gradient, as in training; --input-grad makes them,
 """
 
 import argparse
-import sys
 
 import torch
 
-from . import driver, measure, tables
+from . import driver, measure
 from .cases import GUIDE_MODELS, select
 from .graphs import GRAPHS
-from .variants import for_device, named
+from .variants import chosen, for_device
 
 NAME = "guide"
 HELP = "PyG's compile guide: four models, forward + backward, every way to run them"
@@ -29,20 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     device = torch.device(args.device)
-    try:
-        cases = select("guide", args.graph, args.models.split(","))
-        variants = for_device(device)
-        if args.rows:
-            variants = named(variants, args.rows.split(","))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    facts = driver.facts(args, device)
-    facts["peak MiB"] = measure.peak_memory_definition(device)
-    facts["features"] = "require a gradient" if args.input_grad else "require no gradient"
-    print(tables.header_lines(facts), flush=True)
-    results = tables.Results(driver.folder(args, device), f"guide-{args.graph}-{device.type}", facts)
+    cases = select("guide", args.graph, args.models.split(","))
+    variants = chosen(for_device(device), args.rows)
+    more = {
+        "peak MiB": measure.peak_memory_definition(device),
+        "features": "require a gradient" if args.input_grad else "require no gradient",
+    }
     how = driver.options(args, input_grad=args.input_grad, sync_check=args.sync_check)
-    _, failed = driver.run_cases(cases, variants, device, how, results)
-    driver.print_written(results)
-    return 1 if failed else 0
+    steps = driver.measure_steps(variants, device, how)
+    return driver.run(args, f"guide-{args.graph}-{device.type}", cases, steps, more=more)

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
+
+from .variants import PARTITIONED, chosen, has_option
 
 Aggregate = Callable[[Tensor], Tensor]
 
@@ -61,11 +64,15 @@ def _eager(structure: Structure, dtype: torch.dtype) -> Aggregate:
 _numbers = count()
 
 
-def _compile(structure: Structure, dtype: torch.dtype) -> Aggregate:
+def _compile(structure: Structure, dtype: torch.dtype, options: dict[str, Any] | None = None) -> Aggregate:
     # Compiled code is kept by code object: one of its own for each case, or sizes become symbolic in the second.
     code = index_add.__code__.replace(co_name=f"index_add_{next(_numbers)}")
-    compiled = torch.compile(types.FunctionType(code, index_add.__globals__))
+    compiled = torch.compile(types.FunctionType(code, index_add.__globals__), options=options)
     return lambda x: compiled(x, structure.edge_index)
+
+
+def _partitioned(structure: Structure, dtype: torch.dtype) -> Aggregate:
+    return _compile(structure, dtype, {PARTITIONED: True})
 
 
 def _sparse(structure: Structure, dtype: torch.dtype) -> Aggregate:
@@ -111,6 +118,7 @@ class KernelRow:
         stores_messages: whether the gathered rows, `[num_edges, channels]`, are written to memory.
         is_sparse: whether this is the vendor's sparse product, to which all are compared.
         package: what must be installed.
+        option: of Inductor, which some releases of torch lack.
     """
 
     name: str
@@ -120,16 +128,18 @@ class KernelRow:
     is_sparse: bool = False
     is_ours: bool = False
     package: str = "torch"
+    option: str = ""
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package can be imported."""
-        return find_spec(self.package) is not None
+        """Whether its package can be imported, and Inductor has its option."""
+        return find_spec(self.package) is not None and has_option(self.option)
 
 
 KERNEL_ROWS = (
     KernelRow("eager", _eager, stores_messages=True),
     KernelRow("compile", _compile),
+    KernelRow("partitioned scatter", _partitioned, devices=("cuda",), option=PARTITIONED),
     KernelRow("cuSPARSE", _sparse, devices=("cuda",), is_sparse=True),
     KernelRow("MKL", _sparse, devices=("cpu",), is_sparse=True),
     KernelRow("torch_scatter", _torch_scatter, stores_messages=True, package="torch_scatter"),
@@ -137,15 +147,10 @@ KERNEL_ROWS = (
 )
 
 
-def rows_for(device: torch.device, names: list[str] | None = None) -> list[KernelRow]:
-    """Returns the rows that make sense on a device, all or those named, in the order of the table.
+def rows_for(device: torch.device, names: str | None = None) -> list[KernelRow]:
+    """Returns the rows that make sense on a device, all or those named (comma-separated), in the order of the table.
 
     Raises:
-        ValueError: a name is not among them.
+        UnknownNameError: a name is not among them.
     """
-    rows = [row for row in KERNEL_ROWS if device.type in row.devices]
-    known = [row.name for row in rows]
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise ValueError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
-    return [row for row in rows if names is None or row.name in names]
+    return chosen([row for row in KERNEL_ROWS if device.type in row.devices], names)

@@ -6,8 +6,7 @@ with synchronisation, the host's work included. Data that fits into the caches s
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from . import counting, driver, measure, tables
 from .comparison import Options, first_line
 from .graphs import KERNEL_GRAPHS, Graph
 from .kernel_rows import KernelRow, Structure, exact, rows_for
+from .variants import UnknownNameError
 
 NAME = "kernels"
 HELP = "the sum over neighbours alone, against cuSPARSE and others"
@@ -43,8 +43,18 @@ class KernelCase:
         """Of the rows gathered along edges."""
         return self.graph.num_edges * self.width * self.dtype.itemsize
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Graph, width and type."""
         return f"{self.graph.name}, {self.width} x {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def label(self) -> str:
+        """The same: it tells the case from all others."""
+        return self.name
+
+    def __str__(self) -> str:
+        return f"{self.name}; {self.graph}"
 
 
 @dataclass
@@ -73,35 +83,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
-    budget = driver.Budget(args.budget)
     device = torch.device(args.device)
-    try:
-        graphs = _graphs(args.graphs, device)
-        dtypes = [_known("dtypes", name, DTYPES) for name in args.dtypes.split(",")]
-        rows = rows_for(device, args.rows.split(",") if args.rows else None)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    graphs = _graphs(args.graphs, device)
+    dtypes = [_known("dtypes", name, DTYPES) for name in args.dtypes.split(",")]
     widths = [int(width) for width in args.widths.split(",")]
-    facts = driver.facts(args, device)
-    print(tables.header_lines(facts), flush=True)
-    results = tables.Results(
-        driver.folder(args, device), f"kernels-{device.type}", facts, key=("graph", "dtype", "width")
-    )
-    records: driver.Records = []
+    rows = rows_for(device, args.rows)
     how = driver.options(args)
-    for graph in graphs:
-        cases = [KernelCase(graph, width, dtype) for dtype in dtypes for width in widths]
-        for case, found in _run_graph(graph, cases, rows, device, how, budget):
-            print(f"\n{case}; {graph}\n{format_case(case, found)}", flush=True)
-            records += [{**record(case, one, found), "date": facts["date"], "commit": facts["commit"]} for one in found]
-            results.write(records)
+    made: dict[str, Structure] = {}
+
+    def measure_case(case: KernelCase, progress: Callable[[str], None]) -> tuple[str, driver.Records]:
+        graph = case.graph
+        if graph.name not in made:  # the cases of a graph come one after the other
+            made.clear()
+            measure.free(device)
+            made[graph.name] = Structure(graph.make().to(device), graph.num_nodes)
+        found = run_kernels(case, made[graph.name], rows, device, how, progress)
+        return format_case(case, found), [record(case, one, found) for one in found]
+
+    status = driver.run(
+        args,
+        f"kernels-{device.type}",
+        [KernelCase(graph, width, dtype) for graph in graphs for dtype in dtypes for width in widths],
+        measure_case,
+        key=("graph", "dtype", "width"),
+        summary=lambda records: summary(records, rows),
+        budget=driver.Budget(args.budget),
+        others_may_be_wrong=True,
+    )
     counting.reset()
-    print(f"\n{summary(records, rows)}")
-    if budget.left_out:
-        print(budget)
-    driver.print_written(results)
-    return int(any(_is_failure(one, rows) for one in records))
+    return status
 
 
 def _graphs(names: str | None, device: torch.device) -> list[Graph]:
@@ -111,32 +121,8 @@ def _graphs(names: str | None, device: torch.device) -> list[Graph]:
 
 def _known(argument: str, name: str, known: dict[str, Any]) -> Any:
     if name not in known:
-        raise ValueError(f"{argument}: got {name!r}, expected some of {', '.join(known)}")
+        raise UnknownNameError(f"{argument}: got {name!r}, expected some of {', '.join(known)}")
     return known[name]
-
-
-def _is_failure(one: dict[str, Any], rows: Sequence[KernelRow]) -> bool:
-    ours = [row.name for row in rows if row.is_ours]
-    return one["row"] in ours and one["status"] in ("FAILED", "WRONG")
-
-
-def _run_graph(
-    graph: Graph,
-    cases: Sequence[KernelCase],
-    rows: Sequence[KernelRow],
-    device: torch.device,
-    how: Options,
-    budget: driver.Budget,
-) -> Iterator[tuple[KernelCase, list[KernelResult]]]:
-    """Measures cases of one graph, whose edges are made when the first case may start."""
-    structure: Structure | None = None
-    for case in cases:
-        if not budget.allows(str(case)):
-            continue
-        if structure is None:
-            structure = Structure(graph.make().to(device), graph.num_nodes)
-        yield case, run_kernels(case, structure, rows, device, how, driver.progress(str(case)))
-    measure.free(device)
 
 
 @torch.no_grad()
@@ -206,7 +192,7 @@ def _prepare(
 def _why_skipped(row: KernelRow, case: KernelCase, device: torch.device) -> str:
     """Why a row is not even tried. A CPU that runs out of memory ends the process: there it is told beforehand."""
     if not row.is_installed:
-        return f"{row.package} is not installed"
+        return f"torch {torch.__version__} has no {row.option}" if row.option else f"{row.package} is not installed"
     if device.type == "cpu" and row.stores_messages and hasattr(os, "sysconf"):
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if case.gathered_bytes > 0.8 * available:
@@ -270,6 +256,7 @@ def record(case: KernelCase, result: KernelResult, results: Sequence[KernelResul
         "dtype": str(case.dtype).removeprefix("torch."),
         "width": case.width,
         "row": result.row.name,
+        "ours": result.row.is_ours,
         "status": result.status,
         "message": result.message,
         "us": timing and timing.median * 1e3,

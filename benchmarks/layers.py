@@ -5,14 +5,13 @@ The suite `attention` measures the core of attention and of max without linear l
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import driver, measure, report, tables
+from . import driver, measure, step_rows, tables
 from .cases import Case, graphs_of, select
 from .comparison import Row
 from .inputs import ORDERS
@@ -84,32 +83,21 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     suite = SUITES[args.suite]
     graph = args.graph or suite.graph
-    try:
-        models = args.layers.split(",") if args.layers else None
-        cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
-        variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    facts = driver.facts(args, device)
-    facts["peak MiB"] = measure.peak_memory_definition(device)
-    print(tables.header_lines(facts), flush=True)
-    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
-    results = tables.Results(driver.folder(args, device), name, facts, key=KEY)
+    models = args.layers.split(",") if args.layers else None
+    cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
+    variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
 
     def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-        return {**record_layer(case, row, rows, device), "date": facts["date"], "commit": facts["commit"]}
+        return record_layer(case, row, rows, device)
 
     def describe(case: Case, rows: Sequence[Row]) -> str:
         return describe_layer(case, rows, device)
 
     how = driver.options(args, input_grad=True, sync_check=args.sync_check, warmup=2, row_limit=args.row_limit)
-    records, failed = driver.run_cases(cases, variants, device, how, results, record, describe, budget)
-    print(f"\n{summary(records)}")
-    if budget.left_out:
-        print(budget)
-    driver.print_written(results)
-    return 1 if failed else 0
+    steps = driver.measure_steps(variants, device, how, record, describe)
+    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
+    more = {"peak MiB": measure.peak_memory_definition(device)}
+    return driver.run(args, name, cases, steps, more=more, key=KEY, summary=summary, budget=budget)
 
 
 def limit_ms(case: Case, device: torch.device) -> float | None:
@@ -126,7 +114,7 @@ def device_name(device: torch.device) -> str:
 
 def record_layer(case: Case, row: Row, rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
     """Returns one row as it is stored, with target and limit."""
-    record = report.record(case, row, rows)
+    record = step_rows.record(case, row, rows)
     work, target, least_ms = case.limit(), case.target(device), limit_ms(case, device)
     assert work is not None and target is not None
     judged = row.variant.is_ours

@@ -139,7 +139,7 @@ def least_ms(step_ms: float, seconds: float, rounds: int, warmup: int) -> float:
 
 
 def peak_memory_definition(device: torch.device) -> str:
-    """Says what `peak_memory` returns on this device."""
+    """Says what `memory` returns on this device."""
     if device.type == "cuda":
         return "torch.cuda.max_memory_allocated over one step, less what was alive before the row was built"
     return "largest sum of bytes that one step holds from torch's CPU allocator, parameters and inputs not counted"
@@ -159,39 +159,69 @@ def alive(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0) -> float:
-    """Returns the peak memory of one step in MiB, as `peak_memory_definition` says.
+@dataclass(frozen=True)
+class Memory:
+    """MiB of one step, as `peak_memory_definition` says.
+
+    Attributes:
+        peak: the most at any time.
+        forward: the most during the forward.
+        kept: what the forward leaves for the backward, its result included.
+    """
+
+    peak: float
+    forward: float
+    kept: float
+
+
+def memory(forward: StepFunction, backward: StepFunction, device: torch.device, alive_before: int = 0) -> Memory:
+    """Measures one step.
 
     Args:
-        step: leaves nothing of an earlier step alive (clear it before).
+        forward: its first half; leaves nothing of an earlier step alive (clear it before).
+        backward: its second half.
         device: where it runs.
         alive_before: bytes on a CUDA device that do not belong to what is measured.
     """
-    if device.type == "cuda":
-        alive(device)
+    if device.type != "cuda":
+        return _memory_of_cpu_allocator(forward, backward)
+    alive(device)
+    peaks, kept = [], 0
+    for half in (forward, backward):
         torch.cuda.reset_peak_memory_stats(device)
-        step()
+        half()
         torch.cuda.synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - alive_before) / MIB
-    return _peak_of_cpu_allocator(step) / MIB
+        peaks.append(torch.cuda.max_memory_allocated(device) - alive_before)
+        kept = kept if len(peaks) > 1 else torch.cuda.memory_allocated(device) - alive_before
+    return Memory(max(peaks) / MIB, peaks[0] / MIB, kept / MIB)
 
 
-def _peak_of_cpu_allocator(step: StepFunction) -> int:
+def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0) -> float:
+    """Returns the peak memory of a step that is not taken apart, in MiB; see `memory`."""
+    return memory(step, lambda: None, device, alive_before).peak
+
+
+def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> Memory:
     """The profiler logs each allocation and release of torch's allocator, also those of compiled code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no notes of the profiler in between the progress
-    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities, mark = [torch.profiler.ProfilerActivity.CPU], "benchmarks: backward"
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step()
+        forward()
+        with torch.profiler.record_function(mark):
+            backward()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
+    middle = min(float(event["ts"]) for event in events if event.get("name") == mark)
     changes = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0]
-    live = peak = 0
+    live, kept, peaks = 0, 0, [0, 0]
     for event in sorted(changes, key=lambda event: float(event["ts"])):
+        half = int(float(event["ts"]) >= middle)
         live += int(event["args"]["Bytes"])
-        peak = max(peak, live)
-    return peak
+        peaks[half] = max(peaks[half], live)
+        kept = kept if half else live
+    return Memory(max(peaks) / MIB, peaks[0] / MIB, kept / MIB)
 
 
 def sync_error(step: StepFunction, device: torch.device) -> str | None:

@@ -5,10 +5,10 @@ The losses of the first steps are compared with those of a plain loop in float64
 
 import argparse
 import copy
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from . import counting, driver, measure, tables
-from .comparison import Options, first_line
+from .comparison import Options
+from .losses import TOLERANCE, Make, Outcome, check, plain_loop, whole_step
 from .minibatch_cases import CASES, MiniBatchCase, take
-from .training import LEARNING_RATE, TOLERANCE
-from .variants import named
+from .variants import VARIANTS, chosen, named
 
 NAME = "minibatch"
 HELP = "training on streams of mini-batches: plain loops, gnncompile with its loader, with buckets, TrainStep"
@@ -42,72 +42,33 @@ def _prepared(buckets: bool) -> Callable[[Any, torch.device], Iterable[Data]]:
     return wrap
 
 
-def _loop(build: Callable[[nn.Module], Callable[..., Any]]) -> Callable[[MiniBatchCase, nn.Module], Step]:
-    def make(case: MiniBatchCase, model: nn.Module) -> Step:
-        runner = build(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-
-        def step(data: Data) -> Tensor:
-            optimizer.zero_grad()
-            loss = case.loss(runner(*case.arguments(data)), case.target(data))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    return make
-
-
-def _compiled(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
-    def build(model: nn.Module) -> Callable[..., Any]:
-        import gnncompile
-
-        runner: Callable[..., Any] = gnncompile.compile(model, **how)
-        return runner
-
-    return build
-
-
-def _train_step(case: MiniBatchCase, model: nn.Module) -> Step:
-    import gnncompile
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    step = gnncompile.TrainStep(model, case.loss, optimizer)
-
-    def run(data: Data) -> Tensor:
-        found: Tensor = step(*case.arguments(data), target=case.target(data))
-        return found
-
-    return run
-
-
 @dataclass(frozen=True)
 class MiniBatchRow:
     """One way to train: `make` makes a step of a model, `load` wraps the loader."""
 
     name: str
-    make: Callable[[MiniBatchCase, nn.Module], Step]
+    make: Make
     load: Callable[[Any, torch.device], Iterable[Data]]
     devices: tuple[str, ...] = ("cpu", "cuda")
     is_ours: bool = False
 
 
+_BUILDS = {variant.name: variant.build for variant in VARIANTS}
+
 ROWS = (
-    MiniBatchRow("eager", _loop(lambda model: model), _plain),
-    MiniBatchRow("compile dynamic", _loop(lambda model: torch.compile(model, dynamic=True)), _plain),
-    MiniBatchRow("gnncompile", _loop(_compiled()), _prepared(False), is_ours=True),
-    MiniBatchRow("r-o buckets", _loop(_compiled(mode="reduce-overhead")), _prepared(True), ("cuda",), True),
-    MiniBatchRow("TrainStep buckets", _train_step, _prepared(True), is_ours=True),
+    MiniBatchRow("eager", plain_loop(_BUILDS["eager"]), _plain),
+    MiniBatchRow("compile dynamic", plain_loop(_BUILDS["compile dynamic"]), _plain),
+    MiniBatchRow("gnncompile", plain_loop(_BUILDS["gnncompile"]), _prepared(False), is_ours=True),
+    MiniBatchRow("r-o buckets", plain_loop(_BUILDS["gnncompile r-o"]), _prepared(True), ("cuda",), True),
+    MiniBatchRow("TrainStep buckets", whole_step, _prepared(True), is_ours=True),
 )
 
 
 @dataclass
-class MiniBatchResult:
-    """The outcome of one row: times only if `status` is `ok`.
+class MiniBatchResult(Outcome):
+    """The outcome of one row.
 
     Attributes:
-        error: the largest relative difference of a loss.
         timing: of a step on mini-batches that are on the device already.
         device_ms: the time of the device alone, of such a step.
         loop_ms: of a mini-batch in the whole loop, loading included.
@@ -115,10 +76,7 @@ class MiniBatchResult:
         sync: what waits for the device in a step, if anything does.
     """
 
-    row: MiniBatchRow
-    status: str = "ok"
-    message: str = ""
-    error: float | None = None
+    row: MiniBatchRow = field(kw_only=True)
     timing: measure.Timing | None = None
     device_ms: float | None = None
     loop_ms: float | None = None
@@ -138,27 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     device = torch.device(args.device)
-    rows = [row for row in ROWS if device.type in row.devices]
-    try:
-        cases = named(CASES, args.cases.split(","))
-        rows = named(rows, args.rows.split(",")) if args.rows else rows
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    facts = driver.facts(args, device)
-    print(tables.header_lines(facts), flush=True)
-    stored = tables.Results(driver.folder(args, device), f"minibatch-{device.type}", facts, key=("case",))
-    records: driver.Records = []
+    cases = named(CASES, args.cases.split(","))
+    rows = chosen([row for row in ROWS if device.type in row.devices], args.rows)
     how = driver.options(args)
-    for number, case in enumerate(cases, 1):
-        progress = driver.progress(f"[{number}/{len(cases)}] {case.name}")
+
+    def measure_case(case: MiniBatchCase, progress: driver.Progress) -> tuple[str, driver.Records]:
         results = _Measurement(case, rows, device, how, args.batches, args.workers, progress).run()
-        print(f"\n{case}\n{format_case(results)}", flush=True)
-        records += [record(case, result, results) for result in results]
-        stored.write(records)
-    driver.print_written(stored)
-    wrong = {"WRONG"} | {one["status"] for one in records if one["ours"] and one["status"] != "ok"}
-    return int(any(one["status"] in wrong for one in records))
+        return format_case(results), [record(case, result, results) for result in results]
+
+    return driver.run(args, f"minibatch-{device.type}", cases, measure_case, key=("case",))
 
 
 class _Measurement:
@@ -176,7 +122,7 @@ class _Measurement:
     ) -> None:
         self.case, self.device, self.how = case, device, how
         self.batches, self.workers, self.progress = batches, workers, progress
-        self.results = [MiniBatchResult(row) for row in rows]
+        self.results = [MiniBatchResult(row=row) for row in rows]
         counting.reset()
 
     def run(self) -> list[MiniBatchResult]:
@@ -184,14 +130,14 @@ class _Measurement:
         torch.manual_seed(self.how.seed)
         model = self.case.model().to(self.device)
         self.progress("losses in float64")
-        expected = self._losses(_loop(lambda m: m)(self.case, copy.deepcopy(model).double()), _plain, double=True)
+        expected = self._losses(_plain, self._step(plain_loop(lambda m: m), copy.deepcopy(model).double()), double=True)
         steps: dict[str, Step] = {}
         kept: dict[str, list[Data]] = {}
         with torch._dynamo.config.patch(recompile_limit=64):
             for result in self.results:
                 name = result.row.name
                 self.progress(f"{name}: build and check")
-                step = self._prepare(result, copy.deepcopy(model), expected)
+                step = self._prepare(result, model, expected)
                 if step is not None:
                     steps[name], kept[name] = step, list(self._load(result.row, self.case.kept, 0))
             self._time_steps(steps, kept)
@@ -205,7 +151,11 @@ class _Measurement:
     def _load(self, row: MiniBatchRow, batches: int, workers: int) -> Iterable[Data]:
         return row.load(self.case.loader(batches, workers), self.device)
 
-    def _losses(self, step: Step, load: Callable[..., Iterable[Data]], double: bool = False) -> Tensor:
+    def _step(self, make: Make, model: nn.Module) -> Step:
+        step = make(model, self.case.loss)
+        return lambda data: step(self.case.arguments(data), self.case.target(data))
+
+    def _losses(self, load: Callable[..., Iterable[Data]], step: Step, double: bool = False) -> Tensor:
         found = []
         for data in take(load(self.case.loader(CHECKED_STEPS, 0), self.device), CHECKED_STEPS):
             if double:
@@ -215,19 +165,11 @@ class _Measurement:
 
     def _prepare(self, result: MiniBatchResult, model: nn.Module, expected: Tensor) -> Step | None:
         """Builds and checks one row; None if it failed or is wrong."""
-        try:
-            step = result.row.make(self.case, model)
-            losses = self._losses(step, result.row.load)
-        except Exception as error:
-            result.status, result.message = "FAILED", first_line(error)
-            return None
-        result.error = float(((losses - expected) / expected).abs().max())
+        # Rounding of float32 grows from step to step, in eager mode as well, which is what the others are held to.
         plain = next((one.error for one in self.results if one.row.name == "eager" and one.error is not None), 0.0)
-        tolerance = max(TOLERANCE, 3 * plain)  # rounding of float32 grows from step to step, in eager mode as well
-        if not result.error <= tolerance:  # a NaN is wrong too
-            result.status, result.message = "WRONG", f"losses differ by {result.error:.1e}, tolerance {tolerance:.0e}"
-            return None
-        return step
+        tolerance = float("inf") if result.row.name == "eager" else max(TOLERANCE, 3 * plain)
+        build = partial(self._step, result.row.make, copy.deepcopy(model))
+        return check(result, build, partial(self._losses, result.row.load), expected, tolerance)
 
     def _time_steps(self, steps: dict[str, Step], kept: dict[str, list[Data]]) -> None:
         self.progress(f"timing steps of {len(steps)} rows")

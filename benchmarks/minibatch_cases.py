@@ -16,8 +16,7 @@ from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.models import GIN, GraphSAGE
 
 from .graphs import power_law
-
-Loss = Callable[[Any, Any], Tensor]
+from .losses import Loss
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class MiniBatchCase:
     target: Callable[[Data], Any]
     loss: Loss = F.cross_entropy
     kept: int = 32
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others."""
+        return self.name
 
     def __str__(self) -> str:
         return f"{self.name}: {self.description}"

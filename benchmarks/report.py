@@ -1,85 +1,66 @@
-"""How the rows of a case are printed and stored."""
+"""Makes tables and figures of README and docs again from the results that are stored in benchmarks/results.
 
-from collections.abc import Sequence
-from typing import Any
+In the README a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`; docs/benchmarks.md and the figures
+in docs/figures are made whole.
+With --check nothing is written, and the exit status is 1 if something would change.
+"""
 
-from . import tables
-from .cases import Case
-from .comparison import Row
+import argparse
+import re
+from pathlib import Path
 
-HEADER = [
-    "",
-    "ms",
-    "p10 .. p90",
-    "x eager",
-    "x compile",
-    "peak MiB",
-    "first s",
-    "graphs",
-    "breaks",
-    "recompiles",
-    "error",
-]
+from .environment import ROOT
+from .figures import FIGURES
+from .readme_tables import TABLES
+from .result_pages import page
+
+NAME = "report"
+HELP = "makes the tables and figures of README and docs from stored results"
+
+MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 
 
-def format_case(rows: Sequence[Row]) -> str:
-    """Returns the table of one case; a row that is wrong or failed says so and has no time."""
-    cells, notes = [], []
-    for row in rows:
-        timing, ratios = row.timing, speedups(row, rows)
-        if row.status != "ok":
-            notes.append(f"{row.variant.name}: {row.status}: {row.message}")
-        if row.syncs is not None:
-            notes.append(f"{row.variant.name}: syncs: {row.syncs}")
-        cells.append(
-            [
-                row.variant.name,
-                f"{timing.median:.3f}" if timing else row.status,
-                f"{timing.p10:.3f} .. {timing.p90:.3f}" if timing else "",
-                *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
-                f"{row.peak_mib:.1f}" if row.peak_mib is not None else "",
-                f"{row.first_s:.1f}" if row.first_s is not None else "",
-                *("" if count is None else str(count) for count in (row.graphs, row.graph_breaks, row.recompiles)),
-                f"{row.verdict.error:.0e}" if row.verdict else "",
-            ]
-        )
-    return "\n".join([tables.text_table(HEADER, cells), *notes])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the repository (default: this one)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would change")
 
 
-def speedups(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Returns how many times faster a row is than eager, and than the best row of plain `torch.compile`."""
-    eager = [other.timing.median for other in rows if other.variant.name == "eager" and other.timing]
-    plain = [other.timing.median for other in rows if other.variant.is_baseline and other.timing]
-    if row.timing is None:
-        return None, None
-    return (eager[0] / row.timing.median if eager else None, min(plain) / row.timing.median if plain else None)
+def run(args: argparse.Namespace) -> int:
+    """Writes, or compares, the files that have tables."""
+    status = 0
+    for path, text in made(args.root).items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        print(f"{'would change' if args.check else 'written'}: {path.relative_to(args.root)}")
+        status |= args.check
+        if not args.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return int(status)
 
 
-def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
-    timing, verdict = row.timing, row.verdict
-    over_eager, over_compile = speedups(row, rows)
+def made(root: Path) -> dict[Path, str]:
+    """Returns the files as they should be."""
+    results, readme = root / "benchmarks" / "results", root / "README.md"
+    docs = root / "docs"
     return {
-        "suite": case.suite,
-        "graph": case.graph.name,
-        "model": case.name,
-        "row": row.variant.name,
-        "status": row.status,
-        "message": row.message,
-        "median_ms": timing and timing.median,
-        "p10_ms": timing and timing.p10,
-        "p90_ms": timing and timing.p90,
-        "min_ms": timing and timing.minimum,
-        "steps": timing and timing.steps,
-        "over_eager": over_eager,
-        "over_compile": over_compile,
-        "peak_mib": row.peak_mib,
-        "first_s": row.first_s,
-        "graphs": row.graphs,
-        "graph_breaks": row.graph_breaks,
-        "recompiles": row.recompiles,
-        "worst_tensor": verdict and verdict.name,
-        "worst_error": verdict and verdict.error,
-        "worst_tolerance": verdict and verdict.tolerance,
-        "syncs": row.syncs,
+        readme: with_tables(readme.read_text(encoding="utf-8"), results),
+        docs / "benchmarks.md": page(results),
+        **{docs / "figures" / name: make(results) for name, make in FIGURES.items()},
     }
+
+
+def with_tables(text: str, results: Path) -> str:
+    """Returns a text whose marked tables are made from results.
+
+    Raises:
+        ValueError: a marker names no table, or has no end.
+    """
+    found = [match.group(2) for match in MARKED.finditer(text)]
+    unknown = [name for name in found if name not in TABLES]
+    if unknown:
+        raise ValueError(f"marker: got {', '.join(unknown)}, expected some of {', '.join(TABLES)}")
+    if text.count("<!-- benchmarks: ") != len(found):
+        raise ValueError("marker: a table has no `<!-- end -->`; put one under it")
+    return MARKED.sub(lambda match: f"{match.group(1)}{TABLES[match.group(2)](results)}{match.group(4)}", text)

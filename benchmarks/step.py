@@ -26,13 +26,23 @@ class Step:
 
     def __call__(self) -> None:
         """Runs one step; gradients are left in the parameters' and inputs' `.grad`."""
+        self.forward()
+        self.backward()
+
+    def forward(self) -> None:
+        """Runs the first half of a step, from cleared gradients."""
         self.clear()
         if self.weights.is_cuda:
             # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
             torch.compiler.cudagraph_mark_step_begin()
-        output: Tensor = self.runner(*self.inputs)
-        torch.autograd.backward(output, self.weights)
-        self.output = output.detach()
+        self.output = self.runner(*self.inputs)
+
+    def backward(self) -> None:
+        """Runs the second half."""
+        if self.output is None:
+            raise RuntimeError("backward: no forward was run yet; call forward first")
+        torch.autograd.backward(self.output, self.weights)
+        self.output = self.output.detach()
 
     def results(self) -> dict[str, Tensor | None]:
         """Returns copies of the output and of all gradients, by name."""

@@ -5,90 +5,53 @@ The losses of the first steps are compared with those of a plain loop in float64
 
 import argparse
 import copy
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from . import counting, driver, measure, tables
 from .cases import GUIDE_MODELS, Case, select
-from .comparison import Options, first_line
+from .comparison import Options
 from .graphs import GRAPHS
-from .variants import VARIANTS, Runner, named
+from .losses import Make, Outcome, check, plain_loop, whole_step
+from .variants import VARIANTS, chosen
 
 NAME = "training"
 HELP = "the same models with loss and Adam: plain loops and gnncompile.TrainStep"
 
 CHECKED_STEPS = 20
-TOLERANCE = 1e-3
-"""Relative, of each loss: rounding grows from step to step."""
-
-LEARNING_RATE = 1e-3
-
-TrainingStep = Callable[[], Tensor]
-
-
-def _train_step(model: nn.Module, inputs: tuple[Any, ...], target: Tensor) -> TrainingStep:
-    import gnncompile
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    step = gnncompile.TrainStep(model, F.cross_entropy, optimizer)
-    return lambda: step(*inputs, target=target)
-
-
-def _loop(build: Callable[[nn.Module], Runner]) -> Callable[[nn.Module, tuple[Any, ...], Tensor], TrainingStep]:
-    def make(model: nn.Module, inputs: tuple[Any, ...], target: Tensor) -> TrainingStep:
-        runner = build(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-
-        def step() -> Tensor:
-            if target.is_cuda:
-                # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
-                torch.compiler.cudagraph_mark_step_begin()
-            optimizer.zero_grad()
-            loss = F.cross_entropy(runner(*inputs), target)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    return make
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One way to train: `make` takes a model, its arguments and the targets."""
+    """One way to train."""
 
     name: str
-    make: Callable[[nn.Module, tuple[Any, ...], Tensor], TrainingStep]
+    make: Make
     devices: tuple[str, ...] = ("cpu", "cuda")
     is_ours: bool = False
 
 
 TRAINING_ROWS = (
-    *(TrainingRow(variant.name, _loop(variant.build), variant.devices, variant.is_ours) for variant in VARIANTS),
-    TrainingRow("TrainStep", _train_step, is_ours=True),
+    *(TrainingRow(variant.name, plain_loop(variant.build), variant.devices, variant.is_ours) for variant in VARIANTS),
+    TrainingRow("TrainStep", whole_step, is_ours=True),
 )
 
 
 @dataclass
-class TrainingResult:
-    """The outcome of one row: times only if `status` is `ok`.
+class TrainingResult(Outcome):
+    """The outcome of one row.
 
     Attributes:
-        error: the largest relative difference of a loss.
         device_ms: the time of the device alone, on a GPU.
     """
 
-    row: TrainingRow
-    status: str = "ok"
-    message: str = ""
-    error: float | None = None
+    row: TrainingRow = field(kw_only=True)
     timing: measure.Timing | None = None
     device_ms: float | None = None
 
@@ -103,30 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     device = torch.device(args.device)
-    rows = [row for row in TRAINING_ROWS if device.type in row.devices]
-    try:
-        cases = select("guide", args.graph, args.models.split(","))
-        rows = named(rows, args.rows.split(",")) if args.rows else rows
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    facts = driver.facts(args, device)
-    print(tables.header_lines(facts), flush=True)
-    stored = tables.Results(driver.folder(args, device), f"training-{args.graph}-{device.type}", facts)
-    records: driver.Records = []
+    cases = select("guide", args.graph, args.models.split(","))
+    rows = chosen([row for row in TRAINING_ROWS if device.type in row.devices], args.rows)
     how = driver.options(args)
-    for number, case in enumerate(cases, 1):
-        results = run_training(case, rows, device, how, driver.progress(f"[{number}/{len(cases)}] {case.name}"))
-        print(f"\n{case}\n{format_case(results)}", flush=True)
-        records += [record(case, result, results) for result in results]
-        stored.write(records)
-    driver.print_written(stored)
-    wrong = {"WRONG"} | {one["status"] for one in records if one["ours"] and one["status"] != "ok"}
-    return int(any(one["status"] in wrong for one in records))
+
+    def measure_case(case: Case, progress: driver.Progress) -> tuple[str, driver.Records]:
+        results = run_training(case, rows, device, how, progress)
+        return format_case(results), [record(case, result, results) for result in results]
+
+    return driver.run(args, f"training-{args.graph}-{device.type}", cases, measure_case)
 
 
 def run_training(
-    case: Case, rows: Sequence[TrainingRow], device: torch.device, how: Options, progress: Callable[[str], None]
+    case: Case, rows: Sequence[TrainingRow], device: torch.device, how: Options, progress: driver.Progress
 ) -> list[TrainingResult]:
     """Measures one case: builds and checks each row, then times those that are right in turns."""
     counting.reset()
@@ -134,13 +86,20 @@ def run_training(
     generator = torch.Generator().manual_seed(how.seed + 2)
     target = torch.randint(case.graph.channels, (case.graph.num_nodes,), generator=generator).to(device)
     progress("losses in float64")
-    exact = _loop(lambda m: m)(copy.deepcopy(model).double(), (inputs[0].double(), *inputs[1:]), target)
-    expected = torch.stack([exact() for _ in range(CHECKED_STEPS)])
-    results, steps = [TrainingResult(row) for row in rows], {}
+    exact = plain_loop(lambda m: m)(copy.deepcopy(model).double(), F.cross_entropy)
+    double = (inputs[0].double(), *inputs[1:])
+    expected = torch.stack([exact(double, target) for _ in range(CHECKED_STEPS)])
+    results = [TrainingResult(row=row) for row in rows]
+    steps: dict[str, Callable[[], Tensor]] = {}
+
+    def build(row: TrainingRow) -> Callable[[], Tensor]:
+        step = row.make(copy.deepcopy(model), F.cross_entropy)
+        return lambda: step(inputs, target)
+
     with torch._dynamo.config.patch(recompile_limit=64):
         for result in results:
             progress(f"{result.row.name}: build and check")
-            step = _prepare(result, copy.deepcopy(model), inputs, target, expected)
+            step = check(result, partial(build, result.row), _first_losses, expected)
             measure.free(device)
             if step is not None:
                 steps[result.row.name] = step
@@ -154,21 +113,8 @@ def run_training(
     return results
 
 
-def _prepare(
-    result: TrainingResult, model: nn.Module, inputs: tuple[Any, ...], target: Tensor, expected: Tensor
-) -> TrainingStep | None:
-    """Builds and checks one row; None if it failed or is wrong."""
-    try:
-        step = result.row.make(model, inputs, target)
-        losses = torch.stack([step() for _ in range(CHECKED_STEPS)])
-    except Exception as error:
-        result.status, result.message = "FAILED", first_line(error)
-        return None
-    result.error = float(((losses - expected) / expected).abs().max())
-    if not result.error <= TOLERANCE:  # a NaN is wrong too
-        result.status, result.message = "WRONG", f"losses differ by {result.error:.1e}, tolerance {TOLERANCE:.0e}"
-        return None
-    return step
+def _first_losses(step: Callable[[], Tensor]) -> Tensor:
+    return torch.stack([step() for _ in range(CHECKED_STEPS)])
 
 
 def speedups(result: TrainingResult, results: Sequence[TrainingResult]) -> tuple[float | None, float | None]:

@@ -29,6 +29,21 @@ def _compile(**options: Any) -> Callable[[nn.Module], Runner]:
     return build
 
 
+PARTITIONED = "partitioned_scatter_enabled"
+"""Inductor's option, off by default: a sum by index in several buffers, so that fewer atomic additions meet. Inductor
+takes it where the index is added up by `index_put` (as `index_add`, and the gradient of `x[index]`) and sizes are
+static."""
+
+
+def has_option(name: str) -> bool:
+    """Whether this torch's Inductor has an option; every one has an empty name's."""
+    if not name:
+        return True
+    import torch._inductor
+
+    return name in torch._inductor.list_options()
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to run a model: a name and what it does to the model."""
@@ -38,12 +53,20 @@ class Variant:
     devices: tuple[str, ...] = ("cpu", "cuda")
     is_baseline: bool = False  # one of torch.compile's rows, the best of which is to be beaten
     is_ours: bool = False
+    option: str = ""  # of Inductor, which some releases of torch lack
 
 
 VARIANTS = (
     Variant("eager", lambda model: model),
     Variant("compile", _compile(), is_baseline=True),
     Variant("compile dynamic", _compile(dynamic=True), is_baseline=True),
+    Variant(
+        "partitioned scatter",
+        _compile(options={PARTITIONED: True}),
+        devices=("cuda",),
+        is_baseline=True,
+        option=PARTITIONED,
+    ),
     Variant("reduce-overhead", _compile(mode="reduce-overhead"), devices=("cuda",)),
     Variant("gnncompile", _gnncompile(), is_ours=True),
     Variant("gnncompile r-o", _gnncompile(mode="reduce-overhead"), devices=("cuda",), is_ours=True),
@@ -51,8 +74,12 @@ VARIANTS = (
 
 
 def for_device(device: torch.device) -> list[Variant]:
-    """Returns the variants that make sense on a device, in the order of the table."""
-    return [variant for variant in VARIANTS if device.type in variant.devices]
+    """Returns the variants that make sense on a device and that torch has, in the order of the table."""
+    return [variant for variant in VARIANTS if device.type in variant.devices and has_option(variant.option)]
+
+
+class UnknownNameError(ValueError):
+    """Something that the command line names is not known; the exit status is 2."""
 
 
 class Named(Protocol):
@@ -70,10 +97,19 @@ def named(variants: Sequence[N], names: Sequence[str]) -> list[N]:
     """Returns the variants with the given names, in the order of the table.
 
     Raises:
-        ValueError: a name is not among the variants.
+        UnknownNameError: a name is not among the variants.
     """
     known = [variant.name for variant in variants]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+        raise UnknownNameError(f"rows: got {', '.join(unknown)}, expected some of {', '.join(known)}")
     return [variant for variant in variants if variant.name in names]
+
+
+def chosen(variants: Sequence[N], names: str | None) -> list[N]:
+    """Returns the variants that `--rows` names, comma-separated; all of them if it was not given.
+
+    Raises:
+        UnknownNameError: a name is not among the variants.
+    """
+    return list(variants) if not names else named(variants, names.split(","))

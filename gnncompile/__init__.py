@@ -1,10 +1,24 @@
 """gnncompile: a compiler for graph neural networks written with PyTorch Geometric."""
 
-from gnncompile.batches.loader import Loader, loader
-from gnncompile.capture.compiled import compile
-from gnncompile.capture.warmup import warmup
-from gnncompile.report.explain import Report, explain
-from gnncompile.steps.train_step import TrainStep
+from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["Loader", "Report", "TrainStep", "__version__", "compile", "explain", "loader", "warmup"]
+
+import_error: Exception | None = None
+"""Why gnncompile is of no use here (a torch or PyG that is missing or too old); None if it is."""
+
+try:
+    from gnncompile.batches.loader import Loader, loader
+    from gnncompile.capture.compiled import compile
+    from gnncompile.capture.warmup import warmup
+    from gnncompile.report.explain import Report, explain
+    from gnncompile.steps.train_step import TrainStep
+except (ImportError, AttributeError) as error:
+    # Raised when something is asked for, not here: `python -m gnncompile doctor` must be able to say what to do.
+    import_error = error
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise ImportError(f"gnncompile.{name}: {import_error}; run `python -m gnncompile doctor`") from import_error
+        raise AttributeError(f"module 'gnncompile' has no attribute {name!r}")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch_geometric.nn.models import GCN, GraphSAGE
 
-from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, report, tables
+from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, step_rows, tables
 from benchmarks.cases import CASES, Case, select
 from benchmarks.step import Step
 from benchmarks.variants import VARIANTS, Variant, for_device, named
@@ -115,14 +115,14 @@ def once_in(number, value):
 def test_no_time_without_correctness(spoil, status, text):
     variants = [VARIANTS[0], Variant("spoilt", lambda model: Wrong(model, spoil))]
     eager, spoilt = comparison.run_case(tiny_case(), variants, CPU, OPTIONS, lambda message: None)
-    assert eager.status == "ok" and eager.timing is not None and eager.peak_mib > 0
+    assert eager.status == "ok" and eager.timing is not None and eager.memory.peak > 0
     assert spoilt.status == status
     assert (spoilt.timing is not None) == (status == "ok")
-    table = report.format_case([eager, spoilt])
+    table = step_rows.format_case([eager, spoilt])
     if status != "ok":
         assert text in spoilt.message
         assert f"spoilt: {status}: " in table and spoilt.message in table
-        assert report.speedups(spoilt, [eager, spoilt]) == (None, None)
+        assert step_rows.speedups(spoilt, [eager, spoilt]) == (None, None)
 
 
 def test_crash_is_reported_with_its_first_line():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import __main__, comparison, counting, graphs, kernels
+from benchmarks import __main__, comparison, counting, graphs, kernels, variants
 from benchmarks.kernel_rows import KERNEL_ROWS, KernelRow, Structure, exact, index_add, rows_for
 
 CPU = torch.device("cpu")
@@ -61,6 +61,24 @@ def test_every_row_is_right_or_says_why_not(structure, dtype):
     assert found["MKL"] == "ok" or dtype == torch.bfloat16
     for result in results:
         assert (result.timing is not None) == (result.status == "ok") == (not result.message)
+
+
+def test_partitioned_scatter_is_right_where_torch_has_it():
+    row = BY_NAME["partitioned scatter"]
+    assert row.devices == ("cuda",) and row.is_installed == variants.has_option(variants.PARTITIONED)
+    structure = Structure(graphs.uniform(64, 8192), 64)  # Inductor leaves small sums as they are
+    (result,) = run([row], structure)
+    assert result.status == ("ok" if row.is_installed else "SKIPPED"), result.message
+    (result,) = run([replace(row, option="no_such_option")], structure)
+    assert result.status == "SKIPPED" and "has no no_such_option" in result.message
+
+
+def test_rows_that_torch_has(monkeypatch):
+    cuda = torch.device("cuda")
+    assert "partitioned scatter" not in [variant.name for variant in variants.for_device(CPU)]
+    for has in (True, False):
+        monkeypatch.setattr(variants, "has_option", lambda name, has=has: has or not name)
+        assert ("partitioned scatter" in [variant.name for variant in variants.for_device(cuda)]) == has
 
 
 def test_wrong_and_broken_rows_have_no_time(structure):

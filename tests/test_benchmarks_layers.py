@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import RGATConv
 
-from benchmarks import __main__, comparison, counting, driver, graphs, inputs, layers, limits, nested, report, tables
+from benchmarks import __main__, comparison, counting, driver, graphs, inputs, layers, limits, nested, step_rows, tables
 from benchmarks.cases import CASES, layer_case, select
 from benchmarks.deadline import deadline
 from benchmarks.layer_models import LAYERS
@@ -159,7 +159,7 @@ def test_wrong_row_on_typed_inputs_has_no_time():
     assert [row.status for row in rows] == ["ok", "FAILED", "WRONG"]
     assert rows[0].timing is not None and rows[2].timing is None
     assert "target 4x eager, 1x compile: SHORT" in layers.describe_layer(case, rows, CPU)
-    assert "compile: FAILED: RuntimeError: no such kernel" in report.format_case(rows)
+    assert "compile: FAILED: RuntimeError: no such kernel" in step_rows.format_case(rows)
     text = layers.summary([layers.record_layer(case, row, rows, CPU) for row in rows])
     line = text.splitlines()[-1]
     assert line.startswith("HeteroConv(SAGE), random") and "FAILED" in line and "WRONG" in line and "SHORT" in line

@@ -9,7 +9,8 @@ from torch import nn
 from torch_geometric.data import Data
 
 from benchmarks.comparison import Options
-from benchmarks.minibatch import ROWS, MiniBatchRow, _loop, _Measurement, _plain, format_case, record
+from benchmarks.losses import plain_loop
+from benchmarks.minibatch import ROWS, MiniBatchRow, _Measurement, _plain, format_case, record
 from benchmarks.minibatch_cases import GraphClassifier, MiniBatchCase, NeighbourSampler, _graphs, _of_graph, molecules
 from tests.harness import light
 
@@ -40,7 +41,7 @@ def _case() -> MiniBatchCase:
 
 def test_rows_are_checked_and_compared() -> None:
     rows = [row for row in ROWS if row.name in ("eager", "gnncompile")]
-    rows.append(MiniBatchRow("wrong", _loop(_Off), _plain))
+    rows.append(MiniBatchRow("wrong", plain_loop(_Off), _plain))
     how = Options(seconds=0.05, rounds=1)
     with light():
         results = _Measurement(_case(), rows, torch.device("cpu"), how, 3, 0, lambda message: None).run()

@@ -9,6 +9,7 @@ from torch import nn
 from benchmarks import counting, graphs, training
 from benchmarks.cases import GUIDE_MODELS, Case
 from benchmarks.comparison import Options
+from benchmarks.losses import plain_loop
 from benchmarks.training import TRAINING_ROWS, TrainingRow, run_training
 from benchmarks.variants import named
 
@@ -34,7 +35,7 @@ class Wrong(nn.Module):
 
 
 def test_losses_are_checked_and_rows_compared():
-    rows = [*named(TRAINING_ROWS, ["eager", "TrainStep"]), TrainingRow("wrong", training._loop(Wrong))]
+    rows = [*named(TRAINING_ROWS, ["eager", "TrainStep"]), TrainingRow("wrong", plain_loop(Wrong))]
     results = run_training(CASE, rows, CPU, Options(seconds=0.01, rounds=2), lambda text: None)
     assert [r.status for r in results] == ["ok", "ok", "WRONG"]
     assert results[1].timing is not None and results[2].timing is None

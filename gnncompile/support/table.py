@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gnncompile.support.aggr import AGGR
 from gnncompile.support.case import LADDER, Absent, Case
@@ -39,23 +39,37 @@ and compiled, on graphs of {ladder} nodes and edges, one after the other, in flo
 """
 
 
-def page(progress: Callable[[str], None] = lambda line: None) -> str:
-    """Runs all cases and returns the page."""
-    sizes = ", ".join(f"({nodes}, {edges})" for nodes, edges in LADDER)
-    parts = [_HEAD.format(ladder=sizes)]
+def measure(progress: Callable[[Result], None] = lambda result: None) -> dict[str, list[Result | Absent]]:
+    """Runs all cases.
+
+    Args:
+        progress: Called with each result.
+
+    Returns:
+        What became of the cases of each section, with what can't be one.
+    """
+    found: dict[str, list[Result | Absent]] = {}
     for name, cases in SECTIONS.items():
-        rows, good = [], 0
+        found[name] = []
         for case in cases:
             if isinstance(case, Absent):
-                rows.append(f"| {case.name} | | | | | | {case.why} |")
+                found[name].append(case)
                 continue
             result = check(case)
-            good += result.passes
-            rows.append(row(result))
-            progress(rows[-1])
-        count = sum(isinstance(case, Case) for case in cases)
+            found[name].append(result)
+            progress(result)
+    return found
+
+
+def page(results: Mapping[str, Sequence[Result | Absent]]) -> str:
+    """The page of what :func:`measure` found."""
+    sizes = ", ".join(f"({nodes}, {edges})" for nodes, edges in LADDER)
+    parts = [_HEAD.format(ladder=sizes)]
+    for name, found in results.items():
+        ran = [result for result in found if isinstance(result, Result)]
+        title = f"## {package(name)}: {sum(result.passes for result in ran)} of {len(ran)}\n"
         head = "| | whole | graphs | syncs | regions | equal | |\n|---|---|---|---|---|---|---|"
-        parts.append("\n".join([f"## {package(name)}: {good} of {count}\n", head, *rows]) + "\n")
+        parts.append("\n".join([title, head, *map(row, found)]) + "\n")
     return "\n".join(parts)
 
 
@@ -64,8 +78,10 @@ def package(section: str) -> str:
     return "torch_geometric.utils" if section == "utils" else f"torch_geometric.nn.{section}"
 
 
-def row(result: Result) -> str:
+def row(result: Result | Absent) -> str:
     """A case's line of the table."""
+    if isinstance(result, Absent):
+        return f"| {result.name} | | | | | | {result.why} |"
     if not result.graphs and result.eager and not result.wrong:
         return f"| {result.name} | | | | | | eager: {_plain(result.eager)} |"
     notes = [f"eager: {result.eager}"] if result.eager else []

@@ -1,0 +1,102 @@
+"""Steps of training, Adam included, and the comparison of their losses with those of a plain loop in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .comparison import first_line
+from .variants import Runner
+
+LEARNING_RATE = 1e-3
+
+TOLERANCE = 1e-3
+"""Relative, of each loss: rounding grows from step to step."""
+
+Loss = Callable[[Tensor, Any], Tensor]
+Step = Callable[[tuple[Any, ...], Any], Tensor]
+"""Takes the arguments of the model and the targets, and returns the loss."""
+
+Make = Callable[[nn.Module, Loss], Step]
+S = TypeVar("S")
+
+
+def plain_loop(build: Callable[[nn.Module], Runner]) -> Make:
+    """Returns what makes a step in plain PyTorch of a model that is run as `build` says."""
+
+    def make(model: nn.Module, loss: Loss) -> Step:
+        runner = build(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+        on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+
+        def step(inputs: tuple[Any, ...], target: Any) -> Tensor:
+            if on_gpu:
+                # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
+                torch.compiler.cudagraph_mark_step_begin()
+            optimizer.zero_grad()
+            found = loss(runner(*inputs), target)
+            found.backward()
+            optimizer.step()
+            return found.detach()
+
+        return step
+
+    return make
+
+
+def whole_step(model: nn.Module, loss: Loss) -> Step:
+    """Makes a `gnncompile.TrainStep`."""
+    import gnncompile
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    step = gnncompile.TrainStep(model, loss, optimizer)
+    return lambda inputs, target: step(*inputs, target=target)
+
+
+@dataclass
+class Outcome:
+    """What became of a row: it is worth timing only if `status` is `ok`.
+
+    Attributes:
+        status: or WRONG or FAILED.
+        error: the largest relative difference of a loss.
+    """
+
+    status: str = "ok"
+    message: str = ""
+    error: float | None = None
+
+
+def check(
+    outcome: Outcome,
+    build: Callable[[], S],
+    losses: Callable[[S], Tensor],
+    expected: Tensor,
+    tolerance: float = TOLERANCE,
+) -> S | None:
+    """Builds and checks a row.
+
+    Args:
+        outcome: is told what became of it.
+        build: makes its step.
+        losses: runs the first steps, returns `[steps]`.
+        expected: the losses in float64.
+        tolerance: of their relative difference.
+
+    Returns:
+        The step; None if it failed or is wrong.
+    """
+    try:
+        step = build()
+        found = losses(step)
+    except Exception as error:
+        outcome.status, outcome.message = "FAILED", first_line(error)
+        return None
+    outcome.error = float(((found - expected) / expected).abs().max())
+    if not outcome.error <= tolerance:  # a NaN is wrong too
+        outcome.status = "WRONG"
+        outcome.message = f"losses differ by {outcome.error:.1e}, tolerance {tolerance:.0e}"
+        return None
+    return step

@@ -1,0 +1,177 @@
+"""The tables of the README, made from stored results: each is named by a marker."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .stored import Record, Stored, best
+
+COMPILE = ("compile", "compile dynamic", "partitioned scatter")
+"""Rows of `torch.compile` without CUDA graphs, the best of which is shown."""
+
+Cells = Sequence[str]
+
+
+def markdown(header: Cells, rows: Sequence[Cells]) -> str:
+    """Returns a table of Markdown."""
+    lines = [f"| {' | '.join(header)} |".replace("|  |", "| |"), "|---" * len(header) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)])
+
+
+def number(value: float | None) -> str:
+    """Three digits, or two behind the point."""
+    if value is None:
+        return ""
+    for digits, limit in ((2, 10), (1, 100)):
+        text = f"{value:.{digits}f}"
+        if abs(float(text)) < limit:
+            return text
+    return f"{value:.0f}"
+
+
+def times(base: float | None, value: float | None, digits: int | None = None) -> str:
+    """How many times faster `value` is than `base`; with two digits at least where it is not said how many follow."""
+    if base is None or value is None:
+        return ""
+    ratio = base / value
+    return f"{ratio:.{(1 if ratio < 10 else 0) if digits is None else digits}f}x"
+
+
+def steps(folder: Path) -> str:
+    """Forward and backward, and whole steps of training, without overhead of the host."""
+    header = [
+        "",
+        "forward, backward: eager",
+        "better torch.compile",
+        "`reduce-overhead` of torch",
+        "ours",
+        "over eager",
+        "with loss, Adam: eager",
+        "best torch.compile",
+        "`TrainStep`",
+        "over eager",
+        "device alone",
+    ]
+    both = Stored(folder / "nvidia-h200" / "guide-guide-cuda.json").by("model")
+    whole = Stored(folder / "nvidia-h200" / "training-guide-cuda.json").by("model")
+    rows = []
+    for model, plain in both.items():
+        eager, ours = plain["eager"]["median_ms"], plain["gnncompile r-o"]["median_ms"]
+        train = whole[model]
+        step = train["TrainStep"]
+        cells = [
+            eager,
+            best(plain, COMPILE, "median_ms"),
+            plain["reduce-overhead"]["median_ms"],
+            ours,
+            times(eager, ours, 1),
+            train["eager"]["median_ms"],
+            best(train, (*COMPILE, "reduce-overhead"), "median_ms"),
+            step["median_ms"],
+            times(train["eager"]["median_ms"], step["median_ms"], 1),
+            step["device_ms"],
+        ]
+        rows.append([model, *_cells(cells)])
+    return markdown(header, rows)
+
+
+def minibatch(folder: Path) -> str:
+    """Training on mini-batches whose sizes change."""
+    names = {"molecules-128": "GIN, 128 molecules", "molecules-1024": "GIN, 1,024 molecules"}
+    header = [
+        "",
+        "step: eager",
+        "`dynamic=True`",
+        "gnncompile",
+        "`reduce-overhead`, buckets",
+        "`TrainStep`, buckets",
+        "over `dynamic=True`",
+        "loop: eager",
+        "`dynamic=True`",
+        "`TrainStep`, buckets",
+    ]
+    rows = []
+    for case, found in Stored(folder / "nvidia-h200" / "minibatch-cuda.json").by("case").items():
+        shown = ("eager", "compile dynamic", "gnncompile", "r-o buckets", "TrainStep buckets")
+        step = [found[row]["step_ms"] for row in shown]
+        loop = [found[row]["loop_ms"] for row in ("eager", "compile dynamic", "TrainStep buckets")]
+        rows.append([names.get(case, case), *_cells([*step, times(step[1], step[-1], 1), *loop])])
+    return markdown(header, rows)
+
+
+def compile_time(folder: Path) -> str:
+    """Seconds until the first step has run."""
+    shown = ("compile", "compile dynamic", "gnncompile")
+    header = [
+        "model",
+        "cold: torch.compile",
+        "`dynamic=True`",
+        "gnncompile",
+        "over torch.compile",
+        "second process: torch.compile",
+        "`dynamic=True`",
+        "gnncompile",
+        "over our cold",
+    ]
+
+    def seconds(record: Record, start: str) -> str:
+        return f"{record[f'{start}_seconds']:.1f} ({record[f'{start}_cpu_seconds']:.1f})"
+
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "compile-time.json").by("model").items():
+        ours = found["gnncompile"]
+        ratios = [f"{ours[name]:.2f}x ({ours[f'cpu {name}']:.2f}x)" for name in ("over compile", "second / cold")]
+        cold, second = ([seconds(found[row], start) for row in shown] for start in ("cold", "second"))
+        rows.append([model, *cold, ratios[0], *second, ratios[1]])
+    return markdown(header, rows)
+
+
+def power_law(folder: Path) -> str:
+    """The models of the guide on the large graph."""
+    graph = "power law, 169,343 nodes, 2,332,486 edges, 128 channels"
+    header = ["graph", "model", "eager", "better torch.compile", "gnncompile", "over eager", "over compile"]
+    rows: list[list[str]] = []
+    for model, found in Stored(folder / "nvidia-h200" / "guide-powerlaw-arxiv-cuda.json").by("model").items():
+        eager, compiled, ours = _three(found)
+        cells = _cells([eager, compiled, ours, times(eager, ours, 1), times(compiled, ours, 2)])
+        rows.append([graph if not rows else "", model, *cells])
+    return markdown(header, rows)
+
+
+def guide_cpu(folder: Path) -> str:
+    """The models of the guide on a CPU."""
+    header = [
+        "model",
+        "eager",
+        "better torch.compile",
+        "gnncompile",
+        "over eager",
+        "over compile",
+        "peak MiB: eager / compile / gnncompile",
+    ]
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "guide-guide-cpu.json").by("model").items():
+        eager, compiled, ours = _three(found)
+        peaks = [found["eager"]["peak_mib"], best(found, COMPILE, "peak_mib"), found["gnncompile"]["peak_mib"]]
+        cells = _cells([eager, compiled, ours, times(eager, ours), times(compiled, ours)])
+        rows.append([model, *cells, " / ".join(f"{peak:.0f}" for peak in peaks)])
+    return markdown(header, rows)
+
+
+def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
+    """The medians of eager, of the better row of `torch.compile`, and ours."""
+    return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
+
+
+def _cells(values: Sequence[Any]) -> list[str]:
+    return [value if isinstance(value, str) else number(value) for value in values]
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "steps": steps,
+    "minibatch": minibatch,
+    "compile-time": compile_time,
+    "powerlaw": power_law,
+    "guide-cpu": guide_cpu,
+}
+"""What a marker may name."""

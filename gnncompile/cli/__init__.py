@@ -1,0 +1,1 @@
+"""The command line, `python -m gnncompile`: one file per command."""

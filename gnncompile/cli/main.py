@@ -1,0 +1,41 @@
+"""A compiler for PyTorch Geometric models, on the command line.
+
+The exit status is 0 if all is well, 1 if something was found wrong, and 2 if the command line itself is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gnncompile.cli import cache, doctor, explain, support
+from gnncompile.cli.errors import UsageError
+
+# Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`, and imports torch only when
+# it runs: `doctor` has to speak where torch, or PyG, can't be imported.
+COMMANDS = (doctor, explain, support, cache)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: The arguments; those of the process if left out.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m gnncompile", description=__doc__)
+    commands = parser.add_subparsers(required=True, dest="command", metavar="command")
+    for module in COMMANDS:
+        command = commands.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return status

@@ -1,0 +1,74 @@
+"""`python -m gnncompile.cli.probe WHAT DEVICE`: compiles and runs something small, and compares it with eager PyTorch.
+
+Each trial of `doctor` is a process of its own: one that crashes, or never ends, must not take the others with it, and
+Triton's interpreter is chosen when Triton is imported. The last line on standard output is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+MODEL = "model"
+"""A PyG model through everything, Inductor included; anything else is the generator of one kernel."""
+
+
+def probe(what: str, device: str) -> dict[str, Any]:
+    """Runs forward and backward on a graph with a hub and a node without edges.
+
+    Args:
+        what: :data:`MODEL`, or what GNNCOMPILE_KERNELS says: "triton", "cpp" or "reference".
+        device: "cpu" or "cuda".
+
+    Returns:
+        ``ok``, ``message`` (what is wrong) and ``seconds`` of the first call, imports not counted.
+    """
+    import torch
+    from torch_geometric.nn import GCNConv, SimpleConv
+
+    import gnncompile
+    from gnncompile.runtime import launch
+
+    torch.manual_seed(0)
+    layer = GCNConv(8, 8) if what == MODEL else SimpleConv("sum")
+    layer = layer.to(device)
+    options = {} if what == MODEL else {"inductor": False}
+    x = torch.randn(50, 8, device=device)
+    edge_index = torch.randint(49, (2, 400), device=device)
+    edge_index[1, :200] = 0
+    start = time.perf_counter()
+    found = _results(gnncompile.compile(layer, options=options), x, edge_index)
+    seconds = time.perf_counter() - start
+    if launch.fallbacks:
+        return {"ok": False, "message": next(iter(launch.fallbacks.values())), "seconds": seconds}
+    for ours, eager in zip(found, _results(layer, x, edge_index), strict=True):
+        error = float((ours - eager).abs().max() / eager.abs().max())
+        if not error < 1e-4:  # a NaN is wrong too
+            return {"ok": False, "message": f"wrong numbers: relative error {error:.1e}", "seconds": seconds}
+    return {"ok": True, "message": "", "seconds": seconds}
+
+
+def _results(layer: Any, x: Any, edge_index: Any) -> tuple[Any, Any]:
+    """The output and the gradient of the features."""
+    x = x.clone().requires_grad_()
+    out = layer(x, edge_index)
+    out.square().sum().backward()
+    return out.detach(), x.grad
+
+
+def main() -> None:
+    """Runs the trial that the command line names."""
+    try:
+        found = probe(*sys.argv[1:3])
+    except Exception as error:
+        if len(sys.argv) > 3:  # for people: the whole traceback
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        found = {"ok": False, "message": f"{type(error).__name__}: {' '.join(lines[:4])[:400]}", "seconds": None}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
