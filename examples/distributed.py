@@ -117,7 +117,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), help="default: all; with --quick the first two")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="graphs per process (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="graphs per process (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a smoke test: two layers, two epochs")
     args = parser.parse_args()
     if args.quick:

@@ -16,6 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "mask_self_loops": True,
     "selections": True,
     "inductor": True,
+    "double_backward": False,
     "record": False,
     "recordings": 8,
     "structure_cache_entries": 64,
@@ -31,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
 - ``selections``: capture sizes that depend on data, as of ``x[mask]``, instead of breaking the graph at them.
 - ``inductor``: compile what is no region with Inductor; without, it runs op by op, which tells whose an error is.
+- ``double_backward``: let gradients be differentiated again (``create_graph=True``), as training on forces does. What
+  is no region then runs op by op, as torch can't differentiate twice what it compiled.
 - ``record``: capture forward and backward in CUDA graphs and replay them; ``mode="reduce-overhead"`` sets it.
 - ``recordings``: how many of these a captured graph keeps: one for each size and structure of the input graph.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
@@ -64,4 +67,9 @@ def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str,
                 f"options: found {name!r}, expected one of {sorted(DEFAULTS)} or a setting of torch._inductor.config. "
                 "Check the spelling."
             )
+    if own["record"] and own["double_backward"]:
+        raise ValueError(
+            'options["double_backward"]: found True with recordings, expected them off, since gradients are replayed. '
+            "Leave out mode and options['record']."
+        )
     return own, inductor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import io
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
@@ -77,6 +79,25 @@ def test_is_an_instance_with_the_same_names(model: Net, compiled: Any):
     assert [n for n, _ in compiled.named_modules()] == [n for n, _ in model.named_modules()]
     assert all(a is b for a, b in zip(compiled.parameters(), model.parameters(), strict=True))
     assert compiled.first is model.first
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_as_the_original(strict: bool, model: Net, compiled: Any):
+    """For all sizes, by the names of its arguments; what is loaded compiles to one graph again."""
+    assert inspect.signature(compiled.forward) == inspect.signature(model.forward)
+    sizes = {"x": {0: Dim.DYNAMIC}, "edge_index": {1: Dim.DYNAMIC}}
+    program = torch.export.export(compiled, (X, EDGES), dynamic_shapes=sizes, strict=strict)
+    assert not any("gnncompile" in str(node.target) for node in program.graph.nodes)
+    assert program.state_dict.keys() == model.state_dict().keys()
+    stored = io.BytesIO()
+    torch.export.save(program, stored)
+    stored.seek(0)
+    served = gnncompile.compile(torch.export.load(stored).module())
+    with torch.no_grad():
+        for nodes in (1, 2, 5):
+            x, edge_index = X[:nodes], EDGES[:, : 3 * nodes] % nodes
+            torch.testing.assert_close(served(x, edge_index), model(x, edge_index))
+        assert gnncompile.explain(served, X, EDGES).graph_breaks == 0
 
 
 def test_attributes_are_shared(model: Net, compiled: Any):

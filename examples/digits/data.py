@@ -1,11 +1,14 @@
-"""The digits as one graph of images, and each image as a graph of pixels. The data ships inside scikit-learn."""
+"""The digits as one graph of images, or of images and pixels, and each image as a graph of pixels.
+
+The data ships inside scikit-learn.
+"""
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import kneighbors_graph
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import grid, to_undirected
 
@@ -27,6 +30,28 @@ def images_as_nodes(neighbours: int = 8, seed: int = 0) -> Data:
     x, y = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
     data = NormalizeFeatures()(Data(x=x, edge_index=edge_index, y=y))
     data.train_index, data.test_index = torch.from_numpy(train), torch.from_numpy(test)
+    return data
+
+
+def images_and_pixels(seed: int = 0) -> HeteroData:
+    """Returns a graph of two types of nodes: the 1,797 images, and the 64 pixels that they are made of.
+
+    A pixel ``"inks"`` the images in which it is at least half black, and is ``"inked_by"`` them; it is ``"beside"`` its
+    up to 8 neighbours. Images have no features but a constant, `[1797, 1]`; those of pixels are their positions,
+    one-hot, `[64, 64]`. Images have labels, `train_index` and `test_index` (:func:`images_as_nodes`).
+    """
+    digits = load_digits()
+    (row, col), _ = grid(SIDE, SIDE)
+    image, pixel = torch.from_numpy(digits.data >= 8).nonzero(as_tuple=True)
+    data = HeteroData()
+    data["image"].x = torch.ones(len(digits.data), 1)
+    data["image"].y = torch.from_numpy(digits.target).long()
+    train, test = _split(digits.target, seed)
+    data["image"].train_index, data["image"].test_index = torch.from_numpy(train), torch.from_numpy(test)
+    data["pixel"].x = torch.eye(SIDE * SIDE)
+    data["pixel", "inks", "image"].edge_index = torch.stack([pixel, image])
+    data["image", "inked_by", "pixel"].edge_index = torch.stack([image, pixel])
+    data["pixel", "beside", "pixel"].edge_index = torch.stack([row, col])[:, row != col]
     return data
 
 

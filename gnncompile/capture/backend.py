@@ -109,6 +109,8 @@ class Backend:
         return run if isinstance(found, str) else lambda *args: found(args)
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.own["double_backward"]:
+            return gm.forward  # regions and torch's ops alike have gradients that have gradients
         if not self.own["inductor"]:
             return _compat.run_op_by_op(gm, inputs)
         return _compat.compile_inductor(gm, inputs, self._patches())

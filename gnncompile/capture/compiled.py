@@ -257,11 +257,18 @@ def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     }
     if not hasattr(target, "warmup"):
         body["warmup"] = _warmup
+    body["forward"] = _with_signature(CompiledModule.forward, kind.forward)
     compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
     # One state for both: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
     object.__setattr__(compiled, "_gnncompile_program", Program(target, settings))
     return compiled  # type: ignore[no-any-return]
+
+
+def _with_signature(ours: Any, original: Callable[..., Any]) -> types.FunctionType:
+    """A copy of a function that tells the arguments of another to those who ask for names, as ``torch.export`` does."""
+    told = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, None, ours.__closure__)
+    return functools.update_wrapper(told, original)  # type: ignore[return-value]
 
 
 class CompiledReplica:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -297,6 +298,10 @@ def is_switch(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 
 
+# PyG writes the code of propagate() to temporary files, named after the layer.
+_WRITTEN_BY_OTHERS = re.compile(r"site-packages|torch_geometric|_(propagate|edge_updater)_\w+\.py")
+
+
 def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
@@ -306,8 +311,7 @@ def user_line(node: fx.Node) -> str:
     frames = others or [i for i in frames if "gnncompile/capture/relations" in trace[i]]
     if not frames:
         return "?"
-    # PyG writes the code of propagate() to a temporary file, so that is not the user's either.
-    users = [i for i in frames if "site-packages" not in trace[i] and "torch_geometric" not in trace[i]]
+    users = [i for i in frames if not _WRITTEN_BY_OTHERS.search(trace[i])]
     layers = [i for i in frames if "torch_geometric/nn/conv" in trace[i] and "message_passing.py" not in trace[i]]
     at = (users or layers or frames)[-1]
     path, line = trace[at].split('"')[1], trace[at].split("line ")[1].split(",")[0]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region, parse
@@ -135,4 +136,6 @@ def backward(
 for _name in ("region", "region_kernel"):
     LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
+for _function in (_run, _setup, _backward):
+    _compat.run_uncompiled(_function)  # gradients that a user's function takes between graph breaks are run, not traced
 torch.library.register_autograd("gnncompile::region", _backward, setup_context=_setup, lib=LIBRARY)
