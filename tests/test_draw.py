@@ -86,6 +86,13 @@ def test_operations_that_shared_a_walk_are_in_one_region():
     assert {"segment mean", "segment min", "segment max"} <= names
 
 
+def test_normalisation_that_is_written_in_another_way_is_structure():
+    torch.manual_seed(0)
+    report = explained(GCNConv(8, 4), torch.randn(20, 8), edges(20, 90))
+    before = boxes(report.graphs[0].before).values()
+    assert [b.kind for b in before if b.label == "index"] == 2 * [STRUCTURE]
+
+
 def test_layers_of_edge_features_that_move_to_nodes_are_in_the_region():
     torch.manual_seed(0)
     layer = TransformerConv(8, 4, heads=2, edge_dim=5)

@@ -133,7 +133,7 @@ class Trace:
         for call, at in regions.items():
             for name in origins(call):
                 seeds[name].add(at)
-        rewritten = {name for n in ctx.graph.nodes for name in origins(n)}
+        rewritten = [{name for n in graph.nodes for name in origins(n)} for graph in graphs]
         self._decide([{n.name for n in graph.nodes} for graph in graphs], rewritten, seeds)
         self._after = self._graph_after(ctx, hoisted, regions)
 
@@ -154,7 +154,7 @@ class Trace:
                 data["box"] = replace(box, label=f"region {at}: {name.split(' of ')[0]}", regions=(at,))
         return ModelGraph(before, after)
 
-    def _decide(self, alive: list[set[str]], rewritten: set[str], seeds: dict[str, set[int]]) -> None:
+    def _decide(self, alive: list[set[str]], rewritten: list[set[str]], seeds: dict[str, set[int]]) -> None:
         """The fate of each operation: where it still stands, what it was fused into, or what reads it."""
         for name in reversed(self._before):  # readers first
             traced = self._before[name]
@@ -170,8 +170,8 @@ class Trace:
                     kind = STRUCTURE
                 elif taken and not traced.integer:
                     kind, regions = "region", tuple(taken)
-                elif name not in rewritten:
-                    kind = "gone"
+                elif name not in rewritten[0]:
+                    kind = STRUCTURE if name in rewritten[-1] else "gone"
             self._fates[name] = kind, regions
 
     def _graph_after(self, ctx: Context, hoisted: Hoisted | None, regions: dict[fx.Node, int]) -> nx.DiGraph:
