@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
+from gnncompile.report.traffic import Work
+
 from .attention import ATTENTION
 from .graphs import GRAPHS, Graph
 from .inputs import ORDERS, MakeInputs, plain
 from .layer_models import LAYERS, Layer
-from .limits import Size, Work
+from .limits import Size
 from .nested import map_tensors
 from .targets import Target
 from .variants import UnknownNameError

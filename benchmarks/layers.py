@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from gnncompile.report.traffic import rates_of
+
 from . import driver, measure, step_rows, tables
 from .cases import Case, graphs_of, select
 from .comparison import Row
 from .inputs import ORDERS
-from .limits import rates_of
 from .variants import for_device, named
 
 NAME = "layers"

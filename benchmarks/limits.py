@@ -22,73 +22,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gnncompile.report.traffic import Phase, Work
+
 from .inputs import EDGE_DIM, NUM_RELATIONS
 
 BYTES = 4
 HEADS = 4
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device reaches: bytes per second of gathered rows and of streams, flops per second of float32 products."""
-
-    gather: float
-    stream: float
-    flops: float
-
-
-# Measured on one H200: a plain sum over neighbours, a copy, a large float32 product without TF32.
-RATES = {"H200": Rates(gather=5.0e12, stream=4.3e12, flops=60e12)}
-
-
-def rates_of(device_name: str) -> Rates | None:
-    """Returns the rates of a device by its name; None for one that was not measured."""
-    return next((rates for name, rates in RATES.items() if name in device_name), None)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Bytes gathered and streamed, and flops, that overlap with each other but not with other phases."""
-
-    gathered: float = 0.0
-    streamed: float = 0.0
-    flops: float = 0.0
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a layer does in one step."""
-
-    phases: tuple[Phase, ...]
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.phases + other.phases)
-
-    @property
-    def gathered(self) -> float:
-        """Bytes."""
-        return sum(phase.gathered for phase in self.phases)
-
-    @property
-    def streamed(self) -> float:
-        """Bytes."""
-        return sum(phase.streamed for phase in self.phases)
-
-    @property
-    def flops(self) -> float:
-        """Of matrix products."""
-        return sum(phase.flops for phase in self.phases)
-
-    def milliseconds(self, rates: Rates) -> float:
-        """The sum over phases of the longer of memory traffic and products."""
-        return 1e3 * sum(
-            max(phase.gathered / rates.gather + phase.streamed / rates.stream, phase.flops / rates.flops)
-            for phase in self.phases
-        )
-
-    def __str__(self) -> str:
-        gathered, streamed, flops = self.gathered / 1e9, self.streamed / 1e9, self.flops / 1e9
-        return f"{gathered:.3g} GB gathered, {streamed:.3g} GB streamed, {flops:.3g} GFLOP"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ __all__ = [
     "has_hooks",
     "inductor_mode_options",
     "inductor_option_names",
+    "input_source",
     "inside_an_op_with_autograd",
     "keep_graphs_whole",
     "keep_strides_symbolic",
@@ -789,6 +790,12 @@ def source_name(source: Any) -> str:
     """A Dynamo source as Python text; a method up to torch 2.12, a property later."""
     name = source.name
     return str(name() if callable(name) else name)
+
+
+def input_source(node: fx.Node) -> str:
+    """Where an input of a Dynamo graph comes from, as Python text: ``L['args'][0]``; its name where that is unknown."""
+    source = getattr(node, "_dynamo_source", None)
+    return node.name if source is None else source_name(source)
 
 
 def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:

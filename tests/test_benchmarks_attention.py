@@ -9,10 +9,11 @@ import torch
 
 from benchmarks import __main__, attention, check, comparison, counting, graphs, layers, limits, nested
 from benchmarks.cases import attention_case, select
-from benchmarks.limits import RATES, Size
+from benchmarks.limits import Size
 from benchmarks.step import Step
 from benchmarks.targets import Target
 from benchmarks.variants import VARIANTS
+from gnncompile.report.traffic import RATES
 
 CPU = torch.device("cpu")
 SQUARE = graphs.Graph("square", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")

@@ -13,11 +13,12 @@ from benchmarks import __main__, comparison, counting, driver, graphs, inputs, l
 from benchmarks.cases import CASES, layer_case, select
 from benchmarks.deadline import deadline
 from benchmarks.layer_models import LAYERS
-from benchmarks.limits import RATES, Size
+from benchmarks.limits import Size
 from benchmarks.rgat_reference import RelationByRelation
 from benchmarks.step import Step
 from benchmarks.targets import Target
 from benchmarks.variants import VARIANTS, Variant
+from gnncompile.report.traffic import RATES, rates_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TINY = graphs.Graph("tiny", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")
@@ -124,7 +125,7 @@ def test_limit_of_gcn_by_hand():
     assert work.flops == 3 * 2 * 1_000 * 64 * 64
     by_bytes = work.gathered / 5e12 + work.streamed / 4.3e12
     assert by_bytes * 1e3 <= work.milliseconds(RATES["H200"]) <= by_bytes * 1e3 + work.flops / 60e9
-    assert limits.rates_of("NVIDIA H200") is RATES["H200"] and limits.rates_of("some CPU") is None
+    assert rates_of("NVIDIA H200") is RATES["H200"] and rates_of("some CPU") is None
 
 
 def test_targets():

@@ -28,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Captured:
-    """One captured graph: what the passes did, its structure cache, its recordings or why it has none."""
+    """One captured graph: what the passes did, its structure cache, its recordings or why it has none, who watched."""
 
     record: Record
     structure: Structure | None
     recordings: Recordings | str | None = None
+    observer: passes.Observer | None = None
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Backend:
         narrows: Whether results of padded mini-batches may be cut to their true sizes.
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
+        observer: Makes who watches the passes at work on a captured graph.
     """
 
     own: dict[str, Any]
@@ -57,10 +59,12 @@ class Backend:
     asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
+    observer: Callable[[], passes.Observer] | None = None
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
-        result = self._optimise(gm)
+        observer = None if self.observer is None else self.observer()
+        result = self._optimise(gm, observer)
         if result is None:
             if any(node.target is torch.ops.gnncompile.padded for node in gm.graph.nodes):
                 raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
@@ -69,7 +73,7 @@ class Backend:
             gm.recompile()
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
         if result.hoisted is None:
-            captured = Captured(result.record, None)
+            captured = Captured(result.record, None, observer=observer)
             return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)
         mode = _compat.backend_fake_mode()
         with mode:
@@ -77,7 +81,7 @@ class Backend:
         compiled = self._compile(result.rest, [*inputs, *made])
         limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
         structure = Structure(result.hoisted, *limits)
-        captured = Captured(result.record, structure)
+        captured = Captured(result.record, structure, observer=observer)
         return self._with_recordings(compiled, result.rest, inputs, captured)
 
     def _with_recordings(
@@ -115,7 +119,7 @@ class Backend:
             return _compat.run_op_by_op(gm, inputs)
         return _compat.compile_inductor(gm, inputs, self._patches())
 
-    def _optimise(self, gm: fx.GraphModule) -> passes.Result | None:
+    def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
         if any(
@@ -124,7 +128,7 @@ class Backend:
             self.notes.append(Skip("a whole graph", "it holds a nested graph (checkpoint, control flow)", "?"))
             return None
         try:
-            return passes.optimise(gm, self.own)
+            return passes.optimise(gm, self.own, observer)
         except Masked as masked:
             self.notes.append(masked.skip)
             raise

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.codegen.cpp_compiler import load
+from gnncompile.codegen.cpp_plan import plan
 from gnncompile.codegen.cpp_source import positions, source
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
@@ -81,6 +82,18 @@ class CppKernel:
             raise MemoryError(
                 "C++ kernel: no memory for scratch (softmax of the widest row, or sums of weights); split the graph"
             )
+
+    generator = "cpp"
+
+    @property
+    def listing(self) -> str:
+        """The generated code."""
+        return self.source
+
+    @property
+    def gathered(self) -> tuple[tuple[int, ...], ...]:
+        """For each loop over the edges of a row, the inputs on edges or at their other end that it reads."""
+        return plan(self.region).gathered
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same; the checks cost nothing beside a kernel that runs on the same processor."""

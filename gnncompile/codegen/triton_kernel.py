@@ -15,6 +15,7 @@ from gnncompile.codegen.triton_plan import (
     Part,
     Tile,
     choose_tile,
+    gathered,
     hub_tile,
     joining_tile,
     partials,
@@ -58,7 +59,7 @@ class TritonKernel:
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
-        plan = schedule(region)
+        plan, self._region = schedule(region), region
         self.tile = tile or choose_tile(region, plan)
         self.hub_tile = hub_tile(region, plan, self.tile)
         part = Part("all" if self.hub_tile is None else "ordinary")
@@ -101,6 +102,18 @@ class TritonKernel:
             if self._pieces:
                 self._walk_hubs(tensors, layout, outputs, device)
 
+    generator = "triton"
+
+    @property
+    def listing(self) -> str:
+        """The generated code of all its kernels."""
+        return "\n\n".join((self.text, *self.hub_texts))
+
+    @property
+    def gathered(self) -> tuple[tuple[int, ...], ...]:
+        """For each pass over the edges of a row, the inputs on edges or at their other end that it reads."""
+        return gathered(self._region)
+
     def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
         rowptr = layout.rowptr
         rows = rowptr.size(0) - 1
@@ -142,7 +155,7 @@ class TritonTotals:
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
-        plan = schedule(region)
+        plan, self._region = schedule(region), region
         self.tile = tile or choose_tile(region, plan)
         part = Part("edges")
         self._variant = Variant(region, plan, self.tile, part)
@@ -160,6 +173,18 @@ class TritonTotals:
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same for a caller who knows types and devices to be right, and the device to be the current one."""
         self._launch(self._variant.trusted, tensors, layout, outputs)
+
+    generator = "triton"
+
+    @property
+    def listing(self) -> str:
+        """The generated code."""
+        return self.text
+
+    @property
+    def gathered(self) -> tuple[tuple[int, ...], ...]:
+        """For each pass over the edges, the inputs on edges or at their ends that it reads."""
+        return gathered(self._region)
 
     def _launch(
         self,

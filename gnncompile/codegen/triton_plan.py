@@ -129,6 +129,25 @@ def schedule(region: Region) -> Schedule:
     return Schedule(passes, need)
 
 
+def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
+    """For each pass over the edges, the inputs on edges or at their other end that it reads."""
+    plan = schedule(region)
+    found = []
+    for step in range(plan.passes):
+        ends = [i for i in plan.finished_in(step) if region.nodes[i].op in ENDS]
+        todo = [a for i in ends for a in reads(region, region.nodes[i])]
+        if step == plan.passes - 1:
+            todo += [o.node for o in region.outputs if region.per_edge(o)]
+        seen: set[int] = set()
+        while todo:
+            i = todo.pop()
+            if i not in seen and edgewise(region, region.nodes[i]):
+                seen.add(i)
+                todo.extend(region.nodes[i].args)
+        found.append(tuple(sorted(i for i in seen if region.nodes[i].op == "input")))
+    return tuple(found)
+
+
 ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
 """Operations that end a pass over the edges. Ties are counted in the pass behind that of their extremum: its rows are
 in the caches by then, and to count in the same pass takes longer (SAGE with max, 128 channels: 2.31 ms a step, not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -87,7 +87,17 @@ class Result:
     record: Record
 
 
-def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
+class Observer(Protocol):
+    """Who wants to know what the passes make of a graph."""
+
+    def before(self, ctx: Context, sources: list[str]) -> None:
+        """Sees the traced graph; `sources` says what each input is, as Dynamo writes it."""
+
+    def after(self, ctx: Context, hoisted: Hoisted | None) -> None:
+        """Sees what is left for Inductor, and the structure program."""
+
+
+def optimise(gm: fx.GraphModule, options: dict[str, Any], observer: Observer | None = None) -> Result:
     """Runs all passes on a Dynamo graph."""
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)
@@ -99,6 +109,8 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
         if _compat.assumed_sizes(found):
             node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
     ctx = Context(traced, mode, set(), options)
+    if observer is not None:
+        observer.before(ctx, [_compat.input_source(node) for node in _inputs(gm)])
     for one in PASSES:
         if one is narrower:
             ctx.needs_grad = _needs_grad(traced)
@@ -108,6 +120,8 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any]) -> Result:
         traced.graph.lint()
     moved = hoist.run(ctx) if options["hoist"] else None
     traced.recompile()
+    if observer is not None:
+        observer.after(ctx, moved)
     return Result(traced, moved, ctx.record)
 
 

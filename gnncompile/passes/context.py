@@ -199,8 +199,10 @@ class Context:
             node.meta["val"] = target(*fx.map_arg(args, value), **fx.map_arg(kwargs, value))
         if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
             self.needs_grad.add(node)
-        if like is not None and "stack_trace" in like.meta:
-            node.meta["stack_trace"] = like.meta["stack_trace"]
+        if like is not None:
+            node.meta["origins"] = origins(like)
+            if "stack_trace" in like.meta:
+                node.meta["stack_trace"] = like.meta["stack_trace"]
         return node
 
     def inputs_first(self) -> fx.Node:
@@ -230,8 +232,10 @@ class Context:
                 return made
             if inner.op != "placeholder":
                 copies[inner] = self.graph.node_copy(inner, lambda n: copies[n])
-                if like is not None and "stack_trace" in like.meta:
-                    copies[inner].meta["stack_trace"] = like.meta["stack_trace"]
+                if like is not None:
+                    copies[inner].meta["origins"] = origins(like)
+                    if "stack_trace" in like.meta:
+                        copies[inner].meta["stack_trace"] = like.meta["stack_trace"]
         raise AssertionError("a graph has an output")
 
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
@@ -239,6 +243,11 @@ class Context:
         found = Skip(what, reason, user_line(node))
         if found not in self.record.skipped:
             self.record.skipped.append(found)
+
+
+def origins(node: fx.Node) -> tuple[str, ...]:
+    """Names of the traced operations that a node was made for; of a traced one its own."""
+    return node.meta.get("origins", (node.name,))  # type: ignore[no-any-return]
 
 
 def carries_gradient(node: fx.Node) -> bool:

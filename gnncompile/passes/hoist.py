@@ -51,7 +51,9 @@ def run(ctx: Context) -> Hoisted | None:
         after.meta.update({key: found for key, found in node.meta.items() if key != "unbacked_bindings"})
         _replace(ctx, node, after, rest)
     ctx.graph.eliminate_dead_code()
-    ctx.record.hoisted = len(hoisted.program.graph.nodes)
+    ctx.record.hoisted = sum(
+        n.op == "call_function" and n.target is not operator.getitem for n in hoisted.program.graph.nodes
+    )
     return hoisted
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, is_tensor, own, same_size, value
+from gnncompile.passes.context import Context, aten, is_tensor, origins, own, same_size, value
 
 _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
 
@@ -113,7 +113,8 @@ def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:
-    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+    kept: dict[str, Any] = {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+    return {**kept, "origins": origins(node)}
 
 
 def _places(ctx: Context, mask: fx.Node, count: Any, reader: fx.Node | None = None) -> fx.Node:

@@ -98,7 +98,7 @@ def run(ctx: Context) -> None:
 def _write_out(ctx: Context, node: fx.Node) -> None:
     """Replaces a marker by the torch ops that it stands for."""
     with ctx.graph.inserting_before(node):
-        node.replace_all_uses_with(ctx.inline(WRITTEN_OUT[node.target], *node.args))
+        node.replace_all_uses_with(ctx.inline(WRITTEN_OUT[node.target], *node.args, like=node))
     ctx.graph.erase_node(node)
 
 

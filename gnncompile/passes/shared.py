@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from gnncompile.passes.context import Context, mutates
+from gnncompile.passes.context import Context, mutates, origins
 
 
 def run(ctx: Context) -> None:
@@ -27,6 +27,7 @@ def run(ctx: Context) -> None:
         if key is None:
             continue
         if key in seen:
+            seen[key].meta["origins"] = (*origins(seen[key]), *origins(node))
             node.replace_all_uses_with(seen[key])
             ctx.graph.erase_node(node)
         else:

@@ -25,6 +25,7 @@ from gnncompile.passes.context import (
     RegionRecord,
     is_switch,
     mutates,
+    origins,
     own,
     structural_nodes,
     user_line,
@@ -183,6 +184,7 @@ def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
     verify(region)
     with ctx.graph.inserting_before(first):
         out = ctx.call(own.region.default, tensors, _layout(group), region.spec, like=first)
+        out.meta["origins"] = tuple(name for c in group for name in origins(c.node))
         items = [ctx.call(operator.getitem, out, k, like=first) for k in range(len(merged.region.outputs))]
     _record(ctx, group, region, items)
     for call, places in zip(group, merged.outputs, strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -15,7 +17,35 @@ from gnncompile.capture.compiled import Program, compile, is_lazy, program_of, t
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import RegionRecord, Skip
+from gnncompile.report.launches import Launch, Measured, assigned, measure_steps, seen
+from gnncompile.report.model_graph import ModelGraph, Trace, unfused_bytes
+from gnncompile.report.traffic import Work
 from gnncompile.runtime import launch
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel of a region: its own, or one of its gradient.
+
+    Attributes:
+        gradient: Whether it runs in the backward.
+        generator: What made it: "triton", "cpp" or "reference".
+        program: What it computes, as text: the region's program, with row-wise arithmetic that was behind it.
+        source: The generated code; of the reference interpreter, which has none, the program.
+        launches: How often it runs in a call.
+        moved: What one launch moves on the given inputs, counted from the program; None for the reference interpreter.
+        limit: What it would move if it read everything of an edge once.
+        milliseconds: The median of all its launches in a call together; None if not measured.
+    """
+
+    gradient: bool
+    generator: str
+    program: str
+    source: str
+    launches: int
+    moved: Work | None
+    limit: Work | None
+    milliseconds: float | None
 
 
 @dataclass(frozen=True)
@@ -28,6 +58,8 @@ class RegionReport:
         line: The line of the user's or PyG's code that it came from.
         result: Shape of its result, symbolic counts included.
         program: The region's program as text.
+        kernels: What runs for it in a call: its own kernel, and those of its gradient where that was measured.
+        unfused: Bytes that the operations it was made of read and write if each runs on its own.
     """
 
     what: str
@@ -35,6 +67,14 @@ class RegionReport:
     line: str
     result: str
     program: str
+    kernels: tuple[KernelReport, ...] = ()
+    unfused: float = 0.0
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Of all its kernels in a call; None if not measured."""
+        times = [k.milliseconds for k in self.kernels if k.milliseconds is not None]
+        return sum(times) if times else None
 
 
 @dataclass(frozen=True)
@@ -50,6 +90,12 @@ class Report:
         captured_graphs: Graphs that were captured.
         structure_nodes: Operations that left the step for the structure program.
         notes: Everything else that differs from the plain way.
+        model: What was explained: the name of a class or function.
+        device: What it ran on: the name of a GPU, or "cpu".
+        graphs: Each captured graph before and after the passes.
+        forward: Median time of a call in milliseconds; None if not measured.
+        backward: Median time of its backward; None if not measured, or if nothing has a gradient.
+        others: Measured kernels that belong to no region known, such as gradients of gradients.
     """
 
     regions: tuple[RegionReport, ...]
@@ -60,6 +106,34 @@ class Report:
     captured_graphs: int
     structure_nodes: int
     notes: tuple[str, ...]
+    model: str = ""
+    device: str = "cpu"
+    graphs: tuple[ModelGraph, ...] = ()
+    forward: float | None = None
+    backward: float | None = None
+    others: tuple[KernelReport, ...] = ()
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Writes one page with the model's graph before and after, its regions with their kernels and what they move,
+        and what was not fused. The page needs nothing from elsewhere.
+        """
+        from gnncompile.report.html import write
+
+        write(self, path)
+
+    def draw(self, path: str | PathLike[str]) -> None:
+        """Draws the model's graph before and after; matplotlib must be installed.
+
+        Args:
+            path: Ends in ``.png``, ``.svg`` or ``.pdf``.
+
+        Raises:
+            ValueError: The path ends otherwise.
+            ImportError: There is no matplotlib.
+        """
+        from gnncompile.report.draw import draw
+
+        draw(self, path)
 
     def __str__(self) -> str:
         lines = [
@@ -68,8 +142,13 @@ class Report:
             f"{len(self.regions)} regions; {self.structure_nodes} operations on graph structure run once per graph",
             "",
         ]
-        rows = [(str(i), r.what, r.result, r.kernel, r.line) for i, r in enumerate(self.regions)]
-        lines += _table(("region", "what", "result", "kernel", "from"), rows)
+        head = ["region", "what", "result", "kernel", "from"]
+        rows = [[str(i), r.what, r.result, r.kernel, r.line] for i, r in enumerate(self.regions)]
+        if self.forward is not None:
+            head.insert(4, "ms")
+            for row, region in zip(rows, self.regions, strict=True):
+                row.insert(4, "-" if region.milliseconds is None else f"{region.milliseconds:.3f}")
+        lines += _table(head, rows)
         if self.skipped:
             lines += ["", *_table(("not fused", "why", "from"), [(s.what, s.reason, s.line) for s in self.skipped])]
         return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
@@ -81,12 +160,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [text[0], "  ".join("-" * w for w in widths), *text[1:]]
 
 
-def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
+def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Report:
     """Compiles and runs a model once and tells what became of it.
 
     Args:
         model: A module or function, compiled already or not.
         args: Its inputs.
+        measure: Whether to run forward and backward a dozen times more, for the time of each kernel: of the launch on a
+            CPU, between two events on a GPU.
         kwargs: Its keyword inputs.
 
     Returns:
@@ -101,16 +182,33 @@ def explain(model: Any, *args: Any, **kwargs: Any) -> Report:
         target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
     program = program_of(compiled)
     assert program is not None
+    names = _parameters(target)
+    program.backend.observer = lambda: Trace(names)
     before = _compat.graph_breaks()
     compiled(*args, **kwargs)
     breaks = _compat.graph_breaks() - before
-    return _report(program, breaks, count_syncs(compiled, args, kwargs))
+    syncs, launches = seen(lambda: count_syncs(compiled, args, kwargs))
+    times = measure_steps(program, compiled, args, kwargs, torch.device(_device(program))) if measure else None
+    return _report(program, breaks, syncs, launches, times)
 
 
-def _report(program: Program, breaks: int, syncs: int) -> Report:
+def _parameters(target: Any) -> list[str]:
+    """Names of the parameters of a module's forward, or of a function."""
+    try:
+        return list(inspect.signature(target.forward if isinstance(target, torch.nn.Module) else target).parameters)
+    except ValueError:  # a function without a signature: its inputs are called by their places
+        return []
+
+
+def _report(program: Program, breaks: int, syncs: int, launches: Sequence[Launch], times: Measured | None) -> Report:
     captured = program.backend.captured
+    graphs, wanted = _traced(captured)
+    records = [r for c in captured for r in c.record.regions]
+    launches = launches if times is None else times.launches
+    ran = [_kernels(found) for found in assigned(launches, [r.spec for r in records], wanted)]
+    unfused = {k: count for graph in graphs for k, count in unfused_bytes(graph.before).items()}
     device = _device(program)
-    regions = [_region(r, device) for c in captured for r in c.record.regions]
+    regions = [_region(r, device, ran[k], unfused.get(k, 0.0)) for k, r in enumerate(records)]
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     notes += [f"not recorded: {why}" for why in map(_not_recorded, captured) if why]
@@ -130,7 +228,40 @@ def _report(program: Program, breaks: int, syncs: int) -> Report:
         captured_graphs=len(captured),
         structure_nodes=sum(c.record.hoisted for c in captured),
         notes=tuple(dict.fromkeys(notes)),
+        model=getattr(program.target, "__name__", type(program.target).__name__),
+        device=torch.cuda.get_device_name() if device == "cuda" else device,
+        graphs=tuple(graphs),
+        forward=None if times is None else times.forward,
+        backward=None if times is None else times.backward,
+        others=ran[-1],
     )
+
+
+def _traced(captured: Sequence[Captured]) -> tuple[list[ModelGraph], list[tuple[bool, ...]]]:
+    """The graphs, and for each region of which tensors a gradient was wanted."""
+    graphs: list[ModelGraph] = []
+    wanted: list[tuple[bool, ...]] = []
+    for one in captured:
+        trace = one.observer
+        if isinstance(trace, Trace):
+            graphs.append(trace.model_graph(len(wanted)))
+            wanted += [trace.wanted.get(k, ()) for k in range(len(one.record.regions))]
+    return graphs, wanted
+
+
+def _kernels(launches: Sequence[Launch]) -> tuple[KernelReport, ...]:
+    """Launches of one program as one."""
+    groups: dict[tuple[str, bool], list[Launch]] = {}
+    for one in launches:
+        groups.setdefault((one.region.spec, one.gradient), []).append(one)
+    made = []
+    for group in groups.values():
+        first, times = group[0], [one.milliseconds for one in group if one.milliseconds is not None]
+        generator = first.kernel.generator
+        text, code = to_text(first.region), first.kernel.listing
+        taken = sum(times) if times else None
+        made.append(KernelReport(first.gradient, generator, text, code, len(group), first.moved, first.limit, taken))
+    return tuple(made)
 
 
 def _not_recorded(captured: Captured) -> str | None:
@@ -138,10 +269,13 @@ def _not_recorded(captured: Captured) -> str | None:
     return found if found is None or isinstance(found, str) else found.reason
 
 
-def _region(record: RegionRecord, device: str) -> RegionReport:
+def _region(record: RegionRecord, device: str, kernels: tuple[KernelReport, ...], unfused: float) -> RegionReport:
     region = parse(record.spec)
     kernel = "reference" if (record.spec, device) in launch.fallbacks else launch.generator(device)
-    return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region))
+    if not kernels:  # it was not seen to run: it is a part of the structure program, or of a graph for other sizes
+        code = launch.kernel(record.spec, device).listing
+        kernels = (KernelReport(False, kernel, to_text(region), code, 0, None, None, None),)
+    return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region), kernels, unfused)
 
 
 def _device(program: Program) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from gnncompile.errors import Unsupported
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
+from gnncompile.ir.printer import to_text
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, parse
 
@@ -30,6 +32,49 @@ class Kernel(Protocol):
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Writes the outputs, on the current device."""
 
+    @property
+    def generator(self) -> str:
+        """What made it: "triton", "cpp" or "reference"."""
+
+    @property
+    def listing(self) -> str:
+        """All of its code."""
+
+    @property
+    def gathered(self) -> tuple[tuple[int, ...], ...] | None:
+        """For each of its loops over the edges, the positions of the nodes on edges or at their other end that it reads
+        from memory; None where it has no loops of its own.
+        """
+
+
+class Watcher(Protocol):
+    """What every launch goes through while it is :func:`watched`."""
+
+    def __call__(
+        self,
+        region: Region,
+        kernel: Kernel,
+        tensors: Sequence[Tensor],
+        layout: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        start: Callable[[], None],
+    ) -> None:
+        """Calls `start`, which launches."""
+
+
+_watcher: Watcher | None = None
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Shows every launch inside the block, by any thread, to a watcher. Launches that are replayed are not seen."""
+    global _watcher
+    before, _watcher = _watcher, watcher
+    try:
+        yield
+    finally:
+        _watcher = before
+
 
 fallbacks: dict[tuple[str, str], str] = {}
 """(region, device type) -> why the reference interpreter runs it."""
@@ -42,7 +87,7 @@ class Runner:
     """
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
-        self.kernel, self._rows = kernel, region.rows
+        self.kernel, self.region, self._rows = kernel, region, region.rows
         self._outputs = [
             (torch.zeros if region.cleared(o) else torch.empty, o, tensor_type(o.dtype)) for o in region.outputs
         ]
@@ -59,7 +104,12 @@ class Runner:
             if not tensor.is_contiguous():
                 tensors = [t.contiguous() for t in tensors]
                 break
-        self.kernel(tensors, Layout(rowptr, col, edge), outputs)
+        if _watcher is None:
+            self.kernel(tensors, Layout(rowptr, col, edge), outputs)
+        else:
+            walk = Layout(rowptr, col, edge)
+            start = partial(self.kernel, tensors, walk, outputs)
+            _watcher(self.region, self.kernel, tensors, walk, outputs, start)
         return outputs
 
 
@@ -83,7 +133,12 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches."""
-        kernel(self.spec, self.device).trusted(tensors, layout, outputs)
+        found = kernel(self.spec, self.device)
+        if _watcher is None:
+            found.trusted(tensors, layout, outputs)
+        else:
+            start = partial(found.trusted, tensors, layout, outputs)
+            _watcher(parse(self.spec), found, tensors, layout, outputs, start)
 
 
 @lru_cache(maxsize=4096)
@@ -167,3 +222,9 @@ class _Reference:
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self(tensors, Layout(*layout), outputs)
+
+    generator, gathered = "reference", None
+
+    @property
+    def listing(self) -> str:
+        return to_text(self.region)

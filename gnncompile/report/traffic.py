@@ -1,0 +1,140 @@
+"""Bytes that a region's kernel moves, and what it must move at least; what a known GPU needs for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnncompile.ir.region import LAYERS, Node, Region, Space
+
+INDEX_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device reaches: bytes per second of gathered rows and of streams, flops per second of float32 products."""
+
+    gather: float
+    stream: float
+    flops: float
+
+
+# Measured on one H200: a plain sum over neighbours, a copy, a large float32 product without TF32.
+RATES = {"H200": Rates(gather=5.0e12, stream=4.3e12, flops=60e12)}
+
+
+def rates_of(device_name: str) -> Rates | None:
+    """Returns the rates of a device by its name; None for one that was not measured."""
+    return next((rates for name, rates in RATES.items() if name in device_name), None)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes gathered and streamed, and flops, that overlap with each other but not with other phases."""
+
+    gathered: float = 0.0
+    streamed: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a layer does in one step."""
+
+    phases: tuple[Phase, ...]
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.phases + other.phases)
+
+    @property
+    def gathered(self) -> float:
+        """Bytes."""
+        return sum(phase.gathered for phase in self.phases)
+
+    @property
+    def streamed(self) -> float:
+        """Bytes."""
+        return sum(phase.streamed for phase in self.phases)
+
+    @property
+    def bytes(self) -> float:
+        """All of them."""
+        return self.gathered + self.streamed
+
+    @property
+    def flops(self) -> float:
+        """Of matrix products."""
+        return sum(phase.flops for phase in self.phases)
+
+    def milliseconds(self, rates: Rates) -> float:
+        """The sum over phases of the longer of memory traffic and products."""
+        return 1e3 * sum(
+            max(phase.gathered / rates.gather + phase.streamed / rates.stream, phase.flops / rates.flops)
+            for phase in self.phases
+        )
+
+    def __str__(self) -> str:
+        gathered, streamed, flops = self.gathered / 1e9, self.streamed / 1e9, self.flops / 1e9
+        return f"{gathered:.3g} GB gathered, {streamed:.3g} GB streamed, {flops:.3g} GFLOP"
+
+
+def counted(
+    region: Region,
+    loops: Sequence[Sequence[int]],
+    tensors: Sequence[Tensor],
+    layout: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+) -> Work:
+    """What a kernel moves on given tensors.
+
+    Gathered is a row for each edge and loop of what lives at the other end of the edges. Streamed are, for each loop
+    over the edges, what it reads of these (indices, features), and once the row pointers and every tensor with a row
+    per row of the region, a parameter or a result. What caches save of the gathers is not taken off. Flops are those
+    of linear layers in the kernel, once.
+
+    Args:
+        region: What the kernel computes.
+        loops: For each loop over the edges, the positions of the inputs on edges or at their other end that it reads.
+        tensors: The region's tensors by position.
+        layout: rowptr, col and edge, int32.
+        outputs: The results.
+    """
+    edges = int(layout[2].size(0))
+    gathered = streamed = 0.0
+    for at, loop in enumerate(loops):
+        read = [region.nodes[i] for i in loop]
+        per_row = [(n, _row_bytes(tensors[n.positions.start])) for n in read]
+        gathered += edges * sum(b for n, b in per_row if n.space is region.by.opposite)
+        streamed += edges * sum(b for n, b in per_row if n.space is not region.by.opposite)
+        last = at == len(loops) - 1
+        stores = last and any(map(region.per_edge, region.outputs))
+        numbered = stores or any(n.space is Space.EDGE for n in read)
+        streamed += edges * INDEX_BYTES * (any(n.space is region.by.opposite for n in read) + numbered)
+    once = [tensors[n.positions.start] for n in region.inputs if not _on_edges(region, n)]
+    streamed += layout[0].nbytes + sum(t.nbytes for t in (*once, *outputs))
+    flops = sum(
+        2.0 * edges * region.features(i) * _width(region, n) for i, n in enumerate(region.nodes) if n.op in LAYERS
+    )
+    return Work((Phase(gathered, streamed, flops),))
+
+
+def least(region: Region) -> list[list[int]]:
+    """The loops of a kernel that reads everything of an edge once, which none can do with less."""
+    return [[i for i, n in enumerate(region.nodes) if n.op == "input" and _on_edges(region, n)]]
+
+
+def _on_edges(region: Region, node: Node) -> bool:
+    return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
+
+
+def _row_bytes(tensor: Tensor) -> float:
+    return tensor.nbytes / tensor.size(0) if tensor.dim() and tensor.size(0) else 0.0
+
+
+def _width(region: Region, node: Node) -> int:
+    """Width of the rows that a linear layer makes, or that its gradients read."""
+    at = {"transposed": 0, "outer": 1}.get(node.op)
+    heads, channels = node.shape if at is None else region.nodes[node.args[at]].shape
+    return heads * channels
