@@ -416,7 +416,12 @@ def test_explain(models: str, capsys: pytest.CaptureFixture[str]):
     assert main(["explain", f"{models}:light(whole)", "--json"]) == 2
     assert main(["explain", f"{models}:model", "--json", "--inputs", "keywords()"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["captured_graphs"] == len(report["regions"]) == 1
+    assert report["captured_graphs"] == len(report["regions"]) == 1 and report["forward"] is None
+    page, picture = (Path(models).with_suffix(suffix) for suffix in (".html", ".svg"))
+    more = ["--measure", "--html", str(page), "--draw", str(picture), "--json"]
+    assert main(["explain", f"{models}:model", *more]) == 0
+    assert json.loads(capsys.readouterr().out)["forward"] > 0
+    assert "<html" in page.read_text() and "<svg" in picture.read_text()
     assert main(["explain", f"{models}:kept.model", "--inputs", f"{models}:inputs"]) == 1
     assert "captured graphs 2" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this command."""
     parser.add_argument("model", metavar="MODEL", help="script.py:name, package.module:name; name() is called first")
     parser.add_argument("--inputs", metavar="INPUTS", help="name or name() beside the model, or script.py:name")
+    parser.add_argument("--measure", action="store_true", help="time the regions' kernels")
+    parser.add_argument("--html", metavar="PATH", help="write a page with the graph, the kernels and what they move")
+    parser.add_argument("--draw", metavar="PATH", help="draw the graph, as .png or .svg")
     add_json(parser)
 
 
@@ -50,8 +53,17 @@ def run(args: argparse.Namespace) -> int:
         from gnncompile.report.explain import explain
         from gnncompile.runtime import launch
 
-        report = explain(model, *arguments, **keywords)
-    print_json(asdict(report)) if args.json else print(report)
+        report = explain(model, *arguments, measure=args.measure, **keywords)
+    if args.html is not None:
+        report.to_html(args.html)
+    if args.draw is not None:
+        report.draw(args.draw)
+    if args.json:
+        found = asdict(replace(report, graphs=()))  # those are what the page and the picture show
+        del found["graphs"]
+        print_json(found)
+    else:
+        print(report)
     return int(report.graph_breaks > 0 or report.captured_graphs > 1 or bool(launch.fallbacks))
 
 
