@@ -28,8 +28,8 @@ def per_edge_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     optimise = passes.optimise
 
-    def spy(gm: torch.fx.GraphModule, options: dict[str, Any]) -> passes.Result:
-        result = optimise(gm, options)
+    def spy(*args: Any) -> passes.Result:
+        result = optimise(*args)
         nodes = list(result.rest.graph.nodes)
         sizes = [n.meta["val"].shape[0] for n in nodes if n.target is aten.linear.default]
         values = [n.meta["val"] for n in nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
@@ -208,8 +208,8 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     optimise = passes.optimise
 
-    def spy(gm: torch.fx.GraphModule, options: dict[str, Any]) -> passes.Result:
-        result = optimise(gm, options)
+    def spy(*args: Any) -> passes.Result:
+        result = optimise(*args)
         found.extend(len(n.args) for n in result.rest.graph.nodes if n.target is aten.linear.default)
         return result
 
@@ -251,3 +251,37 @@ def test_a_bias_whose_rows_are_read_elsewhere_stays(arguments: list[int]):
     with light():
         compare(model, gnncompile.compile(model, fullgraph=True), data(HUB)[0], HUB)
     assert arguments == [3]
+
+
+class _Table(nn.Module):
+    """Nodes of a large graph whose features stay on the device, as for sampled mini-batches."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.register_buffer("features", torch.randn(rows, WIDTH))
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, nodes: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.layer(self.features[nodes])
+        return h.relu() + scatter(h[edge_index[0]], edge_index[1], 0, nodes.size(0))
+
+
+@pytest.mark.parametrize(("rows", "multiplied"), [(1000, 5), (2, 2)])
+def test_layers_of_rows_of_a_table_run_on_the_fewer_rows(
+    rows: int, multiplied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, found = _Table(rows), []
+    optimise = passes.optimise
+
+    def spy(*args: Any) -> passes.Result:
+        result = optimise(*args)
+        sizes = [n.args[0].meta["val"].shape[0] for n in result.rest.graph.nodes if n.target is aten.linear.default]
+        found.extend(int(size) for size in sizes)
+        return result
+
+    monkeypatch.setattr(passes, "optimise", spy)
+    nodes = torch.randint(rows, (5,))
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), nodes, HUB)
+    assert found == [multiplied]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.passes.context import Context, alike, aten, same_size, value
 from gnncompile.passes.edge_layers import VIEWS
 from gnncompile.passes.message import makes_messages
@@ -121,6 +122,13 @@ def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | N
     return ctx.call(aten.index_select.default, ctx.call(target, table, *args, like=node), 0, index, like=node)
 
 
+def _has_fewer_rows(table: fx.Node, gathered: fx.Node) -> bool:
+    """Whether a table has, or where it has a row per node is taken to have, fewer rows than are gathered from it."""
+    number = value(table).shape[0]
+    now = _compat.size_now(value(gathered).shape[0])
+    return isinstance(number, torch.SymInt) or now is None or int(number) < now
+
+
 def _parts(
     ctx: Context, node: fx.Node, layer: fx.Node, picked: tuple[int, ...], start: int, factor: float
 ) -> Iterator[_Part]:
@@ -128,7 +136,7 @@ def _parts(
     args: Any = node.args
     if not _transparent(ctx, node, layer):
         yield _part(node, None, picked, start, factor)
-    elif node.target is aten.index_select.default and args[1] == 0:
+    elif node.target is aten.index_select.default and args[1] == 0 and _has_fewer_rows(args[0], node):
         yield _part(args[0], args[2], picked, start, factor)
     elif node.target is aten.cat.default and _joins_features(node):
         for piece in args[0]:
