@@ -495,20 +495,20 @@ def substitute_construction(kind: type, ours: Callable[..., Any], active: Callab
     UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]
 
 
-def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) -> None:
+def substitute_largest(segments: Any, markers: Collection[Any], active: Callable[[], bool]) -> None:
     """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so; of an
     edge list, what is largest of both rows.
 
     Args:
         segments: An op from an index to the number of its segments, a size.
-        sized: An op that returns its first argument, an input.
+        markers: Ops that return an input, or several.
         active: Whether to.
     """
     item = TensorVariable.method_item
 
     def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         rows = _maximum_of(self.as_proxy().node) if active() else []
-        if not rows or any(row.op != "placeholder" and row.target is not sized for row in rows):
+        if not rows or not all(_is_input(row, markers) for row in rows):
             return item(self, tx, *args, **kwargs)
 
         def call(target: Callable[..., Any], *values: Any) -> Any:
@@ -522,6 +522,11 @@ def substitute_largest(segments: Any, sized: Any, active: Callable[[], bool]) ->
         return SymNodeVariable.create(tx, call(operator.sub, most, 1))
 
     TensorVariable.method_item = method_item  # type: ignore[method-assign]
+
+
+def _is_input(node: fx.Node, markers: Collection[Any]) -> bool:
+    made = node.args[0] if node.target is operator.getitem else node
+    return isinstance(made, fx.Node) and (made.op == "placeholder" or made.target in markers)
 
 
 def _maximum_of(node: fx.Node) -> list[fx.Node]:

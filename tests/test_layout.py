@@ -33,6 +33,35 @@ def test_csr(masked: bool, device: str) -> None:
     assert torch.equal(made[1][:live], expected.col[:live]) and torch.equal(made[2], expected.edge)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("nodes", [0, 1, 6, 300])
+def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: str) -> None:
+    """Node 0 is a hub where there are many; the last one has no edge."""
+    g = torch.Generator().manual_seed(nodes)
+    row, col = torch.randint(max(nodes - 1, 1), (2, 4 * nodes if nodes > 1 else nodes), generator=g).to(device)
+    row[: 2 * nodes // 3] = 0
+    alive = row != col if masked else None
+    loops = torch.arange(nodes, device=device)
+    kept = torch.cat([alive, loops >= 0]) if alive is not None else None
+    expected = layout.csr(torch.cat([row, loops]), torch.cat([col, loops]), nodes, nodes, kept)
+    made = layout.with_loops(*layout.csr(row, col, nodes, nodes, None), row, alive)
+    live = int(expected[0][-1])
+    assert torch.equal(made[0], expected[0])
+    assert all(torch.equal(a[:live], b[:live]) for a, b in zip(made[1:], expected[1:], strict=True))
+    assert torch.equal(made[2].sort().values, torch.arange(row.numel() + nodes, device=device))
+    assert [t.dtype for t in made] == [torch.int32] * 3
+    if device == "cuda" and nodes == 300:
+        assert torch.equal(found(made[0], 1500).rows, found(expected[0], 1500).rows)
+
+
+def test_where_there_is_no_hub_there_is_none_with_self_loops(device: str) -> None:
+    row = torch.arange(200, device=device) % 50
+    made = layout.csr(row, row, 50, 50, None)
+    layout.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), layout.NO_HUBS)
+    hubs = layout.given_hubs(layout.with_loops(*made, row, None)[0])
+    assert hubs is not None and hubs.number == layout.NO_HUBS and hubs.rows.numel() == 0
+
+
 def test_bad_index() -> None:
     row, col = edges()
     with pytest.raises(IndexError, match="edge 1 joins nodes 4 and 1 outside the graph"):

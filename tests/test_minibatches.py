@@ -164,6 +164,30 @@ def test_layouts_are_those_that_would_be_built(buckets: bool) -> None:
                     assert given.number == layout.hubs(found[0].clone(), index.numel()).number  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("buckets", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_nothing_is_sorted_or_asked_in_a_step(name: str, buckets: bool, device: str, recording: None) -> None:
+    """Neither for self loops that a layer adds, nor for the graphs whose number a norm or a readout asks for."""
+    mode = {"mode": "reduce-overhead"} if buckets else {}
+    model = NETS[name]().double().to(device)
+    compiled = gnncompile.compile(model, **mode, options={"inductor": False})  # type: ignore[call-overload]
+    reference = copy.deepcopy(model)
+    for batch in list(loader(device, buckets=buckets))[:3]:
+        same(compiled(batch.x, batch.edge_index, batch.batch), reference(batch.x, batch.edge_index, batch.batch))
+    program = program_of(compiled)
+    assert program is not None
+    captured = program.backend.captured[-1]
+    nodes = list(captured.structure.hoisted.program.graph.nodes) if captured.structure is not None else []
+    waiting = (
+        torch.ops.gnncompile.csr.default,
+        torch.ops.aten.item.default,
+        torch.ops.aten._local_scalar_dense.default,
+    )
+    assert not any(node.target in waiting for node in nodes)
+    looped = [node for node in nodes if node.target is torch.ops.gnncompile.csr_with_loops.default]
+    assert len(looped) == (2 if name in ("gcn", "gat") else 0)
+
+
 def test_many_edges_are_laid_out_by_destination_only(
     device: str, recording: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

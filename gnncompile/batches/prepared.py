@@ -271,8 +271,10 @@ class _Preparation:
         num_edges = int(rowptr[-1])
         if num_edges <= layout.HUB:
             return
-        if int(rowptr.diff().max()) <= layout.HUB:
+        longest = int(rowptr.diff().max())
+        if longest < layout.HUB:
             self.hubs[name] = layout.NO_HUBS, True
+        if longest <= layout.HUB:
             return
         found = layout.hubs(rowptr, num_edges)
         assert found is not None and found.number is not None

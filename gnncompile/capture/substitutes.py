@@ -219,6 +219,7 @@ def install() -> None:
     _compat.keep_graphs_whole()
     decompositions.install()
     _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
-    _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
+    markers = {_OPS.sized, _OPS.laid_out, _OPS.front, _OPS.padded}
+    _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
     methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

@@ -2,6 +2,8 @@
 
 Before: ``rowptr, col, edge = csr(dst, src, n, n)``, where a loader laid the edges out
 After:  its own
+Before: ``csr(cat([dst, arange(n)]), cat([src, arange(n)]), n, n, cat([dst != src, ones]))``
+After:  ``csr_with_loops(rowptr, col, edge, dst, dst != src)``
 Why it pays: a mini-batch is seen once; to lay its edges out takes longer than some of its layers.
 """
 
@@ -12,7 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, guarded_same, own, value
+from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
+
+_AGAIN = (aten.select.int, aten.repeat.default, aten.expand.default, aten.view.default, aten.unsqueeze.default)
+"""What leaves the last dimension as it is, if that has its length still."""
 
 
 def run(ctx: Context) -> None:
@@ -20,15 +25,60 @@ def run(ctx: Context) -> None:
     if not ctx.layouts:
         return
     last = ctx.inputs_first()
+    looped: dict[tuple[Any, ...], fx.Node] = {}
     for node in ctx.graph.find_nodes(op="call_function", target=own.csr.default):
-        found = _layout(ctx, *node.args)
+        index, other, num_rows, _, alive = node.args
+        found = _layout(ctx, index, other, num_rows, last) if alive is None else None
         if found is not None:
-            if len(found) == 2:
-                found.append(_in_order(ctx, found[1], last))
             for part in list(node.users):
                 part.replace_all_uses_with(found[part.args[1]])
                 ctx.graph.erase_node(part)
             ctx.graph.erase_node(node)
+        elif (of := _before_loops_of(ctx, node, last)) is not None:
+            if of in looped:
+                node.replace_all_uses_with(looped[of])
+                ctx.graph.erase_node(node)
+            else:
+                node.target, node.args, looped[of] = own.csr_with_loops.default, of, node
+
+
+def _before_loops_of(ctx: Context, node: fx.Node, last: fx.Node) -> tuple[Any, ...] | None:
+    """What a layout with self loops can be made of: one without, if it is known, the rows and which edges are kept."""
+    index, other, num_rows, _, alive = node.args
+    ends, others, kept = _before_loops(index, num_rows), _before_loops(other, num_rows), _before_ones(alive)
+    if ends is None or others is None or (kept is None and alive is not None):
+        return None
+    found = _layout(ctx, ends, others, num_rows, last)
+    return None if found is None else (*found, ends, kept)
+
+
+def _before_loops(index: Any, num_rows: Any) -> fx.Node | None:
+    """The ends of edges, where behind them stand those of a self loop for each row."""
+    parts = _joined(index)
+    return parts[0] if parts is not None and _counts_rows(parts[1], num_rows) else None
+
+
+def _before_ones(alive: Any) -> fx.Node | None:
+    """Which edges are kept, where all self loops behind them are."""
+    parts = _joined(alive)
+    return parts[0] if parts is not None and parts[1].target is aten.full.default and parts[1].args[1] is True else None
+
+
+def _joined(node: Any) -> list[Any] | None:
+    """Two tensors of one dimension, one behind the other."""
+    if not isinstance(node, fx.Node) or node.target is not aten.cat.default or value(node).dim() != 1:
+        return None
+    parts: Any = node.args[0]
+    return list(parts) if len(parts) == 2 else None
+
+
+def _counts_rows(node: fx.Node, num_rows: Any) -> bool:
+    """Whether a tensor holds all numbers of rows in order; PyG repeats them for both ends of its self loops."""
+    rows = value(num_rows) if isinstance(num_rows, fx.Node) else num_rows
+    while node.target in _AGAIN and same_size(value(node).shape[-1], rows):
+        node = node.args[0]  # type: ignore[assignment]
+    starts = node.target is aten.arange.default or (node.target is aten.arange.start and node.args[0] == 0)
+    return bool(starts) and same_size(value(node).shape[-1], rows)
 
 
 def _in_order(ctx: Context, col: fx.Node, last: fx.Node) -> fx.Node:
@@ -39,13 +89,13 @@ def _in_order(ctx: Context, col: fx.Node, last: fx.Node) -> fx.Node:
         return ctx.call(aten.arange.default, size, dtype=torch.int32, device=value(col).device)
 
 
-def _layout(
-    ctx: Context, index: Any, other: Any, num_rows: Any, num_columns: Any, alive: fx.Node | None
-) -> list[fx.Node] | None:
-    if alive is not None:
-        return None
+def _layout(ctx: Context, index: Any, other: Any, num_rows: Any, last: fx.Node) -> list[fx.Node] | None:
     found = ctx.layouts.get((index, other))
     if found is None and other is index:  # nothing is gathered at the other ends: any will do
         found = next((layout for ends, layout in ctx.layouts.items() if ends[0] is index), None)
     rows = value(num_rows) if isinstance(num_rows, fx.Node) else num_rows
-    return found if found is not None and guarded_same(value(found[0]).shape[0], rows + 1) else None
+    if found is None or not guarded_same(value(found[0]).shape[0], rows + 1):
+        return None
+    if len(found) == 2:
+        found.append(_in_order(ctx, found[1], last))
+    return found

@@ -1,4 +1,4 @@
-"""The ops that make graph structure: ``gnncompile::csr`` and ``gnncompile::inverse_degree``."""
+"""The ops that make graph structure: ``gnncompile::csr``, ``csr_with_loops`` and ``inverse_degree``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from gnncompile.runtime.region_op import LIBRARY
 
 LIBRARY.define(
     "csr(Tensor index, Tensor other, SymInt num_rows, SymInt num_columns, Tensor? alive) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define(
+    "csr_with_loops(Tensor rowptr, Tensor col, Tensor edge, Tensor index, Tensor? alive) -> (Tensor, Tensor, Tensor)"
 )
 LIBRARY.define("inverse_degree(Tensor rowptr, str dtype) -> Tensor")
 
@@ -25,11 +28,20 @@ def _fake_csr(
     )
 
 
+def _fake_csr_with_loops(
+    rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    size = edge.size(0) + rowptr.size(0) - 1
+    return rowptr.new_empty((rowptr.size(0),)), col.new_empty((size,)), edge.new_empty((size,))
+
+
 def _fake_inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     return rowptr.new_empty((rowptr.size(0) - 1,), dtype=getattr(torch, dtype))
 
 
 LIBRARY.impl("csr", layout.csr, "CompositeExplicitAutograd")
+LIBRARY.impl("csr_with_loops", layout.with_loops, "CompositeExplicitAutograd")
 LIBRARY.impl("inverse_degree", layout.inverse_degree, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::csr", _fake_csr, lib=LIBRARY)
+torch.library.register_fake("gnncompile::csr_with_loops", _fake_csr_with_loops, lib=LIBRARY)
 torch.library.register_fake("gnncompile::inverse_degree", _fake_inverse_degree, lib=LIBRARY)
