@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,12 +48,13 @@ def run(name: str, until: int | None = None) -> list[int]:
         The lines of those that were left out.
     """
     page = ModuleType("page")
+    found = [block for block in blocks.blocks(PAGES[name]) if block.language == "python"]
     left_out = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as rest:
         patch.setitem(sys.modules, page.__name__, page)  # Dynamo imports what a function's names come from
-        for block in blocks.blocks(PAGES[name]):
-            if block.language != "python":
-                continue
+        for number, block in enumerate(found):
+            if number == (name == "README.md"):
+                rest.enter_context(light(""))
             # Empty lines in front, so that an error names the line of the page.
             code = compile("\n" * (block.line - 1) + block.code, name, "exec")
             if block.needs is not None and not blocks.NEEDS[block.needs]():
@@ -75,19 +76,15 @@ def a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     torch._dynamo.reset()
-    yield
+    # Inductor need not try for seconds whether the compiler's vector instructions work.
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+        yield
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_blocks_run_as_printed(name: str, a_folder: None) -> None:
-    with light(""):
-        run(name)
-
-
-def test_the_first_example_is_compiled_whole(a_folder: None) -> None:
-    first = next(b for b in blocks.blocks(PAGES["README.md"]) if b.language == "python")
-    run("README.md", until=first.line)
+    run(name)
 
 
 WITH_NEEDS = [
@@ -103,8 +100,7 @@ def test_blocks_that_need_something(name: str, line: int, needs: str, a_folder: 
     """So that what was not run is told."""
     if not blocks.NEEDS[needs]():
         pytest.skip(f"{name}:{line} was not run: it needs {needs}")
-    with light(""):
-        assert line not in run(name, until=line)
+    assert line not in run(name, until=line)
 
 
 def test_there_is_code_on_the_pages_that_should_have_some():
