@@ -1,4 +1,4 @@
-"""The tables of the README, made from stored results: each is named by a marker."""
+"""The tables of README and speed guide, made from stored results: each is named by a marker."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -129,9 +129,19 @@ def compile_time(folder: Path) -> str:
 def power_law(folder: Path) -> str:
     """The models of the guide on the large graph."""
     graph = "power law, 169,343 nodes, 2,332,486 edges, 128 channels"
+    return _over_graph(graph, folder / "nvidia-h200" / "guide-powerlaw-arxiv-cuda.json")
+
+
+def guide_gpu(folder: Path) -> str:
+    """The models of the guide on a GPU, on its own graph."""
+    graph = "guide, 10,000 nodes, 200,000 edges, 64 channels"
+    return _over_graph(graph, folder / "nvidia-h200" / "guide-guide-cuda.json")
+
+
+def _over_graph(graph: str, path: Path) -> str:
     header = ["graph", "model", "eager", "better torch.compile", "gnncompile", "over eager", "over compile"]
     rows: list[list[str]] = []
-    for model, found in Stored(folder / "nvidia-h200" / "guide-powerlaw-arxiv-cuda.json").by("model").items():
+    for model, found in Stored(path).by("model").items():
         eager, compiled, ours = _three(found)
         cells = _cells([eager, compiled, ours, times(eager, ours, 1), times(compiled, ours, 2)])
         rows.append([graph if not rows else "", model, *cells])
@@ -158,6 +168,18 @@ def guide_cpu(folder: Path) -> str:
     return markdown(header, rows)
 
 
+def memory_cpu(folder: Path) -> str:
+    """Peak memory of the models of the guide on a CPU."""
+    shown = ("eager", "compile", "gnncompile")
+    header = ["model", "peak: eager", "torch.compile", "gnncompile", "kept for the backward: eager"]
+    header += ["torch.compile", "gnncompile"]
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "memory-guide-guide-cpu.json").by("model").items():
+        cells = [number(found[row][column]) for column in ("peak_mib", "kept_mib") for row in shown]
+        rows.append([model, *cells])
+    return markdown(header, rows)
+
+
 def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
     """The medians of eager, of the better row of `torch.compile`, and ours."""
     return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
@@ -172,6 +194,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "minibatch": minibatch,
     "compile-time": compile_time,
     "powerlaw": power_law,
+    "guide-gpu": guide_gpu,
+    "memory-cpu": memory_cpu,
     "guide-cpu": guide_cpu,
 }
 """What a marker may name."""

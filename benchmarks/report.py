@@ -1,7 +1,7 @@
 """Makes tables and figures of README and docs again from the results that are stored in benchmarks/results.
 
-In the README a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`; docs/benchmarks.md and the figures
-in docs/figures are made whole.
+In the README and in docs/speed.md a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`;
+docs/benchmarks.md and the figures in docs/figures are made whole.
 With --check nothing is written, and the exit status is 1 if something would change.
 """
 
@@ -16,6 +16,9 @@ from .result_pages import page
 
 NAME = "report"
 HELP = "makes the tables and figures of README and docs from stored results"
+
+WITH_TABLES = ("README.md", "docs/speed.md")
+"""Pages written by hand in which tables stand."""
 
 MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 
@@ -42,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
 
 def made(root: Path) -> dict[Path, str]:
     """Returns the files as they should be."""
-    results, readme = root / "benchmarks" / "results", root / "README.md"
-    docs = root / "docs"
+    results, docs = root / "benchmarks" / "results", root / "docs"
+    texts = [path for path in (root / name for name in WITH_TABLES) if path.exists()]
     return {
-        readme: with_tables(readme.read_text(encoding="utf-8"), results),
+        **{path: with_tables(path.read_text(encoding="utf-8"), results) for path in texts},
         docs / "benchmarks.md": page(results),
         **{docs / "figures" / name: make(results) for name, make in FIGURES.items()},
     }
