@@ -74,7 +74,8 @@ def curve(step: Step, x: Tensor, edge_index: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, GIN, GAT])
 def test_losses_stay_together(device: str, recording: None, kind: Any) -> None:
     torch.manual_seed(0)
-    model = kind(8, 16, 2, 4).to(device)
+    # Without a kink: Adam makes a step of full size for a unit that wakes up, which it may do a step earlier or later.
+    model = kind(8, 16, 2, 4, act="tanh").to(device)
     x, edge_index, y = graph(device)
     exact = curve(plain(double := copy.deepcopy(model).double(), double, device), x.double(), edge_index, y)
     assert exact[-1] < 0.7 * exact[0]
