@@ -24,6 +24,7 @@ from gnncompile._compat.dynamo import (
     placeholders_as_fakes,
     run_uncompiled,
     source_name,
+    traced_here,
     tracked_input_name,
     valid_capture,
 )
@@ -35,7 +36,7 @@ from gnncompile._compat.inductor import (
     prepare_inductor,
     wait_for_vectors,
 )
-from gnncompile._compat.memory import StorageWeakRef, shared_bytes
+from gnncompile._compat.memory import StorageWeakRef, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.replicas import extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
@@ -114,12 +115,14 @@ __all__ = [
     "size_now",
     "source_name",
     "static_cuda_launch",
+    "storage_address",
     "substitute_construction",
     "substitute_largest",
     "substitute_methods",
     "symbolic_counts",
     "take_over_size",
     "trace_aten",
+    "traced_here",
     "tracked_input_name",
     "try_frames_again",
     "unknown_number",

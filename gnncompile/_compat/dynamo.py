@@ -14,6 +14,17 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 
 
+def traced_here() -> bool:
+    """Whether this thread is tracing, for Dynamo or for an export; ``torch.compiler.is_compiling()`` is also true in
+    the other threads of the process.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and (
+        torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+    )
+
+
 def current_backend() -> Any:
     """The backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
     found = InstructionTranslator.current_tx().output.compiler_fn

@@ -36,7 +36,7 @@ class Captured:
     observer: passes.Observer | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Backend:
     """Compiles captured graphs; one per compiled model, so that reports and modes are its own.
 
@@ -60,6 +60,9 @@ class Backend:
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
+
+    def __repr__(self) -> str:
+        return "gnncompile"  # what errors in it name
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
