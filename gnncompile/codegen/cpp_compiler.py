@@ -75,7 +75,9 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
         return _load(command, flags, source, temporary_dir() / f"{key}.so")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise Unsupported(f"C++ kernel: it can't be kept in any folder ({reason}); free some space") from error
+        raise Unsupported(
+            f"C++ kernel: it can't be kept in any folder ({reason}); free some space, or set CXX"
+        ) from error
 
 
 def _load(command: tuple[str, ...], flags: tuple[str, ...], source: str, path: Path) -> ctypes.CDLL:

@@ -146,7 +146,7 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
     if bad.device.type == "cpu":
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
-            _raise((int(index[at]), int(other[at])), limits, at)
+            _raise((int(index[at]), int(other[at])), limits, at, index is other)
         return
     if _capturing(bad):
         flag = _flags.get(bad.device)
@@ -183,16 +183,26 @@ def check_pending(wait: bool = False) -> None:
         if bool(first.bad.host):
             for flag in _flags.values():
                 flag.zero_()
-            _raise(None, first.limits, None)
+            _raise(None, first.limits, None, False)
 
 
-def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None) -> None:
+def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool) -> None:
+    if segments and found is not None and limits is not None:
+        raise IndexError(
+            f"edge_index or batch: entry {at} is {found[0]}, outside the graph; expected indices from "
+            f"{_range(limits[0])}. Check edge_index against x.size(0), batch against the number of graphs (size, "
+            "batch_size), edge_type against num_relations."
+        )
     what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
-    expected = f"; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}" if limits is not None else ""
+    expected = f"; expected indices from {_range(limits[0])} and {_range(limits[1])}" if limits is not None else ""
     raise IndexError(
         f"edge_index: {what} outside the graph{expected}. Check edge_index against x.size(0), or pass the right "
         "size/num_nodes; where edges have types, check edge_type against num_relations."
     )
+
+
+def _range(limit: int) -> str:
+    return f"0 to {limit - 1}" if limit else "no rows"
 
 
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
