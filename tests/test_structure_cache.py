@@ -236,6 +236,7 @@ def test_threads_that_share_a_cache() -> None:
     assert not wrong and len(cache) <= 4
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch.compile of 2.11 crashes in several threads")
 def test_two_models_are_compiled_and_run_by_many_threads(_light: None) -> None:
     """Also the first calls, which capture, come at once."""
     torch.manual_seed(0)
@@ -273,7 +274,8 @@ class Compiled(Dataset[Tensor]):
 
     def __getitem__(self, item: int) -> Tensor:
         self.graph.copy_(edges(item))
-        return torch.cat([self.model(X, self.graph, BATCH).detach(), self.model(X, edges(item), BATCH).detach()])
+        with torch.no_grad():  # torch can't differentiate in a fork of a process that did
+            return torch.cat([self.model(X, self.graph, BATCH), self.model(X, edges(item), BATCH)])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -281,7 +283,8 @@ def test_workers_that_are_forked(model: Net, compiled: Any) -> None:
     """They have the caches of the parent, whose other threads may have been in the middle of something."""
     locked = program_of(compiled).derived._rows._lock
     data = Compiled(compiled)
-    compiled(X, data.graph, BATCH)
+    with torch.no_grad():
+        compiled(X, data.graph, BATCH)
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -11,8 +11,25 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor import codecache, cpu_vec_isa, ir
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+from torch._inductor.virtualized import V
+
+__all__ = [
+    "CustomGraphPass",
+    "V",
+    "compile_inductor",
+    "fallback_handler",
+    "inductor_mode_options",
+    "inductor_option_names",
+    "ir",
+    "lowerings",
+    "prepare_inductor",
+    "register_lowering",
+    "wait_for_vectors",
+]
 
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:

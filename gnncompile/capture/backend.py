@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat, passes
+from gnncompile._compat.inductor import CustomGraphPass
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, NotPadded, Record, Skip
@@ -147,7 +148,7 @@ class Backend:
         }
 
 
-class _AfterDifferentiation(torch._inductor.custom_graph_pass.CustomGraphPass):
+class _AfterDifferentiation(CustomGraphPass):
     """The last passes; then regions are called without their autograd layer.
 
     Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.
