@@ -1,9 +1,12 @@
 # Two commands do everything, set-up included, on a fresh machine: `make demo` and `make test`.
 #   make demo               train four GNNs on real data: eager, torch.compile, gnncompile; one table, one plot
 #   make test               lint, format, types, unit tests, and a quick run of the demo
+#   make test-core          the tests of what depends on torch's internals, a part of all (`python -m tests.matrix`
+#                           runs them under the oldest, the pinned and the newest torch)
 #   make lint | format | clean
 # Variables:
 #   TORCH=2.12.1            another torch, in a virtual environment of its own (.venv-2.12.1)
+#   LOWEST=1                with TORCH: the lowest version of everything else that gnncompile needs
 #   PYTHON=python3.12       the interpreter that makes the virtual environment (default: the first supported one)
 #   PIP_ARGS="..."          passed to every pip install (for example an index that offers CPU builds of torch)
 #   DEMO_ARGS="--quick"     passed to the demo;  PYTEST_ARGS="-k gat" to pytest;  WORKERS=2 test processes
@@ -14,6 +17,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 TORCH ?=
+LOWEST ?=
 PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -23,11 +27,11 @@ WORKERS ?= 2
 find_python = for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done
 
-VENV := .venv$(if $(TORCH),-$(TORCH))
+VENV := .venv$(if $(TORCH),-$(TORCH))$(if $(LOWEST),-lowest)
 PY := $(VENV)/bin/python
 
 # The environment is built again when any of these changes, or when the checkout has moved.
-HASH := $(shell { cat pyproject.toml constraints.txt; echo '$(TORCH)|$(PIP_ARGS)|$(PYTHON)|$(CURDIR)'; } | cksum | tr ' ' '-')
+HASH := $(shell { cat pyproject.toml constraints.txt; echo '$(TORCH)|$(LOWEST)|$(PIP_ARGS)|$(PYTHON)|$(CURDIR)'; } | cksum | tr ' ' '-')
 STAMP := $(VENV)/.installed-$(HASH)
 
 # Types are checked with the pinned torch only: the stubs of others differ.
@@ -39,11 +43,11 @@ endif
 
 # Without a GPU every Triton kernel is tested under Triton's interpreter.
 NO_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 || echo 1)
-test: export TRITON_INTERPRET := $(if $(NO_GPU),1,$(TRITON_INTERPRET))
+test test-core: export TRITON_INTERPRET := $(if $(NO_GPU),1,$(TRITON_INTERPRET))
 # Several test processes share the cores: threads that wait must not spin.
-test: export OMP_WAIT_POLICY ?= PASSIVE
+test test-core: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test test-core lint format clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +70,13 @@ $(STAMP): pyproject.toml constraints.txt
 			echo 'numpy<2.4  # the interpreter of triton 3.6, which torch 2.11 pins, fails with 2.4' >> $(VENV)/constraints.txt;; \
 		esac; \
 		echo 'torch==$(TORCH)' >> $(VENV)/constraints.txt; \
+		if [ -n "$(LOWEST)" ]; then \
+			low=$$($(PY) -c 'from tests.matrix import lowest; print(*(f"{n}=={v}" for n, v in lowest().items() if n != "torch"))'); \
+			for one in $$low; do \
+				grep -v "^$${one%%=*}[=<]" $(VENV)/constraints.txt > $(VENV)/others.txt; mv $(VENV)/others.txt $(VENV)/constraints.txt; \
+				echo "$$one" >> $(VENV)/constraints.txt; \
+			done; \
+		fi; \
 	else cp constraints.txt $(VENV)/constraints.txt; fi
 	@echo "== installing into $(VENV) (minutes on a fresh machine, seconds afterwards)"
 	$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[test,dev,bench,examples]'
@@ -77,6 +88,13 @@ demo: $(STAMP)
 test: lint
 	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 	$(PY) examples/demo.py --quick
+
+CORE := compat packaging end_to_end compiled_module inputs errors bad_input caches cache_folder structure_cache layout \
+	cpp_kernels triton_kernels triton_hubs triton_launch vjp double_backward dropout dropout_layers recording train_step \
+	repeatable odd_layers selections no_guard support
+
+test-core: $(STAMP)
+	$(PY) -m pytest -n $(WORKERS) $(CORE:%=tests/test_%.py) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

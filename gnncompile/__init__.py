@@ -3,7 +3,19 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "Report", "TrainStep", "__version__", "compile", "explain", "loader", "warmup"]
+__all__ = [
+    "CacheInfo",
+    "Loader",
+    "Report",
+    "TrainStep",
+    "__version__",
+    "cache_info",
+    "clear_cache",
+    "compile",
+    "explain",
+    "loader",
+    "warmup",
+]
 
 import_error: Exception | None = None
 """Why gnncompile is of no use here (a torch or PyG that is missing or too old); None if it is."""
@@ -13,6 +25,7 @@ try:
     from gnncompile.capture.compiled import compile
     from gnncompile.capture.warmup import warmup
     from gnncompile.report.explain import Report, explain
+    from gnncompile.runtime.identity import CacheInfo, cache_info, clear_cache
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:
     # Raised when something is asked for, not here: `python -m gnncompile doctor` must be able to say what to do.

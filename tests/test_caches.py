@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gnncompile import _compat
+from gnncompile._compat import inductor
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels
@@ -74,9 +74,9 @@ def test_another_process_takes_all_from_disk_and_another_version_nothing(tmp_pat
     torch.testing.assert_close(other[:2], [out, gradient])
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     for found, (hits, misses) in ((first, (0, 1)), (other, (0, 1)), (again, (1, 0))):
-        aot, inductor = found[2:]
+        aot, graphs = found[2:]
         assert (aot.get("autograd_cache_hit", 0), aot.get("autograd_cache_miss", 0)) == (hits, misses)
-        assert inductor.get("fxgraph_cache_miss", 0) == 2 * misses
+        assert graphs.get("fxgraph_cache_miss", 0) == 2 * misses
         assert not aot.get("autograd_cache_bypass")
 
 
@@ -131,13 +131,13 @@ def test_the_trial_of_vector_instructions_runs_once(monkeypatch: pytest.MonkeyPa
     def trial() -> None:
         begun.set()
         go.wait(10)
-        found.append(_compat.cpu_vec_isa.valid_vec_isa_list())
+        found.append(inductor.cpu_vec_isa.valid_vec_isa_list())
 
-    monkeypatch.setattr(_compat, "_preparing", {})
-    _compat._begin("vectors", trial)
-    _compat._begin("vectors", lambda: found.append("twice"))
+    monkeypatch.setattr(inductor, "_preparing", {})
+    inductor._begin("vectors", trial)
+    inductor._begin("vectors", lambda: found.append("twice"))
     assert begun.wait(10)
-    other = threading.Thread(target=lambda: found.append(_compat.cpu_vec_isa.valid_vec_isa_list()))
+    other = threading.Thread(target=lambda: found.append(inductor.cpu_vec_isa.valid_vec_isa_list()))
     other.start()
     other.join(0.1)
     assert other.is_alive() and not found

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat, passes
+from gnncompile._compat.inductor import CustomGraphPass
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, NotPadded, Record, Skip
@@ -36,7 +37,7 @@ class Captured:
     observer: passes.Observer | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Backend:
     """Compiles captured graphs; one per compiled model, so that reports and modes are its own.
 
@@ -60,6 +61,9 @@ class Backend:
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
+
+    def __repr__(self) -> str:
+        return "gnncompile"  # what errors in it name
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
@@ -144,7 +148,7 @@ class Backend:
         }
 
 
-class _AfterDifferentiation(torch._inductor.custom_graph_pass.CustomGraphPass):
+class _AfterDifferentiation(CustomGraphPass):
     """The last passes; then regions are called without their autograd layer.
 
     Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class Program:
         self.may_be_lazy = True
         self.empty_is_special = False
         self.pads = bool(own["record"])
+        self.ready, self._first_call = False, threading.RLock()
         self._start()
 
     def _start(self) -> None:
@@ -89,6 +91,14 @@ class Program:
         if self.may_be_lazy:
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         self.skipped_hooks()
+        if self.ready:
+            return self._run(args, kwargs)
+        with self._first_call:  # of threads that come at once each would capture the same, up to Dynamo's limit
+            result = self._run(args, kwargs)
+            self.ready = True
+            return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for _ in range(16):
             try:
                 call = self.take(args, kwargs)
@@ -200,7 +210,7 @@ class Program:
         self._note(skip)
         warnings.warn(
             f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -216,14 +226,14 @@ class CompiledModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled forward, hooks included."""
-        if torch.compiler.is_compiling():
+        if _compat.traced_here():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]  # part of a larger capture: be transparent
         program: Program = object.__getattribute__(self, "_gnncompile_program")
         return program(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as calling the module."""
-        if torch.compiler.is_compiling():
+        if _compat.traced_here():
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return CompiledModule.__call__(self, *args, **kwargs)
 
@@ -392,7 +402,7 @@ def compile(
 
     @functools.wraps(model)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _compat.traced_here():
             return model(*args, **kwargs)
         return program(args, kwargs)
 

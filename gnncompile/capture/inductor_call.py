@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.virtualized import V
+
+from gnncompile._compat.inductor import V, ir
 
 
 class Call(ir.ExternKernel):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.lowering import fallback_handler, register_lowering
-from torch._inductor.virtualized import V
 
+from gnncompile._compat.inductor import V, fallback_handler, ir, register_lowering
 from gnncompile.capture.inductor_call import Call
 from gnncompile.runtime import dense_ops  # noqa: F401  (defines the op)
 

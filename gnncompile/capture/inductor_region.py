@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
-from torch._inductor.virtualized import V
 
+from gnncompile._compat.inductor import V, fallback_handler, ir, lowerings, register_lowering
 from gnncompile.capture.inductor_call import Call
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse

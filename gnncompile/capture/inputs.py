@@ -320,14 +320,21 @@ class Checker:
         """Raises TypeError or ValueError that names the argument."""
         if self.position is not None:
             found = args[self.position] if self.position < len(args) else kwargs.get(EDGE_INDEX)
-            if type(found) is Tensor and found.layout == torch.strided:
+            if type(found) is Tensor and found.layout == torch.strided and not found.is_nested:
                 check_edge_index(found)
         self._check_devices(args, kwargs)
 
     def _check_devices(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         first: tuple[str, torch.device] | None = None
         for name, value in (*enumerate(args), *kwargs.items()):
-            if type(value) is not Tensor or value.dim() == 0:
+            if type(value) is not Tensor:
+                continue
+            if value.is_nested:
+                raise TypeError(
+                    f"argument {name!r}: found a nested tensor, expected a plain one. Put graphs into one with "
+                    "torch_geometric.data.Batch, and pass its tensors."
+                )
+            if value.dim() == 0:
                 continue
             if first is None:
                 first = f"argument {name!r}", value.device

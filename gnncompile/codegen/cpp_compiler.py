@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -17,7 +18,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from gnncompile.codegen.cache_dir import cache_dir
+from gnncompile.codegen.cache_dir import cache_dir, give_up, temporary_dir, who_writes
 from gnncompile.errors import Unsupported
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -25,6 +26,12 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-e
 
 MESSAGE_LINES = 12
 """How much of a compiler's message an error repeats."""
+
+
+NO_ROOM = ("No space left on device", "Disk quota exceeded", "Read-only file system")
+"""What compilers say where it is not the source that is wrong."""
+
+logger = logging.getLogger(__name__)
 
 
 def compiler() -> tuple[str, ...]:
@@ -44,17 +51,36 @@ def compiler() -> tuple[str, ...]:
 def load(source: str, contract: bool) -> ctypes.CDLL:
     """The shared object of `source`, from the cache or compiled now.
 
+    Where the cache folder can't be written to, its disk is full, or nothing there may be executed, a warning says so
+    and a folder of this process serves instead.
+
     Args:
         source: One C++17 translation unit.
         contract: Whether a product and a sum may be fused into one rounding.
 
     Raises:
-        Unsupported: There is no compiler, or it rejects the source.
+        Unsupported: There is no compiler, it rejects the source, or no folder takes what it makes.
     """
     command = compiler()
     flags = (*FLAGS, *_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
-    key = "\0".join([source, _version(command), *flags, _cpu()])
-    path = cache_dir() / f"{hashlib.sha256(key.encode()).hexdigest()}.so"
+    key = hashlib.sha256("\0".join([source, _version(command), *flags, _cpu()]).encode()).hexdigest()
+    try:
+        folder = cache_dir()
+        try:
+            return _load(command, flags, source, folder / f"{key}.so")
+        except OSError as error:
+            if folder == temporary_dir():
+                raise
+            give_up(folder, error.strerror or str(error))
+        return _load(command, flags, source, temporary_dir() / f"{key}.so")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Unsupported(
+            f"C++ kernel: it can't be kept in any folder ({reason}); free some space, or set CXX"
+        ) from error
+
+
+def _load(command: tuple[str, ...], flags: tuple[str, ...], source: str, path: Path) -> ctypes.CDLL:
     if not _intact(path):
         _build(command, flags, (), source, path)
     try:
@@ -91,28 +117,52 @@ def _checksum_file(path: Path) -> Path:
 
 
 def _intact(path: Path) -> bool:
-    """Whether the shared object is there and is what was written."""
+    """Whether the shared object is there, is what was written for this key, and nobody else may have written it."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == _checksum_file(path).read_text()
-    except OSError:
+        with open(path, "rb") as file, open(_checksum_file(path), encoding="ascii") as checksum:
+            problem = who_writes(file.fileno()) or who_writes(checksum.fileno())
+            if not problem and _checksum(path.stem, file.read()) == checksum.read():
+                return True
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    logger.warning("%s is compiled again: %s", path, problem or "it is not what was written there")
+    return False
+
+
+def _checksum(key: str, content: bytes) -> str:
+    """Of a file and the key that it was made for: that of another key is as bad as one of other bytes."""
+    return hashlib.sha256(key.encode() + b"\0" + content).hexdigest()
 
 
 def _build(command: tuple[str, ...], flags: tuple[str, ...], link: tuple[str, ...], source: str, path: Path) -> None:
-    """Compiles `source` to `path`; other processes see nothing, or a whole file."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as name:
+    """Compiles `source` to `path`; other processes see nothing, or a whole file.
+
+    Raises:
+        OSError: It can't be written.
+        Unsupported: The compiler rejects it.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         # The source comes from stdin and the names are fixed, so that equal source gives equal bytes.
         _run([*command, *flags, "-x", "c++", "-c", "-", "-o", "kernel.o"], folder, source)
         _run([*command, "-shared", *link, "kernel.o", "-o", "kernel.so"], folder, "")
-        digest = hashlib.sha256((folder / "kernel.so").read_bytes()).hexdigest()
-        (folder / "kernel.sha256").write_text(digest)
-        os.replace(folder / "kernel.so", path)
-        os.replace(folder / "kernel.sha256", _checksum_file(path))
+        made, checksum = folder / "kernel.so", folder / "kernel.sha256"
+        checksum.write_text(_checksum(path.stem, made.read_bytes()), encoding="ascii")
+        for file in (made, checksum):
+            file.chmod(0o600)  # whatever the user's umask is
+        os.replace(made, path)
+        os.replace(checksum, _checksum_file(path))
 
 
 def _run(command: list[str], folder: Path, text: str) -> None:
-    done = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = "\n".join(done.stderr.splitlines()[:MESSAGE_LINES])
-        raise Unsupported(f"C++ kernel: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False, env=environment)
+    if not done.returncode:
+        return
+    full = next((text for text in NO_ROOM if text in done.stderr), None)
+    if full is not None:
+        raise OSError(f"{full} (said {command[0]})")
+    message = "\n".join(done.stderr.splitlines()[:MESSAGE_LINES])
+    raise Unsupported(f"C++ kernel: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from gnncompile.codegen.cpp_compiler import load
 from gnncompile.codegen.cpp_plan import plan
 from gnncompile.codegen.cpp_source import positions, source
+from gnncompile.errors import Unsupported
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -43,7 +44,10 @@ class CppKernel:
         self._dtypes = tuple(tensor_type(kinds[at]) for at in self._positions)
         self._dtypes += tuple(tensor_type(out.dtype) for out in region.outputs)
         self._library = load(self.source, contract=not region.exact)
-        self._entry = self._library.run
+        try:
+            self._entry = self._library.run
+        except AttributeError as error:
+            raise Unsupported(f"C++ kernel: {error}; check the compiler or set CXX") from error
         # Bytes made by struct reach C several times faster than an array made by ctypes.
         self._pack = struct.Struct(f"{HEADER + len(self._dtypes)}q").pack
         self._entry.argtypes = (ctypes.c_char_p,)

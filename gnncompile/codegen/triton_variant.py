@@ -1,12 +1,13 @@
-"""One Triton kernel of a region: imported from the folder of generated modules, and launched at little cost."""
+"""One Triton kernel of a region: made from its generated text, and launched at little cost."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import linecache
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import itemgetter, or_
 from pathlib import Path
@@ -18,7 +19,7 @@ import triton
 from torch import Tensor
 
 from gnncompile import _compat
-from gnncompile.codegen.cache_dir import cache_dir
+from gnncompile.codegen.cache_dir import cache_dir, chosen, give_up
 from gnncompile.codegen.triton_layers import read_as_words
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, power_of_two
 from gnncompile.codegen.triton_source import source
@@ -184,28 +185,36 @@ def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
 
 
 def _module(text: str) -> ModuleType:
-    """Imports a generated module from the cache folder (Triton reads a kernel's source from its file)."""
+    """A generated module. What is executed is `text`, never a file; its file is there for debuggers and profilers.
+
+    Triton reads a kernel's source as tracebacks do, through ``linecache``.
+    """
     digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
-    folder = cache_dir() / "triton"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"region_{digest[:32]}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        _write(path, text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"can't import the generated kernel {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path = Path("triton") / f"region_{digest[:32]}.py"
+    try:
+        path = cache_dir() / path
+        _keep(path, text)
+    except OSError as error:
+        give_up(chosen(), error.strerror or str(error))
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    # Without a time of change, what is remembered of the file is not compared with it.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return module
 
 
-def _write(path: Path, text: str) -> None:
+def _keep(path: Path, text: str) -> None:
     """Writes a file whole or not at all, since other processes may write and read it at the same time."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if path.exists() and path.read_bytes() == text.encode():
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")  # with mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise

@@ -1,11 +1,13 @@
 """Remembers what was made from tensors, by the tensors' identity and version.
 
 An in-place change raises a tensor's version counter and is noticed; freed memory that is used again is another
-storage object and is noticed too. What changes values without the counter (``tensor.data``, a NumPy view) is not.
+storage object and is noticed too, and so is other memory behind the same tensor. What changes values without the
+counter (``tensor.data.add_()``, a NumPy view, another process that shares the memory) is not.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -13,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnncompile._compat import StorageWeakRef
+from gnncompile._compat import StorageWeakRef, storage_address
+from gnncompile.runtime.streams import Ordered
 
 Key = tuple[Any, ...]
 
@@ -47,9 +50,21 @@ _LOOKED_AT = 4
 
 @dataclass(frozen=True)
 class _Entry:
+    """What was made.
+
+    Attributes:
+        key: Of what it was made from.
+        owners: Keep the addresses in the key from being used again.
+        made: The tensors.
+        size: Their bytes.
+        order: Lets streams other than the one they were made on wait for them.
+    """
+
+    key: Key
     owners: list[StorageWeakRef]
     made: list[Tensor]
     size: int
+    order: Ordered | None
 
 
 class IdentityCache:
@@ -57,13 +72,27 @@ class IdentityCache:
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.max_entries, self.max_bytes = max_entries, max_bytes
-        self.misses = 0
+        self.hits, self.misses = 0, 0
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        self._last: tuple[list[Any], list[Tensor]] | None = None
+        self._last: _Entry | None = None
+        with _caches_lock:
+            _caches.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is remembered."""
+        with self._lock:
+            return sum(entry.size for entry in self._entries.values())
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._entries.clear()
+            self._last = None
 
     def get(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         """What ``make(*inputs)`` returned for these tensors and numbers, or returns now."""
@@ -73,23 +102,33 @@ class IdentityCache:
         return made
 
     def _find(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
-        last = self._last
-        if last is not None and _unchanged(last[0], inputs):
-            return last[1]
-        key, owners = identify(inputs)
+        key = identify(inputs)
+        entry = None
         if key is not None:
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is not None:
-                    self._entries.move_to_end(key)
-                    self._last = _remember(inputs), entry.made
-                    return entry.made
+            entry = self._last
+            if entry is None or entry.key != key:
+                with self._lock:
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        self._entries.move_to_end(key)
+                        self._last = entry
+        if entry is None:
+            return self._make(key, inputs, make)
+        self.hits += 1
+        if entry.order is not None:
+            entry.order.follow()
+        return entry.made
+
+    def _make(self, key: Key | None, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         self.misses += 1
+        # References first: while they are held nothing else can get these addresses.
+        owners = [StorageWeakRef(v.untyped_storage()) for v in inputs if isinstance(v, Tensor)]
         made = make(*inputs)
-        if key is not None:
-            self._last = _remember(inputs), made
+        # Another thread may have changed an input by now: what was made is of neither value then.
+        if key is not None and identify(inputs) == key:
+            entry = _Entry(key, owners, made, sum(t.numel() * t.element_size() for t in made), Ordered.after(made))
             with self._lock:
-                self._entries[key] = _Entry(owners, made, sum(t.numel() * t.element_size() for t in made))
+                self._entries[key] = self._last = entry
                 self._trim()
         return made
 
@@ -103,41 +142,78 @@ class IdentityCache:
             total -= self._entries.popitem(last=False)[1].size
 
 
-def _remember(inputs: Sequence[Any]) -> list[Any]:
-    """What tells quickly that the very same objects came again."""
-    return [(weakref.ref(v), v._version, v.data_ptr(), v.shape) if isinstance(v, Tensor) else v for v in inputs]
+def identify(inputs: Sequence[Any]) -> Key | None:
+    """A key that no other tensor value can have while the storages of these are referenced, weakly or not.
 
-
-def _unchanged(known: list[Any], inputs: Sequence[Any]) -> bool:
-    for old, new in zip(known, inputs, strict=True):
-        if not isinstance(new, Tensor):
-            if old != new:
-                return False
-        elif (
-            not isinstance(old, tuple)
-            or old[0]() is not new
-            or old[1] != new._version
-            or old[2] != new.data_ptr()
-            or old[3] != new.shape
-        ):
-            return False
-    return True
-
-
-def identify(inputs: Sequence[Any]) -> tuple[Key | None, list[StorageWeakRef]]:
-    """A key that no other tensor value can have while the returned references are held.
-
-    None for tensors without a version counter (made under ``torch.inference_mode``).
+    None if there are tensors without a version counter (made under ``torch.inference_mode``).
     """
     parts: list[Any] = []
-    owners = []
     for value in inputs:
         if not isinstance(value, Tensor):
             parts.append(value)
             continue
         if value.is_inference():
-            return None, []
-        owner = StorageWeakRef(value.untyped_storage())
-        owners.append(owner)
-        parts.append((owner.cdata, value._version, value.storage_offset(), value.shape, value.stride(), value.dtype))
-    return tuple(parts), owners
+            return None
+        parts.append(
+            (storage_address(value), value._version, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        )
+    return tuple(parts)
+
+
+class CacheInfo(NamedTuple):
+    """What is remembered of graphs: see :func:`cache_info`.
+
+    Attributes:
+        entries: Graphs, and parts of them, that something is remembered of.
+        bytes: Memory that it takes, on all devices.
+        hits: How often something was found.
+        misses: How often something was made: for a graph that is new, was changed or was forgotten.
+    """
+
+    entries: int
+    bytes: int
+    hits: int
+    misses: int
+
+
+_caches: weakref.WeakSet[IdentityCache] = weakref.WeakSet()
+"""Those of all compiled models that are still there."""
+_caches_lock = threading.Lock()
+
+
+def _all() -> list[IdentityCache]:
+    with _caches_lock:
+        return list(_caches)
+
+
+def cache_info() -> CacheInfo:
+    """What compiled models remember of the graphs that they were called with: layouts, degrees, self loops.
+
+    Each captured graph keeps at most ``options={"structure_cache_entries": n, "structure_cache_bytes": n}``; the least
+    recently used goes first.
+    """
+    found = _all()
+    return CacheInfo(
+        sum(map(len, found)), sum(c.nbytes for c in found), sum(c.hits for c in found), sum(c.misses for c in found)
+    )
+
+
+def clear_cache() -> None:
+    """Forgets what compiled models remember of graphs, and frees its memory; the next call with each makes it anew.
+
+    Compiled code, recordings (and the structure that they replay with) and the folder of kernels stay.
+    """
+    for cache in _all():
+        cache.clear()
+
+
+def _after_fork() -> None:
+    """A thread that is not there any more may have held a lock."""
+    global _caches_lock
+    _caches_lock = threading.Lock()
+    for cache in list(_caches):
+        cache._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

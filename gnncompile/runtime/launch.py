@@ -207,8 +207,12 @@ def _generate(region: Region, device: str) -> Kernel:
         from gnncompile.codegen.cpp_kernel import CppKernel
 
         return CppKernel(region)
-    from gnncompile.codegen.triton_kernel import triton_kernel
-
+    try:
+        from gnncompile.codegen.triton_kernel import triton_kernel
+    except Exception as error:  # whatever a broken or missing Triton raises
+        raise Unsupported(
+            f"Triton can't be used: {error}; `python -m gnncompile doctor` says how to mend it"
+        ) from error
     return triton_kernel(region)
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnncompile.runtime.streams import Ordered
+
 MAX_INDEX = 2**31 - 1 - 2**13
 """Most rows and edges: kernels count in int32, and may count up to one step of a loop past the end."""
 
@@ -63,6 +65,7 @@ class Hubs:
         pieces: To which place in `rows` a piece belongs, -1 behind the last piece, int32 ``[most pieces]``.
         version: Of the rowptr that the lists were made from, at that time.
         number: How many hubs and pieces there are; None while the host does not know.
+        order: Lets other streams than the one that the lists were made on wait for them.
     """
 
     rows: Tensor
@@ -70,6 +73,7 @@ class Hubs:
     version: int
     number: tuple[int, int] | None
     _arriving: _Arriving | None
+    order: Ordered | None = None
 
     def programs(self) -> tuple[int, int]:
         """For how many hubs and pieces to launch: as many as there can be until their numbers are known. No sync."""
@@ -90,6 +94,7 @@ class _Rows:
 
     rows: Tensor
     version: int
+    order: Ordered | None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """As that of :class:`Hubs`."""
@@ -184,7 +189,7 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
     if bad.device.type == "cpu":
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
-            _raise((int(index[at]), int(other[at])), limits, at)
+            _raise((int(index[at]), int(other[at])), limits, at, index is other)
         return
     if _capturing(bad):
         flag = _flags.get(bad.device)
@@ -221,16 +226,26 @@ def check_pending(wait: bool = False) -> None:
         if bool(first.bad.host):
             for flag in _flags.values():
                 flag.zero_()
-            _raise(None, first.limits, None)
+            _raise(None, first.limits, None, False)
 
 
-def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None) -> None:
+def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool) -> None:
+    if segments and found is not None and limits is not None:
+        raise IndexError(
+            f"edge_index or batch: entry {at} is {found[0]}, outside the graph; expected indices from "
+            f"{_range(limits[0])}. Check edge_index against x.size(0), batch against the number of graphs (size, "
+            "batch_size), edge_type against num_relations."
+        )
     what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
-    expected = f"; expected indices from 0 to {limits[0] - 1} and 0 to {limits[1] - 1}" if limits is not None else ""
+    expected = f"; expected indices from {_range(limits[0])} and {_range(limits[1])}" if limits is not None else ""
     raise IndexError(
         f"edge_index: {what} outside the graph{expected}. Check edge_index against x.size(0), or pass the right "
         "size/num_nodes; where edges have types, check edge_type against num_relations."
     )
+
+
+def _range(limit: int) -> str:
+    return f"0 to {limit - 1}" if limit else "no rows"
 
 
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
@@ -247,6 +262,8 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
         return None
     found = given_hubs(rowptr)
     if found is not None and found.version == _version(rowptr):
+        if found.order is not None:
+            found.order.follow()
         return found
     most = _most_hubs(rowptr.size(0) - 1, num_edges)
     if not most:
@@ -275,11 +292,13 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
     """
     found: _Rows | None = getattr(rowptr, _ROWS, None)
     if found is not None and found.version == _version(rowptr):
+        if found.order is not None:
+            found.order.follow()
         return found.rows
     positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
     rows = torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
     if not _capturing(rowptr):
-        setattr(rowptr, _ROWS, _Rows(rows, _version(rowptr)))
+        setattr(rowptr, _ROWS, _Rows(rows, _version(rowptr), Ordered.after([rows])))
     return rows
 
 
@@ -299,7 +318,8 @@ def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
     version = _version(rowptr)
     if number.device.type == "cpu":
         return Hubs(table, owner, version, _pair(number), None)
-    return Hubs(table, owner, version, None, None if _capturing(rowptr) else _Arriving.of(number))
+    arriving = None if _capturing(rowptr) else _Arriving.of(number)
+    return Hubs(table, owner, version, None, arriving, Ordered.after([table, owner]))
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:

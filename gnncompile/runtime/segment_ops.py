@@ -201,12 +201,23 @@ WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
 """What each differentiable marker means in torch ops."""
 
 
+def _check_index(index: Tensor) -> None:
+    """Raises TypeError where torch's own scatter would refuse an index: its values would be cut to integers."""
+    if index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"index (of edges, or batch): found dtype {index.dtype}, expected torch.int64 (or int32). Convert it with "
+            "index.long()."
+        )
+
+
 def _fake_segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
+    _check_index(index)
     torch._check(src.size(0) == index.size(0), lambda: "segment_reduce: src and index differ in length")
     return src.new_empty((num_segments, *src.shape[1:]))
 
 
 def _fake_segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    _check_index(index)
     torch._check(src.size(0) == index.size(0), lambda: "segment_softmax: src and index differ in length")
     return torch.empty_like(src)
 

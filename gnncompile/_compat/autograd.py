@@ -1,0 +1,92 @@
+"""Tracing into aten ops, and what autograd keeps and sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._guards import TracingContext
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from gnncompile._compat.compiles import compiling
+
+
+def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
+    """Composite ops are traced as ``ours(ordinary, *args)`` in compiles of ours; `ordinary` is what torch does."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def ordinary(*args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(key, *args, **kwargs)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return ordinary(*args, **kwargs) if compiling.patches is None else ours(ordinary, *args, **kwargs)
+
+    op.py_impl(key)(traced)
+
+
+@contextmanager
+def inside_an_op_with_autograd() -> Iterator[None]:
+    """Lets autograd watch what an op's own kernel does: by then dispatch is below autograd."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        exclude = exclude.remove(torch._C._dispatch_key_parse(key))
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
+def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
+    """Traces a Dynamo graph into aten ops, above autograd: composite ops such as batch norm stay whole."""
+    mode = next((f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor)), None)
+
+    def run(*args: Any) -> Any:
+        with fx.traceback.preserve_node_meta():
+            return fx.Interpreter(gm).run(*args)
+
+    with mode or backend_fake_mode():
+        return make_fx(run, pre_dispatch=True)(*fakes)
+
+
+def backend_fake_mode() -> Any:
+    """The fake mode that Inductor compiles the current graph under."""
+    return TracingContext.get().fake_mode
+
+
+def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Differentiates a graph as Inductor would be given it, and runs it uncompiled."""
+
+    def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(gm.forward)
+
+    return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+
+
+def keeps_graph() -> bool:
+    """Whether the running backward was asked to leave its graph for another one (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
+    """What compiled code keeps for the backward of its results."""
+    kept: list[Tensor] = []
+    for node in {r.grad_fn for r in results}:
+        reached: list[Any] = [node]
+        while reached:
+            node = reached.pop()
+            kept += [*getattr(node, "saved_tensors", ()), *getattr(node, "_tensors_no_vc_check", ())]
+            reached += [n for n, _ in getattr(node, "next_functions", ()) if n is not None]
+    return kept
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether functions of the user's are called with a tensor's gradient."""
+    return bool(tensor._backward_hooks)
+
+
+def keep_versions(tensors: Sequence[Tensor]) -> Any:
+    """A block in which writing to these tensors goes unnoticed by autograd and by caches."""
+    return cast(Any, torch.autograd)._unsafe_preserve_version_counter(tuple(tensors))

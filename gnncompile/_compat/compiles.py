@@ -1,0 +1,153 @@
+"""Settings that hold while torch compiles something of ours, in that thread only; further tries of what fails."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch.fx.experimental._config as shape_config_module
+from torch._dynamo import convert_frame
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
+
+logger = logging.getLogger(__name__)
+
+shape_config: Any = shape_config_module
+
+
+class _Thread(threading.local):
+    """Whether a compile that starts now in this thread is ours, and the patches it runs under."""
+
+    calls = 0
+    empty_is_special = False
+    captures_selections = True
+    patches: ExitStack | None = None
+
+
+compiling = _Thread()
+
+
+_PATCHES: tuple[Callable[[], Any], ...] = (
+    # No two sizes are assumed equal because they once were, none special because it was 0 or 1 (unless that is asked).
+    lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=not compiling.empty_is_special),
+    # dynamic=True would otherwise turn dropout rates and slopes into tensors.
+    # Recurrent layers may be looked at; to run one breaks the graph (gnncompile.capture.layers.uncaptured).
+    # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
+    lambda: dynamo_config.patch(
+        specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
+    ),
+    # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
+    lambda: dynamo_config.patch(
+        capture_scalar_outputs=compiling.captures_selections,
+        capture_dynamic_output_shape_ops=compiling.captures_selections,
+    ),
+    # Their backward is compiled with the forward, when there is still a way back.
+    lambda: functorch_config.patch(force_non_lazy_backward_lowering=compiling.captures_selections),
+)
+
+
+def _compile_starts(_: Any) -> None:
+    if compiling.calls and compiling.patches is None:
+        compiling.patches = ExitStack()
+        for patch in _PATCHES:
+            compiling.patches.enter_context(patch())
+
+
+def _compile_ends(_: Any = None) -> None:
+    if compiling.patches is not None:
+        patches, compiling.patches = compiling.patches, None
+        patches.close()
+
+
+def _watch_compiles() -> None:
+    if _compile_starts not in callback_handler.start_callbacks:  # torch._dynamo.reset() forgets them
+        callback_handler.register_start_callback(_compile_starts)
+        callback_handler.register_end_callback(_compile_ends)
+
+
+class symbolic_counts:  # noqa: N801  (used as a function)
+    """Compiles inside this block see numbers of nodes, edges and graphs as symbols.
+
+    Settings change only while Dynamo compiles and only in this thread: entering costs nothing on the calls between.
+
+    Args:
+        empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
+        selections: Whether sizes that only the data knows are captured.
+    """
+
+    __slots__ = ("before", "here")
+
+    def __init__(self, empty_is_special: bool = False, selections: bool = True) -> None:
+        self.here = empty_is_special, selections
+
+    def __enter__(self) -> None:
+        _watch_compiles()
+        compiling.calls += 1
+        self.before = compiling.empty_is_special, compiling.captures_selections
+        compiling.empty_is_special, compiling.captures_selections = self.here
+
+    def __exit__(self, *_: object) -> None:
+        compiling.calls -= 1
+        compiling.empty_is_special, compiling.captures_selections = self.before
+        if not compiling.calls:
+            _compile_ends()  # another thread may have ended the last compile
+
+
+def try_frames_again() -> None:
+    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways.
+
+    These are: sizes of 0 and 1 as numbers, and graph breaks at sizes that only the data knows.
+
+    Torch takes a row for as many as another tensor has where both numbers are symbols; code may ask a size for its
+    value, as ``range(int(k))`` does, where Dynamo has no graph break.
+    """
+    once: Any = convert_frame._compile
+    signature = inspect.signature(once)
+
+    @functools.wraps(once)
+    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(*args, **kwargs)
+        except (SkipFrame, Unsupported):
+            raise
+        except Exception as error:
+            if not compiling.calls:
+                raise
+            first = error
+        usual = compiling.empty_is_special, compiling.captures_selections
+        others = [(special, selections) for selections in (True, False) for special in (False, True)]
+        for way in others[others.index(usual) + 1 :]:
+            logger.info("captured again with %s: %s", way, first)
+            compiling.empty_is_special, compiling.captures_selections = way
+            try:
+                return once(*args, **kwargs)
+            except (SkipFrame, Unsupported):
+                raise
+            except Exception as error:
+                logger.info("not captured either: %s", error)
+            finally:
+                compiling.empty_is_special, compiling.captures_selections = usual
+        if _is_of_dynamo(first) and not signature.bind(*args, **kwargs).arguments["one_graph"]:
+            logger.warning("a part of the model runs uncompiled, since Dynamo fails in it: %s", first)
+            return cast(Any, convert_frame).ConvertFrameReturn()
+        raise first
+
+    convert_frame._compile = compile_frame
+
+
+def _is_of_dynamo(error: BaseException) -> bool:
+    """Whether an error is one inside Dynamo, not of the code that it traces."""
+    last = list(traceback.walk_tb(error.__traceback__))[-1:]
+    inside = os.path.join("torch", "_dynamo") + os.sep
+    return isinstance(error, (InternalTorchDynamoError, LookupError)) and any(
+        inside in frame.f_code.co_filename for frame, _ in last
+    )

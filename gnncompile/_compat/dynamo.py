@@ -1,0 +1,114 @@
+"""What the running Dynamo trace knows, and what came of traces."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+
+
+def traced_here() -> bool:
+    """Whether this thread is tracing, for Dynamo or for an export; ``torch.compiler.is_compiling()`` is also true in
+    the other threads of the process.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and (
+        torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+    )
+
+
+def current_backend() -> Any:
+    """The backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
+    found = InstructionTranslator.current_tx().output.compiler_fn
+    while True:
+        inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
+        if inner is None or inner is found:
+            return found
+        found = inner
+
+
+def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
+    return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+
+
+def calling_file(skip: str) -> str:
+    """The file of the innermost function that Dynamo is tracing, the file `skip` left out."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        translator = frame.f_locals.get("self")
+        if isinstance(translator, InstructionTranslatorBase) and translator.f_code.co_filename != skip:
+            return translator.f_code.co_filename
+        frame = frame.f_back
+    return ""
+
+
+def tracked_input_name(fake: Tensor) -> str | None:
+    """The source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace."""
+    try:
+        tx = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return None
+    for tracked in tx.output.tracked_fakes:
+        if tracked.fake is fake:
+            return source_name(tracked.source)
+    return None
+
+
+def source_name(source: Any) -> str:
+    """A Dynamo source as Python text; a method up to torch 2.12, a property later."""
+    name = source.name
+    return str(name() if callable(name) else name)
+
+
+def input_source(node: fx.Node) -> str:
+    """Where an input of a Dynamo graph comes from, as Python text: ``L['args'][0]``; its name where that is unknown."""
+    source = getattr(node, "_dynamo_source", None)
+    return node.name if source is None else source_name(source)
+
+
+def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
+    """The fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
+    return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def run_uncompiled(fn: Callable[..., Any]) -> None:
+    """Dynamo leaves a function, and all that it calls, to Python from now on, where it does not inline it."""
+    set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
+    """The compiled form of a function whose guards hold for these arguments."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
+    for found in _debug_get_cache_entry_list(fn.__code__):
+        if found.guard_manager.check(frame):
+            return found.guard_manager
+    return None
+
+
+CAPTURE_ERRORS = (
+    torch._dynamo.exc.Unsupported,
+    torch._dynamo.exc.UserError,
+    torch._dynamo.exc.TorchRuntimeError,
+    torch._dynamo.exc.FailOnRecompileLimitHit,
+)
+"""What Dynamo raises where a whole graph is wanted and it can't capture one."""
+
+
+def graph_breaks() -> int:
+    """How many graph breaks Dynamo has counted."""
+    return sum(counters()["graph_break"].values())
+
+
+def counters() -> Any:
+    """Dynamo's counters of graph breaks and captured graphs."""
+    return torch._dynamo.utils.counters

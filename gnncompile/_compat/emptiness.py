@@ -1,0 +1,139 @@
+"""Questions of a model whether something is empty, which torch would answer without a guard."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+import torch._dynamo.symbolic_convert as symbolic_convert
+from torch import fx
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gnncompile._compat.compiles import compiling
+from gnncompile._compat.dynamo import calling_file
+
+
+class AsksForEmptiness(BaseException):
+    """A model asks whether one of its tensors is empty.
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+
+def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
+    """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
+
+    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer
+    ``n > 0`` and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
+
+    Args:
+        libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
+            maximum, for which gnncompile has other ways.
+    """
+    start, create = SymNodeVariable.__init__, SymNodeVariable.create.__func__  # type: ignore[attr-defined]
+
+    def notice(node: fx.Node, result: Any, file: Callable[[], str]) -> None:
+        if not compiling.calls or compiling.empty_is_special or not _is_wrong_for_empty(node, result):
+            return
+        if not (isinstance(result, (bool, torch.SymBool)) and left_alone(file())):
+            raise AsksForEmptiness
+
+    def left_alone(file: str) -> bool:
+        return file.startswith(libraries) and "polyfills" not in file  # these are what users' built-ins are traced as
+
+    def watched_start(self: Any, proxy: Any, sym_num: Any, **kwargs: Any) -> None:
+        start(self, proxy, sym_num, **kwargs)
+        notice(proxy.node, sym_num, lambda: calling_file(skip=""))
+
+    def watched_create(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
+        made = create(cls, tx, proxy, *args, **kwargs)
+        if made.is_python_constant():
+            notice(proxy.node, made.as_python_constant(), lambda: tx.f_code.co_filename)
+        return made
+
+    def watched_bool(size: Any) -> bool:
+        tested: Any = sys._getframe(1).f_locals
+        number = getattr(tested.get("value"), "sym_num", None)
+        watching = compiling.calls and not compiling.empty_is_special
+        asks = watching and isinstance(number, torch.SymInt) and _may_be_empty(number)
+        if asks and not left_alone(tested["self"].f_code.co_filename):
+            raise AsksForEmptiness
+        return bool(guard(size))
+
+    def watched_evaluation(self: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
+        found = evaluate(self, expr, *args, **kwargs)
+        watching = compiling.calls and not compiling.empty_is_special
+        if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
+            raise AsksForEmptiness  # the guard would never hold: a number of positive sizes is not what it is for 0
+        return found
+
+    evaluate = ShapeEnv.evaluate_expr
+    ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign,assignment]
+    SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
+    SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
+    guard: Any = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
+    if guard is not None:
+        symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+
+
+def _symbols(number: Any) -> set[Any]:
+    """The sizes in a symbolic number: torch takes them for positive."""
+    if not isinstance(number, _SYMBOLIC):
+        return set()
+    return {s for s in getattr(number.node.expr, "free_symbols", ()) if s.is_positive}
+
+
+def _may_be_empty(number: torch.SymInt) -> bool:
+    """Whether a size that counts as positive is 0 where all the sizes in it are."""
+    symbols = _symbols(number)
+    try:
+        return bool(symbols) and _at(number, dict.fromkeys(symbols, 0)) == 0
+    except (ArithmeticError, TypeError, ValueError):
+        return True
+
+
+def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
+    """What a number is where sizes are these."""
+    if not isinstance(number, _SYMBOLIC):
+        return number
+    found = number.node.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
+    kind: Any = number.node.pytype
+    return kind(found)
+
+
+def _is_wrong_for_empty(node: fx.Node, result: Any) -> bool:
+    """Whether an operation on sizes gave what it would not give if some were 0."""
+    if node.op not in ("call_function", "call_method") or node.kwargs:
+        return False
+    args = fx.map_arg(node.args, lambda n: n.meta.get("example_value"))
+    if not all(isinstance(a, (bool, int, float, torch.SymInt, torch.SymFloat)) for a in args):
+        return False
+    symbols = set().union(*map(_symbols, args))
+    target: Any = node.target if node.op == "call_function" else getattr(operator, str(node.target), None)
+    if not symbols or target is None:
+        return False
+    for empty in [{s} for s in symbols] + [symbols]:
+        sizes = {s: 0 if s in empty else _ORDINARY for s in _all_symbols([*args, result])}
+        try:
+            if target(*(_at(a, sizes) for a in args)) != _at(result, sizes):
+                return True
+        except (ArithmeticError, TypeError, ValueError):  # an error for empty sizes, in eager too
+            continue
+    return False
+
+
+_ORDINARY = 7
+"""Some size that is not special."""
+
+
+def _all_symbols(numbers: Sequence[Any]) -> set[Any]:
+    symbolic = [n.node.expr for n in numbers if isinstance(n, _SYMBOLIC)]
+    return set().union(*(getattr(expr, "free_symbols", ()) for expr in symbolic))

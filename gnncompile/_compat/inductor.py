@@ -1,0 +1,98 @@
+"""Inductor: its compiles, its settings, and what it prepares once in every process."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import codecache, cpu_vec_isa, ir
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+from torch._inductor.virtualized import V
+
+__all__ = [
+    "CustomGraphPass",
+    "V",
+    "compile_inductor",
+    "fallback_handler",
+    "inductor_mode_options",
+    "inductor_option_names",
+    "ir",
+    "lowerings",
+    "prepare_inductor",
+    "register_lowering",
+    "wait_for_vectors",
+]
+
+
+def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
+    compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
+    # Without the wrapper that turns Dynamo off: it costs as much as a launch.
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def prepare_inductor(for_cpu: bool) -> None:
+    """Starts, beside the capture of a graph, what Inductor will wait for once in every process.
+
+    These are hashes of torch's and Triton's files, for the keys of its caches, and a trial of which vector instructions
+    the C++ compiler knows: it builds four files in an empty cache folder, and loads each in a process of its own.
+
+    Args:
+        for_cpu: Whether there is anything to compile for the CPU.
+    """
+    _begin("keys", _keys)
+    if for_cpu:
+        _begin("vectors", lambda: cpu_vec_isa.valid_vec_isa_list())
+
+
+_preparing: dict[str, threading.Thread] = {}
+
+
+def _begin(name: str, task: Callable[[], Any]) -> None:
+    if name not in _preparing:
+        context = contextvars.copy_context()  # settings of torch belong to a thread
+        _preparing[name] = threading.Thread(target=context.run, args=(_quietly, task), daemon=True)
+        _preparing[name].start()
+
+
+def _quietly(task: Callable[[], Any]) -> None:
+    with suppress(Exception):  # whoever needs the result will run into the same error
+        task()
+
+
+def _keys() -> None:
+    codecache.torch_key()
+    getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
+
+
+def wait_for_vectors() -> None:
+    """Makes all compiles in this process wait for a trial that runs already: it must not run twice at once."""
+    find: Any = cpu_vec_isa.valid_vec_isa_list
+
+    @functools.wraps(find)
+    def found() -> Any:
+        thread = _preparing.get("vectors")
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        return find()
+
+    found.cache_clear = find.cache_clear  # type: ignore[attr-defined]
+    cpu_vec_isa.valid_vec_isa_list = found  # type: ignore[assignment]
+
+
+def inductor_mode_options(mode: str | None) -> dict[str, Any]:
+    """The Inductor settings behind ``torch.compile(mode=...)``."""
+    return dict(torch._inductor.list_mode_options(mode, True)) if mode not in (None, "default") else {}
+
+
+def inductor_option_names() -> set[str]:
+    """Names of Inductor's own settings."""
+    return set(torch._inductor.config.get_config_copy())

@@ -1,0 +1,20 @@
+"""The memory behind tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+__all__ = ["StorageWeakRef", "shared_bytes", "storage_address"]
+
+
+def shared_bytes(length: int) -> Tensor:
+    """Memory that goes to another process as it is, uint8 ``[length]``; ``share_memory_`` would copy it."""
+    storage = torch.UntypedStorage._new_shared(length, device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Tells the storage of a tensor from all others that are there, or to which there is a ``StorageWeakRef``."""
+    return int(tensor.untyped_storage()._cdata)

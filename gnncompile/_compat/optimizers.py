@@ -1,0 +1,42 @@
+"""Optimizers whose steps can be recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Lets an optimizer of parameters on a GPU keep there what changes from step to step: learning rates, counts.
+
+    Where the user has not chosen how it is computed, it is by fused kernels, if there are any. Changes nothing of an
+    optimizer that can do neither.
+    """
+    for group in optimizer.param_groups:
+        fused = type(optimizer) in _FUSED and _fuse(group, optimizer)
+        if not fused and "capturable" not in group:
+            continue
+        if "capturable" in group:
+            group["capturable"] = True
+        double = any(p.dtype == torch.float64 for p in group["params"])
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64 if double else torch.float32, device=device)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            state.update({k: v.to(device) for k, v in state.items() if isinstance(v, Tensor) and v.dim() == 0})
+    # Steps that are not recorded are meant to be.
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def _fuse(group: dict[str, Any], optimizer: torch.optim.Optimizer) -> bool:
+    # Fused kernels take the learning rate in float32.
+    fit = all(p.dtype != torch.float64 and (p.grad is None or not p.grad.is_sparse) for p in group["params"])
+    if fit and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
+        group["fused"] = True
+        setattr(optimizer, "_step_supports_amp_scaling", True)  # noqa: B010  (torch does not declare it)
+    return bool(group["fused"])

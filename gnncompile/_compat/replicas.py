@@ -1,0 +1,39 @@
+"""What ``DistributedDataParallel`` does beside training its module."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gnncompile._compat.compiles import compiling
+
+
+def keep_graphs_whole() -> None:
+    """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in compiles of ours.
+
+    It would be cut where a bucket of gradients ends, which is after 25 MiB; a region can't be cut.
+    """
+    active = DistributedDataParallel._get_active_ddp_module
+
+    def module(cls: type[DistributedDataParallel]) -> DistributedDataParallel | None:
+        return None if compiling.calls else cast(Any, active)()
+
+    DistributedDataParallel._get_active_ddp_module = classmethod(module)  # type: ignore[assignment]
+
+
+def extras_of_replica(replica: DistributedDataParallel) -> list[str]:
+    """What a ``DistributedDataParallel`` was told to do beside averaging gradients and sending buffers."""
+    found = {
+        "register_comm_hook()": getattr(replica, "_comm_hooks", None),
+        "a hook for buffers": hasattr(replica, "buffer_hook"),
+        "mixed_precision": getattr(replica, "mixed_precision", None),
+        "delay_all_reduce_named_params": getattr(replica, "_delay_all_reduce_params", None),
+        "compiled autograd's reducer": getattr(replica, "_use_python_reducer", False),
+        "register_post_accumulate_grad_hook()": any(
+            getattr(p, "_post_accumulate_grad_hooks", None) for p in replica.parameters()
+        ),
+        "join()": replica._join_config.enable,
+        "no_sync()": not replica.require_backward_grad_sync,
+    }
+    return [name for name, there in found.items() if there]

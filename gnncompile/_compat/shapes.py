@@ -1,0 +1,170 @@
+"""Symbolic sizes: what torch may assume of them, and what it has found out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.source import TensorPropertySource
+from torch._library.fake_impl import allocate_size
+from torch._subclasses import fake_impls
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from gnncompile._compat.compiles import compiling
+
+
+def leave_layouts_open() -> None:
+    """Keeps torch from guarding on sizes of 1 in order to know strides, in compiles of ours.
+
+    Whether a tensor is contiguous its C++ code works out with a guard per dimension if all sizes have a hint, which
+    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain. Whether a reshape is
+    a view Inductor asks likewise, of a function that knows how to do without.
+    """
+    has_hint = SymNode.has_hint
+
+    def asked(self: SymNode) -> bool:
+        ours = compiling.patches is not None and not compiling.empty_is_special
+        if ours and "has_hint" not in sys._getframe(1).f_code.co_names:  # by C++, not by a function of Python
+            return False
+        return has_hint(self)
+
+    SymNode.has_hint = asked  # type: ignore[method-assign]
+    compute = getattr(fake_impls, "_compute_stride", None)
+    if compute is None:
+        return
+
+    def strides(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False) -> Any:
+        found = None
+        if compiling.patches is not None and not compiling.empty_is_special:
+            found = compute(shape, stride, wanted, size_oblivious=True)
+        return compute(shape, stride, wanted, size_oblivious=size_oblivious) if found is None else found
+
+    fake_impls._compute_stride = strides  # type: ignore[assignment]
+
+
+def decide_slices(active: Callable[[], bool]) -> None:
+    """Where `active`, a slice that ends behind the last row or not is a guard, and its size is no secret of the data.
+
+    With ``backed_size_oblivious`` it can't be told of any symbol.
+    """
+    original = fake_impls._compute_slice_index
+
+    def decided(size: Any, index: Any) -> Any:
+        now = size_now(index) if active() and size_now(size) is not None else None
+        if now is None or now < 0:
+            return original(size, index)
+        # Both are guards, from which the environment learns what is asked next.
+        return index if bool(index >= 0) and bool(index <= size) else size
+
+    fake_impls._compute_slice_index = decided
+
+
+def keep_strides_symbolic() -> None:
+    """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
+
+    It would report those of the first call. The backward is compiled for them wherever it can't be told that they are
+    what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for other sizes.
+    """
+    evaluate = ShapeEnv.evaluate_symexpr
+
+    def stride(self: ShapeEnv, code: str) -> Any:
+        return evaluate(self, code) if compiling.patches is None else self.deserialize_symexpr(code)
+
+    ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
+
+
+def size_now(size: Any) -> int | None:
+    """A size in the graph that is captured, without a guard; None where only the data knows it."""
+    return size.node.hint if isinstance(size, torch.SymInt) else int(size)
+
+
+def guards_on(mode: Any, symbols: Collection[Any]) -> list[Any]:
+    """What was asked about sizes so far, as far as it is about these symbols, as expressions.
+
+    In terms of what sizes turned out to be the same as, but for comparisons with numbers that are no sizes.
+    """
+    env, found = mode.shape_env, []
+    for guard in env.guards:
+        replaced = env.replace(guard.expr)
+        about = {s for symbol in guard.expr.free_symbols for s in env.replace(symbol).free_symbols}
+        if not about.isdisjoint(symbols):
+            found.append(replaced if all(_is_size(env, s) for s in guard.expr.free_symbols) else guard.expr)
+    return found
+
+
+def _is_size(env: ShapeEnv, symbol: Any) -> bool:
+    """Whether a symbol stands for a size of a tensor, and not for a number among the arguments."""
+    sources = env.var_to_sources.get(symbol, ())
+    return any(isinstance(source, TensorPropertySource) for source in sources)
+
+
+def unknown_size() -> Any:
+    """A size that an op makes of data, in its fake implementation.
+
+    ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
+    """
+    return allocate_size(torch.library.get_ctx()._shape_env)
+
+
+def unknown_number() -> Any:
+    """An integer of any sign that an op makes of data, in its fake implementation."""
+    environment = torch.library.get_ctx()._shape_env
+    if environment is None or not environment.allow_dynamic_output_shape_ops:
+        return torch.library.get_ctx().new_dynamic_size()  # raises what breaks the graph
+    return environment.create_unbacked_symint()
+
+
+def without_base(tensor: Tensor) -> Tensor:
+    """The same memory as no view: Dynamo guards the sizes of what a view is one of."""
+    return tensor.detach() if tensor._is_view() else tensor
+
+
+def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
+    """Says that the first dimension of a new node is the size, known only to the data, that another one made so far."""
+    bindings = maker.meta.get("unbacked_bindings") if maker is not None else None
+    if bindings:
+        taken: dict[Any, Any] = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
+        node.meta["unbacked_bindings"] = taken
+
+
+def own_symbol(size: torch.SymInt) -> Any:
+    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later.
+
+    None for other sizes.
+    """
+    made = size.node._expr
+    return made if made.is_Symbol and free_unbacked_symbols(made) else None
+
+
+def fresh_sizes(mode: Any) -> Any:
+    """A block in which operations may make sizes that only the data knows, in fake values of the mode."""
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def plain_sizes(fakes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
+    """Symbols, and where each is found: the position of a fake tensor and its dimension, or that of a number."""
+    found: dict[Any, tuple[int, int | None]] = {}
+    for where, size in _symbolic(fakes):
+        if size.node._expr.is_Symbol:
+            found.setdefault(size.node._expr, where)
+    return found
+
+
+def assumed_sizes(fakes: Sequence[Any]) -> list[tuple[tuple[int, int | None], Any]]:
+    """Sizes that only the data knows but that the capture took for other ones, and the expression for these."""
+    found = []
+    for where, size in _symbolic(fakes):
+        if free_unbacked_symbols(size.node._expr) and size.node._expr != size.node.expr:
+            found.append((where, size.node.expr))
+    return found
+
+
+def _symbolic(fakes: Sequence[Any]) -> Iterator[tuple[tuple[int, int | None], torch.SymInt]]:
+    for at, fake in enumerate(fakes):
+        sizes = enumerate(fake.shape) if isinstance(fake, Tensor) else [(None, fake)]
+        yield from (((at, dim), size) for dim, size in sizes if isinstance(size, torch.SymInt))

@@ -1,0 +1,200 @@
+"""What Dynamo traces in place of methods, constructors and attributes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+
+
+def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``methods[f](self, ...)`` in place of ``self.f(...)`` where `active` says so.
+
+    ``torch.compiler.substitute_in_graph`` is for functions: Dynamo looks up methods without asking it.
+    """
+    call = UserFunctionVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in _WHILE_TRACING:
+            return _WHILE_TRACING[self.fn](*(arg.realize() for arg in args))
+        ours = methods.get(self.fn)
+        if ours is None or not active():
+            return call(self, tx, args, kwargs)
+        return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
+
+    UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
+"""What may be kept with a tensor in a captured graph."""
+
+
+def keep_with(value: Tensor, others: Any, kind: str) -> None:
+    """While Dynamo traces: :func:`kept_with` of this tensor will be `others`. Otherwise nothing."""
+
+
+def kept_with(value: Any, kind: str) -> Any:
+    """While Dynamo traces: what was kept with a tensor, or None."""
+
+
+def use_original(name: str) -> None:
+    """While Dynamo traces: raises :class:`NeedsOriginal`."""
+
+
+def _keep_with(value: Any, others: Any, kind: Any) -> Any:
+    value.as_proxy().node.meta[kind.as_python_constant()] = others
+    return ConstantVariable.create(None)
+
+
+def _kept_with(value: Any, kind: Any) -> Any:
+    kept = _kept(value, kind.as_python_constant())
+    return ConstantVariable.create(None) if kept is None else kept
+
+
+def _kept(value: Any, kind: str) -> Any:
+    return value.as_proxy().node.meta.get(kind) if isinstance(value, TensorVariable) else None
+
+
+def _use_original(name: Any) -> Any:
+    raise NeedsOriginal(None, name.as_python_constant())
+
+
+_WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
+    keep_with: _keep_with,
+    kept_with: _kept_with,
+    use_original: _use_original,
+}
+"""Functions that Dynamo does not trace: they are called with its variables."""
+
+
+class NeedsOriginal(BaseException):
+    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any).
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+    def __init__(self, kind: Any, name: str) -> None:
+        super().__init__(kind, name)
+        self.kind, self.name = kind, name
+
+
+_SHAPE = {"size", "dim", "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "numel", "get_device"}
+
+_SPARSE = {"layout": torch.sparse_coo, "is_sparse": True, "is_sparse_csr": False}
+
+
+def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Makes a model raise :class:`NeedsOriginal` that uses what plain tensors in a captured graph can't stand for.
+
+    Args:
+        kind: A subclass of tensors whose names beyond a tensor's are noticed, on a tensor kept as an edge list.
+        sparse_methods: What is traced as methods of a tensor kept as a sparse matrix, which has no others.
+    """
+    names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
+    getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
+
+    def ask(value: Any, name: str) -> bool:
+        """Whether a tensor is a matrix."""
+        if name in names and _kept(value, EDGE_INDEX) is not None:
+            raise NeedsOriginal(kind, name)
+        return _kept(value, ADJACENCY) is not None
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if ask(self, name):
+            if name in _SPARSE:
+                return ConstantVariable.create(_SPARSE[name])
+            if name not in _SHAPE and name not in sparse_methods:
+                raise NeedsOriginal(None, name)
+        return getattr_(self, tx, name)
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if ask(self, name) and name not in _SHAPE:
+            if name not in sparse_methods or args or kwargs:
+                raise NeedsOriginal(None, name)
+            traced = UserFunctionVariable(cast(types.FunctionType, sparse_methods[name]))
+            return traced.call_function(tx, [self], {})
+        return method(self, tx, name, args, kwargs)
+
+    TensorVariable.var_getattr, TensorVariable.call_method = var_getattr, call_method  # type: ignore[method-assign]
+
+
+def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``ours()`` in place of making an object of a class or of one below it, where `active` says so."""
+    call = UserDefinedClassVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if issubclass(self.value, kind) and active():
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+        return call(self, tx, args, kwargs)
+
+    UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+def substitute_largest(segments: Any, markers: Collection[Any], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so; of an
+    edge list, what is largest of both rows.
+
+    Args:
+        segments: An op from an index to the number of its segments, a size.
+        markers: Ops that return an input, or several.
+        active: Whether to.
+    """
+    item = TensorVariable.method_item
+
+    def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = _maximum_of(self.as_proxy().node) if active() else []
+        if not rows or not all(_is_input(row, markers) for row in rows):
+            return item(self, tx, *args, **kwargs)
+
+        def call(target: Callable[..., Any], *values: Any) -> Any:
+            return tx.output.create_proxy("call_function", target, values, {})
+
+        proxies = [call(segments, fx.Proxy(row, self.as_proxy().tracer)) for row in rows]
+        counts = [wrap_fx_proxy(tx, proxy).as_proxy() for proxy in proxies]
+        most = functools.reduce(
+            lambda one, other: wrap_fx_proxy(tx, call(torch.sym_max, one, other)).as_proxy(), counts
+        )
+        return SymNodeVariable.create(tx, call(operator.sub, most, 1))
+
+    TensorVariable.method_item = method_item  # type: ignore[method-assign]
+
+
+def _is_input(node: fx.Node, markers: Collection[Any]) -> bool:
+    made = node.args[0] if node.target is operator.getitem else node
+    return isinstance(made, fx.Node) and (made.op == "placeholder" or made.target in markers)
+
+
+def _maximum_of(node: fx.Node) -> list[fx.Node]:
+    """The integers whose largest a node is, row by row where these were just put together; none if it is none."""
+    if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
+        return []
+    index: Any = node.args[0]
+    if _is_row(index):
+        index = index.args[0].args[0][index.args[1]]
+    rows = list(index.args[0]) if _is_stack(index) else [index]
+    return rows if all(_is_whole(row.meta.get("example_value")) for row in rows) else []
+
+
+def _is_whole(found: Any) -> bool:
+    """Whether a value is a tensor of integers."""
+    whole = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
+    return whole and found.dtype != torch.bool
+
+
+def _is_row(node: fx.Node) -> bool:
+    """Whether a node takes one of the tensors again that were just put together."""
+    return node.target is operator.getitem and isinstance(node.args[1], int) and _is_stack(node.args[0])
+
+
+def _is_stack(node: Any) -> bool:
+    return node.target is torch.stack and len(node.args) == 1 and not node.kwargs
