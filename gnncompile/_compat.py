@@ -484,12 +484,14 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``ours()`` in place of making an object of a class or of one below it, where `active` says so."""
+    """Dynamo traces ``ours(cls, ...)`` in place of ``cls(...)``, for a class and those below it, where `active`
+    says so.
+    """
     call = UserDefinedClassVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if issubclass(self.value, kind) and active():
-            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [self, *args], kwargs)
         return call(self, tx, args, kwargs)
 
     UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]

@@ -39,20 +39,47 @@ def merged_edges(
         return _coalesce(edge_index, edge_attr, num_nodes, reduce, is_sorted, sort_by_row)
     if num_nodes is None:
         num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    found, kept = merged(edge_index, [] if alone else attributes, num_nodes, reduce, is_sorted, sort_by_row)
+    if alone:
+        return (found, None) if edge_attr is None else found
+    return found, kept[0] if isinstance(edge_attr, Tensor) else kept
+
+
+def merged(
+    edge_index: Tensor,
+    attributes: list[Tensor],
+    num_nodes: Any,
+    reduce: str = "sum",
+    is_sorted: bool = False,
+    sort_by_row: bool = True,
+    alive: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Edges without duplicates, sorted, and what becomes of their attributes, all with one look at the data.
+
+    Args:
+        edge_index: ``[2, num_edges]``.
+        attributes: Each ``[num_edges, ...]``.
+        num_nodes: How many there are.
+        reduce: How attributes of edges between the same nodes are made one.
+        is_sorted: Whether the edges are sorted already; not together with `alive`.
+        sort_by_row: Whether by source first.
+        alive: Which edges there are, ``[num_edges]``; all without.
+    """
     first, second = edge_index[1 - int(sort_by_row)], edge_index[int(sort_by_row)]
     key = first * num_nodes + second
+    if alive is not None:
+        key = torch.where(
+            alive, key, -1
+        )  # no edge: stands first, and counts as a duplicate of what is before the first
     if not is_sorted:
         key, order = torch.sort(key, stable=True)
         edge_index = edge_index.index_select(1, order)
-        attributes = attributes if alone else [a.index_select(0, order) for a in attributes]
+        attributes = [a.index_select(0, order) for a in attributes]
     new = key > torch.cat([key.new_full((1,), -1), key])[: key.size(0)]
     kept = new.nonzero().view(-1)
-    merged = edge_index.index_select(1, kept)
-    if alone:
-        return (merged, None) if edge_attr is None else merged
-    group = new.cumsum(0) - 1
-    attributes = [scatter(a, group, 0, kept.size(0), reduce) for a in attributes]
-    return merged, attributes[0] if isinstance(edge_attr, Tensor) else attributes
+    group, dead = new.cumsum(0), 0 if alive is not None else 1
+    sums = [scatter(a, group - dead, 0, kept.size(0) + 1 - dead, reduce) for a in attributes]
+    return edge_index.index_select(1, kept), sums if alive is None else [one[1:] for one in sums]
 
 
 def _has_sum(attribute: Tensor) -> bool:

@@ -254,10 +254,7 @@ def lcm_forward(
 
 
 def uncaptured(*args: Any, **kwargs: Any) -> None:
-    """Breaks the graph, so that what must not be traced runs as it is.
-
-    Of a :class:`torch_geometric.data.Batch` that a graph builds Dynamo makes an empty object.
-    """
+    """Breaks the graph, so that what must not be traced runs as it is."""
     torch._dynamo.graph_break()
 
 
