@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, negative_sampling, scatter, to_dense_adj
+from torch_geometric.utils import coalesce, negative_sampling, scatter, sort_edge_index, to_dense_adj
 
 from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
@@ -19,6 +19,7 @@ from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 _OPS: Any = torch.ops.gnncompile
 
 _coalesce = copy_of(coalesce)
+_sort_edge_index = copy_of(sort_edge_index)
 _to_dense_adj = copy_of(to_dense_adj)
 _negative_sampling = copy_of(negative_sampling)
 _MISSING = coalesce.__defaults__[0]
@@ -82,6 +83,26 @@ def merged(
     return edge_index.index_select(1, kept), sums if alive is None else [one[1:] for one in sums]
 
 
+def sorted_edges(
+    edge_index: Tensor, edge_attr: Any = _MISSING, num_nodes: int | None = None, sort_by_row: bool = True
+) -> Any:
+    """See :func:`torch_geometric.utils.sort_edge_index`; how large the numbers of pairs of nodes get is not asked:
+    layouts take fewer than 2^31 nodes.
+    """
+    if not is_edge_list(edge_index):
+        return _sort_edge_index(edge_index, edge_attr, num_nodes, sort_by_row)
+    if num_nodes is None:
+        num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    key = edge_index[1 - int(sort_by_row)].long() * num_nodes + edge_index[int(sort_by_row)]
+    order = torch.sort(key, stable=True)[1]
+    found = edge_index.index_select(1, order)
+    if isinstance(edge_attr, Tensor):
+        return found, edge_attr.index_select(0, order)
+    if isinstance(edge_attr, (list, tuple)):
+        return found, [a.index_select(0, order) for a in edge_attr]
+    return (found, None) if edge_attr is None else found
+
+
 def _has_sum(attribute: Tensor) -> bool:
     return attribute.dtype != torch.bool
 
@@ -140,6 +161,7 @@ def other_edges(
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (coalesce, merged_edges),
     (negative_sampling, other_edges),
+    (sort_edge_index, sorted_edges),
     (to_dense_adj, dense_adjacency),
 )
 """What is traced in place of PyG's functions."""

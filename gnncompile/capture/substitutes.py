@@ -33,6 +33,7 @@ from gnncompile.capture import (
     pooling,
     relations,
     sparse,
+    sparse_products,
 )
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
 from gnncompile.runtime import attached
@@ -224,5 +225,5 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS
+    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS | sparse_products.METHODS
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
