@@ -26,6 +26,7 @@ from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nod
 from gnncompile import _compat
 from gnncompile.capture import (
     aggregations,
+    contractions,
     data_objects,
     decompositions,
     edges,
@@ -225,5 +226,6 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS | sparse_products.METHODS
+    rooms = (relations, layers, aggregations, contractions, data_objects, sparse_products)
+    methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

@@ -17,6 +17,7 @@ GRAPH = ("x", "batch_edge_index")
 BATCH = {"batch": "batch"}
 CLUSTER = "needs torch-cluster"
 LEFT: Any = {"asks": 1, "asks_for": "how many edges are left between the nodes that are kept"}
+MERGED: Any = {"asks": 2, "asks_for": "which nodes become one, and how many edges are left between these"}
 MEET: Any = {"asks": 4, "asks_for": "how many entries two products of sparse matrices have, and are made of"}
 LEAST: Any = {"asks": 2, "asks_for": "how many nodes score enough, and how many edges are left between them"}
 
@@ -47,8 +48,8 @@ POOL: tuple[Case | Absent, ...] = (
     Case("TopKPooling", lambda: pool.TopKPooling(C), (*GRAPH, "edge_attr", "batch"), **LEFT),
     Case("TopKPooling [least score]", lambda: pool.TopKPooling(C, min_score=0.05), GRAPH, BATCH, **LEAST),
     Case("SAGPooling", lambda: pool.SAGPooling(C), GRAPH, BATCH, **LEFT),
-    Case("EdgePooling", lambda: pool.EdgePooling(C), (*GRAPH, "batch")),
-    Case("ClusterPooling", lambda: pool.ClusterPooling(C), (*GRAPH, "batch"), dtype=torch.float32),
+    Case("EdgePooling", lambda: pool.EdgePooling(C), (*GRAPH, "batch"), **MERGED),
+    Case("ClusterPooling", lambda: pool.ClusterPooling(C), (*GRAPH, "batch"), dtype=torch.float32, **MERGED),
     Case("ASAPooling", lambda: _InOrder(pool.ASAPooling(C)), GRAPH, BATCH, dtype=torch.float32, **MEET),
     Case(
         "ASAPooling [weights, self loops]",
