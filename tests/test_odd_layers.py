@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv
+from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv
 
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
 from gnncompile.capture.relations import tables
 from gnncompile.ir.region import Space, parse
+from gnncompile.support.case import LADDER, Graph
 from tests.harness import light
+from tests.ladder import climb
 from tests.test_end_to_end import compare
 
 CHANNELS = 6
@@ -231,3 +233,23 @@ def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
         compiled = gnncompile.compile(model, fullgraph=True)
         for size in SIZES:
             compare(compiled, model, graph(*size))
+
+
+# -- GPSE ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_node_of_each_graph_is_left_out():
+    """Nodes in any order; a graph whose only node it is, and one without any."""
+
+    def arguments(graph: Graph) -> tuple[Any, ...]:
+        data = graph.data
+        data.batch = torch.arange(graph.nodes).flip(0) * 5 % 4 * 2
+        data.batch[0] = 1
+        data.y, data.y_graph = graph.normal(graph.nodes, 5, seed=32), graph.normal(int(data.batch.max()) + 1, 2, seed=3)
+        return (data,)
+
+    def make() -> nn.Module:
+        width = {"layers_mp": 2, "layers_post_mp": 1, "multi_head_dim_inner": 6, "num_node_targets": 5}
+        return GPSE(8, 5, 6, **width, num_graph_targets=2, dropout=0.0)
+
+    climb(make, arguments, sizes=LADDER[:5])

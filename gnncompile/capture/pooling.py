@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.models.gpse import GNNInductiveHybridMultiHead
 from torch_geometric.nn.pool.pool import pool_edge
 from torch_geometric.nn.pool.select.topk import topk
 from torch_geometric.utils import cumsum
@@ -60,6 +61,21 @@ def edges_between_clusters(
     found, attributes = merged(ends, attributes, cluster.size(0), reduce, alive=ends[0] != ends[1])
     return found, attributes[0] if attributes else None
 
+
+def apply_index(self: Any, batch: Any, virtual_node: bool, pad_node: int, pad_graph: int) -> Any:
+    """See ``torch_geometric.nn.GPSE``'s head, which loops over graphs to leave out the last node of each."""
+    node_pred, node_true = batch.node_feature, batch.y
+    if virtual_node:
+        owner, order = torch.sort(batch.batch, stable=True)
+        following = torch.cat([owner, owner.new_full((1,), -1)])[1:]
+        kept = order.index_select(0, (owner == following).nonzero().view(-1))
+        node_pred, node_true = node_pred.index_select(0, kept), node_true.index_select(0, kept)
+    pred = self._pad_and_stack(node_pred, batch.graph_feature, pad_node, pad_graph)
+    return pred, self._pad_and_stack(node_true, batch.y_graph, pad_node, pad_graph)
+
+
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {GNNInductiveHybridMultiHead._apply_index: apply_index}
+"""What is traced in place of PyG's methods."""
 
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (cumsum, cumulative_sum),

@@ -226,6 +226,6 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
-    rooms = (relations, layers, aggregations, contractions, data_objects, sparse_products)
+    rooms = (relations, layers, aggregations, contractions, data_objects, pooling, sparse_products)
     methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
