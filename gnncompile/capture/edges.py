@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, negative_sampling, scatter, sort_edge_index, to_dense_adj
+from torch_geometric.utils import (
+    coalesce,
+    is_undirected,
+    negative_sampling,
+    scatter,
+    sort_edge_index,
+    to_dense_adj,
+)
 
 from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
@@ -20,6 +27,7 @@ _OPS: Any = torch.ops.gnncompile
 
 _coalesce = copy_of(coalesce)
 _sort_edge_index = copy_of(sort_edge_index)
+_is_undirected = copy_of(is_undirected)
 _to_dense_adj = copy_of(to_dense_adj)
 _negative_sampling = copy_of(negative_sampling)
 _MISSING = coalesce.__defaults__[0]
@@ -103,6 +111,19 @@ def sorted_edges(
     return (found, None) if edge_attr is None else found
 
 
+def undirected(edge_index: Tensor, edge_attr: Any = None, num_nodes: int | None = None) -> Any:
+    """See :func:`torch_geometric.utils.is_undirected`: what differs is counted, and the data asked once."""
+    if not is_edge_list(edge_index):
+        return _is_undirected(edge_index, edge_attr, num_nodes)
+    attributes = [edge_attr] if isinstance(edge_attr, Tensor) else list(edge_attr or [])
+    ahead, theirs = sorted_edges(edge_index, attributes, num_nodes, True)
+    back, ours = sorted_edges(edge_index, attributes, num_nodes, False)
+    differing = (ahead != back.flip(0)).sum()
+    for one, other in zip(theirs, ours, strict=True):
+        differing = differing + (one != other).sum()
+    return differing.item() == 0
+
+
 def _has_sum(attribute: Tensor) -> bool:
     return attribute.dtype != torch.bool
 
@@ -160,6 +181,7 @@ def other_edges(
 
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (coalesce, merged_edges),
+    (is_undirected, undirected),
     (negative_sampling, other_edges),
     (sort_edge_index, sorted_edges),
     (to_dense_adj, dense_adjacency),
