@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
@@ -29,11 +30,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import TensorPropertySource
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -72,6 +75,7 @@ __all__ = [
     "graph_breaks",
     "guards_on",
     "has_hooks",
+    "identified",
     "inductor_mode_options",
     "inductor_option_names",
     "input_source",
@@ -86,6 +90,7 @@ __all__ = [
     "make_capturable",
     "notice_emptiness_questions",
     "notice_use_as",
+    "object_of",
     "own_symbol",
     "placeholders_as_fakes",
     "plain_sizes",
@@ -96,6 +101,7 @@ __all__ = [
     "size_now",
     "source_name",
     "static_cuda_launch",
+    "substitute_attribute",
     "substitute_construction",
     "substitute_largest",
     "substitute_methods",
@@ -391,6 +397,18 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
 
+def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``ours()`` in place of reading an attribute of a class of modules, where `active` says so."""
+    getattr_ = UnspecializedNNModuleVariable.var_getattr
+
+    def var_getattr(self: Any, tx: Any, asked: str) -> Any:
+        if asked == name and isinstance(self.value, kind) and active():
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+        return getattr_(self, tx, asked)
+
+    UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign,assignment]
+
+
 EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
 """What may be kept with a tensor in a captured graph."""
 
@@ -401,6 +419,27 @@ def keep_with(value: Tensor, others: Any, kind: str) -> None:
 
 def kept_with(value: Any, kind: str) -> Any:
     """While Dynamo traces: what was kept with a tensor, or None."""
+
+
+def identified(value: Any) -> int:
+    """While Dynamo traces: the number by which :func:`object_of` finds this object later, the same for this one only;
+    another one in its place is captured anew.
+    """
+    return id(value)
+
+
+def _identified(value: Any) -> Any:
+    install_guard(value.source.make_guard(GuardBuilder.ID_MATCH))
+    _objects[id(value.value)] = value.value
+    return ConstantVariable.create(id(value.value))
+
+
+_objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def object_of(number: int) -> Any:
+    """The object that :func:`identified` gave this number."""
+    return _objects[number]
 
 
 def use_original(name: str) -> None:
@@ -428,6 +467,7 @@ def _use_original(name: Any) -> Any:
 _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
     keep_with: _keep_with,
     kept_with: _kept_with,
+    identified: _identified,
     use_original: _use_original,
 }
 """Functions that Dynamo does not trace: they are called with its variables."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv
+from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv, WLConv
 
 import gnncompile
 from gnncompile import _compat
@@ -253,3 +253,58 @@ def test_the_last_node_of_each_graph_is_left_out():
         return GPSE(8, 5, 6, **width, num_graph_targets=2, dropout=0.0)
 
     climb(make, arguments, sizes=LADDER[:5])
+
+
+# -- WLConv -------------------------------------------------------------------------------------------------------
+
+
+class Colors(nn.Module):
+    """Two layers with tables of their own; the `way` is what is made of their colours."""
+
+    def __init__(self, way: str = "colors") -> None:
+        super().__init__()
+        self.first, self.second, self.way = WLConv(), WLConv(), way
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Any:
+        x = self.first(x, edge_index)
+        if self.way == "histogram":
+            return self.first.histogram(x, batch), self.second.histogram(self.second(x, edge_index), batch, norm=True)
+        x = self.second(x, edge_index)
+        return (x, torch.tensor(len(self.first.hashmap))) if self.way == "table" else x
+
+
+def colored(way: str, sizes: list[tuple[int, int]], one_hot: bool = False) -> tuple[nn.Module, nn.Module, Any]:
+    """The model, and the one that runs compiled, behind graphs of these sizes."""
+    plain, model = Colors(way), Colors(way)
+    compiled = gnncompile.compile(model, options={"inductor": False})
+    for size in sizes * 2:
+        graph = Graph(*size)
+        x = nn.functional.one_hot(graph.node_type, 3) if one_hot else graph.node_type
+        for ours, theirs in zip(*(list(f(x, graph.edge_index, graph.batch)) for f in (compiled, plain)), strict=True):
+            assert torch.equal(ours, theirs)
+        assert model.first.hashmap == plain.first.hashmap and model.second.hashmap == plain.second.hashmap
+    return plain, model, compiled
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_colors_are_those_of_the_table(one_hot: bool):
+    """It is filled graph by graph, may be emptied, and belongs to a layer, not to its place in the model."""
+    before = breaks()
+    plain, model, compiled = colored("colors", [(12, 40), (7, 0), (1, 1), (30, 100)], one_hot)
+    assert len(program_of(compiled).backend.captured) == 1 and breaks() == before  # type: ignore[union-attr]
+    graph = Graph(30, 100)
+    x = nn.functional.one_hot(graph.node_type, 3) if one_hot else graph.node_type
+    for one in (plain, model):
+        one.first.reset_parameters()
+    assert torch.equal(compiled(x, graph.edge_index, graph.batch), plain(x, graph.edge_index, graph.batch))
+    for one in (plain, model):
+        one.second = WLConv()
+    assert torch.equal(compiled(x, graph.edge_index, graph.batch), plain(x, graph.edge_index, graph.batch))
+    assert len(model.second.hashmap) == len(plain.second.hashmap) > 0
+
+
+@pytest.mark.parametrize("way", ["histogram", "table"])
+def test_a_table_is_read_when_it_is_full(way: str):
+    before = breaks()
+    colored(way, [(12, 40), (30, 100)])
+    assert breaks() > before

@@ -21,6 +21,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
+from torch_geometric.nn import WLConv
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 from gnncompile import _compat
@@ -224,6 +225,7 @@ def install() -> None:
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
     decompositions.install()
+    _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     _compat.substitute_largest(_OPS.num_segments.default, _OPS.sized, lambda: _backend_setting() != OFF)
     rooms = (relations, layers, aggregations, contractions, data_objects, pooling, sparse_products)

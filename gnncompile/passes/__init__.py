@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+import gnncompile.runtime.color_ops
 import gnncompile.runtime.dense_ops
 import gnncompile.runtime.matching_ops
 import gnncompile.runtime.region_op

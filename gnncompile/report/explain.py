@@ -333,6 +333,7 @@ _SYNCS = {
     torch.ops.gnncompile.other_edges.default,
     torch.ops.gnncompile.matched_edges.default,
     torch.ops.gnncompile.components.default,
+    torch.ops.gnncompile.refined_colors.default,
 }
 
 _INDEXED = {
