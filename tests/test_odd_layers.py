@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv
+from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, SuperGATConv, WLConv
 
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
 from gnncompile.capture.relations import tables
 from gnncompile.ir.region import Space, parse
+from gnncompile.support.case import LADDER, Graph
 from tests.harness import light
+from tests.ladder import climb
 from tests.test_end_to_end import compare
 
 CHANNELS = 6
@@ -231,3 +233,78 @@ def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
         compiled = gnncompile.compile(model, fullgraph=True)
         for size in SIZES:
             compare(compiled, model, graph(*size))
+
+
+# -- GPSE ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_node_of_each_graph_is_left_out():
+    """Nodes in any order; a graph whose only node it is, and one without any."""
+
+    def arguments(graph: Graph) -> tuple[Any, ...]:
+        data = graph.data
+        data.batch = torch.arange(graph.nodes).flip(0) * 5 % 4 * 2
+        data.batch[0] = 1
+        data.y, data.y_graph = graph.normal(graph.nodes, 5, seed=32), graph.normal(int(data.batch.max()) + 1, 2, seed=3)
+        return (data,)
+
+    def make() -> nn.Module:
+        width = {"layers_mp": 2, "layers_post_mp": 1, "multi_head_dim_inner": 6, "num_node_targets": 5}
+        return GPSE(8, 5, 6, **width, num_graph_targets=2, dropout=0.0)
+
+    climb(make, arguments, sizes=LADDER[:5])
+
+
+# -- WLConv -------------------------------------------------------------------------------------------------------
+
+
+class Colors(nn.Module):
+    """Two layers with tables of their own; the `way` is what is made of their colours."""
+
+    def __init__(self, way: str = "colors") -> None:
+        super().__init__()
+        self.first, self.second, self.way = WLConv(), WLConv(), way
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Any:
+        x = self.first(x, edge_index)
+        if self.way == "histogram":
+            return self.first.histogram(x, batch), self.second.histogram(self.second(x, edge_index), batch, norm=True)
+        x = self.second(x, edge_index)
+        return (x, torch.tensor(len(self.first.hashmap))) if self.way == "table" else x
+
+
+def colored(way: str, sizes: list[tuple[int, int]], one_hot: bool = False) -> tuple[nn.Module, nn.Module, Any]:
+    """The model, and the one that runs compiled, behind graphs of these sizes."""
+    plain, model = Colors(way), Colors(way)
+    compiled = gnncompile.compile(model, options={"inductor": False})
+    for size in sizes * 2:
+        graph = Graph(*size)
+        x = nn.functional.one_hot(graph.node_type, 3) if one_hot else graph.node_type
+        for ours, theirs in zip(*(list(f(x, graph.edge_index, graph.batch)) for f in (compiled, plain)), strict=True):
+            assert torch.equal(ours, theirs)
+        assert model.first.hashmap == plain.first.hashmap and model.second.hashmap == plain.second.hashmap
+    return plain, model, compiled
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_colors_are_those_of_the_table(one_hot: bool):
+    """It is filled graph by graph, may be emptied, and belongs to a layer, not to its place in the model."""
+    before = breaks()
+    plain, model, compiled = colored("colors", [(12, 40), (7, 0), (1, 1), (30, 100)], one_hot)
+    assert len(program_of(compiled).backend.captured) == 1 and breaks() == before  # type: ignore[union-attr]
+    graph = Graph(30, 100)
+    x = nn.functional.one_hot(graph.node_type, 3) if one_hot else graph.node_type
+    for one in (plain, model):
+        one.first.reset_parameters()
+    assert torch.equal(compiled(x, graph.edge_index, graph.batch), plain(x, graph.edge_index, graph.batch))
+    for one in (plain, model):
+        one.second = WLConv()
+    assert torch.equal(compiled(x, graph.edge_index, graph.batch), plain(x, graph.edge_index, graph.batch))
+    assert len(model.second.hashmap) == len(plain.second.hashmap) > 0
+
+
+@pytest.mark.parametrize("way", ["histogram", "table"])
+def test_a_table_is_read_when_it_is_full(way: str):
+    before = breaks()
+    colored(way, [(12, 40), (30, 100)])
+    assert breaks() > before

@@ -15,6 +15,7 @@ from torch_geometric.utils import (
     coalesce,
     dropout_edge,
     dropout_node,
+    is_undirected,
     negative_sampling,
     scatter,
     softmax,
@@ -92,6 +93,7 @@ STRUCTURE: dict[str, Callable[..., Any]] = {
     "repeated": lambda x, e, b, w, t: x.repeat_interleave(b + 1, dim=0),
     "a number": lambda x, e, b, w, t: x[: int((b == 0).sum())] * 2,
     "a negative number": lambda x, e, b, w, t: x[-1 - int((b == 0).sum()) :] * 2,
+    "whether undirected": lambda x, e, b, w, t: [x * is_undirected(e, num_nodes=30), *_both_ways(x, e, b)],
     "dense batch and back": lambda x, e, b, w, t: _dense_and_back(x, b),
 }
 """Selected by integer inputs: asked for once per distinct graph."""
@@ -101,6 +103,14 @@ DRAWN: dict[str, Callable[..., Any]] = {
     "dropped nodes": lambda x, e, b, w, t: _add(x, dropout_node(e, 0.4, num_nodes=x.size(0))[0]),
     "drawn edges": lambda x, e, b, w, t: _add(x, negative_sampling(e, x.size(0), method="dense")),
 }
+
+
+def _both_ways(x: Tensor, edges: Tensor, batch: Tensor) -> list[Tensor]:
+    """Whether all edges and their reverse are undirected: yes; with a number that both have, and with one of each."""
+    both, sums = torch.cat([edges, edges.flip(1).flip(0)], dim=1), batch[edges].sum(0)
+    same, own = torch.cat([sums, sums.flip(0)]), torch.arange(both.size(1))
+    found = (is_undirected(both, a, 30) for a in (None, same, [same, own]))
+    return [x * one for one in found]
 
 
 def _dense_and_back(x: Tensor, batch: Tensor) -> Tensor:

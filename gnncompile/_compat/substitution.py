@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
@@ -35,6 +38,18 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
 
+def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
+    """Dynamo traces ``ours()`` in place of reading an attribute of a class of modules, where `active` says so."""
+    getattr_ = UnspecializedNNModuleVariable.var_getattr
+
+    def var_getattr(self: Any, tx: Any, asked: str) -> Any:
+        if asked == name and isinstance(self.value, kind) and active():
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+        return getattr_(self, tx, asked)
+
+    UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign,assignment]
+
+
 EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
 """What may be kept with a tensor in a captured graph."""
 
@@ -45,6 +60,27 @@ def keep_with(value: Tensor, others: Any, kind: str) -> None:
 
 def kept_with(value: Any, kind: str) -> Any:
     """While Dynamo traces: what was kept with a tensor, or None."""
+
+
+def identified(value: Any) -> int:
+    """While Dynamo traces: the number by which :func:`object_of` finds this object later, the same for this one only;
+    another one in its place is captured anew.
+    """
+    return id(value)
+
+
+def _identified(value: Any) -> Any:
+    install_guard(value.source.make_guard(GuardBuilder.ID_MATCH))
+    _objects[id(value.value)] = value.value
+    return ConstantVariable.create(id(value.value))
+
+
+_objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def object_of(number: int) -> Any:
+    """The object that :func:`identified` gave this number."""
+    return _objects[number]
 
 
 def use_original(name: str) -> None:
@@ -72,6 +108,7 @@ def _use_original(name: Any) -> Any:
 _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
     keep_with: _keep_with,
     kept_with: _kept_with,
+    identified: _identified,
     use_original: _use_original,
 }
 """Functions that Dynamo does not trace: they are called with its variables."""
@@ -129,12 +166,14 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``ours()`` in place of making an object of a class or of one below it, where `active` says so."""
+    """Dynamo traces ``ours(cls, ...)`` in place of ``cls(...)``, for a class and those below it, where `active`
+    says so.
+    """
     call = UserDefinedClassVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if issubclass(self.value, kind) and active():
-            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
+            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [self, *args], kwargs)
         return call(self, tx, args, kwargs)
 
     UserDefinedClassVariable.call_function = call_function  # type: ignore[method-assign]

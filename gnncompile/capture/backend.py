@@ -46,6 +46,7 @@ class Backend:
         inductor: Inductor's settings.
         self_loops: "masked" or "exact": read by the substitutes while Dynamo traces.
         attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
+        makes_matrices: Whether sparse matrices that the model makes are captured.
         narrows: Whether results of padded mini-batches may be cut to their true sizes.
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
@@ -56,6 +57,7 @@ class Backend:
     inductor: dict[str, Any]
     self_loops: str = "masked"
     attaches_sizes: bool = False
+    makes_matrices: bool = False
     narrows: bool = True
     asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)

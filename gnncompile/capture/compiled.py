@@ -49,6 +49,7 @@ class Program:
         self.target, self.settings = target, settings
         own, inductor = resolve(settings["mode"], settings["options"])
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
+        self.backend.makes_matrices = True
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
         self.skipped_hooks = SkippedHooks(target)
@@ -131,6 +132,10 @@ class Program:
                 self.empty_is_special = True
                 self._start()
             except _compat.NeedsOriginal as needed:
+                if needed.kind is None and self.backend.makes_matrices:
+                    self.backend.makes_matrices = False  # it may be of a matrix that the model made
+                    self._start()
+                    continue
                 kinds = call.taken.kinds if needed.kind is None else {needed.kind}
                 self.wanted_whole |= kinds
                 self._say_uncompiled(needed, kinds)

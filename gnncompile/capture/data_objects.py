@@ -1,4 +1,6 @@
-"""Methods of PyG's ``Data`` that Dynamo can't trace as they are written: they ask ``super()`` or ``fset``."""
+"""What Dynamo can't trace of PyG's ``Data`` and ``Batch`` as it is written: it asks ``super()`` or ``fset``, or makes a
+class.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 
 from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
@@ -52,6 +54,23 @@ def store_setattr(self: Any, key: str, value: Any) -> None:
         self[key] = value
     else:
         _store_setattr(self, key, value)
+
+
+@torch.compiler.assume_constant_result
+def _class_of_batches(kind: type) -> Any:
+    """The class of what ``kind()`` makes, where ``kind`` is ``Batch`` or what it makes of ``Data``; None of others."""
+    made = type(Batch())
+    return made if kind in (Batch, made) else None
+
+
+def new_batch(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """See :class:`torch_geometric.data.Batch`, whose metaclass makes a class: it is made ahead."""
+    made = _class_of_batches(kind)
+    if made is None or "_base_cls" in kwargs:
+        return torch._dynamo.graph_break(msg="a Batch of other objects than Data is made")
+    batch = made.__new__(made)
+    Data.__init__(batch, *args, **kwargs)
+    return batch
 
 
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {

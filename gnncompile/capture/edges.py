@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import coalesce, negative_sampling, scatter, to_dense_adj
+from torch_geometric.utils import (
+    coalesce,
+    is_undirected,
+    negative_sampling,
+    scatter,
+    sort_edge_index,
+    to_dense_adj,
+)
 
 from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
@@ -19,6 +26,8 @@ from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
 _OPS: Any = torch.ops.gnncompile
 
 _coalesce = copy_of(coalesce)
+_sort_edge_index = copy_of(sort_edge_index)
+_is_undirected = copy_of(is_undirected)
 _to_dense_adj = copy_of(to_dense_adj)
 _negative_sampling = copy_of(negative_sampling)
 _MISSING = coalesce.__defaults__[0]
@@ -39,20 +48,80 @@ def merged_edges(
         return _coalesce(edge_index, edge_attr, num_nodes, reduce, is_sorted, sort_by_row)
     if num_nodes is None:
         num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    found, kept = merged(edge_index, [] if alone else attributes, num_nodes, reduce, is_sorted, sort_by_row)
+    if alone:
+        return (found, None) if edge_attr is None else found
+    return found, kept[0] if isinstance(edge_attr, Tensor) else kept
+
+
+def merged(
+    edge_index: Tensor,
+    attributes: list[Tensor],
+    num_nodes: Any,
+    reduce: str = "sum",
+    is_sorted: bool = False,
+    sort_by_row: bool = True,
+    alive: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Edges without duplicates, sorted, and what becomes of their attributes, all with one look at the data.
+
+    Args:
+        edge_index: ``[2, num_edges]``.
+        attributes: Each ``[num_edges, ...]``.
+        num_nodes: How many there are.
+        reduce: How attributes of edges between the same nodes are made one.
+        is_sorted: Whether the edges are sorted already; not together with `alive`.
+        sort_by_row: Whether by source first.
+        alive: Which edges there are, ``[num_edges]``; all without.
+    """
     first, second = edge_index[1 - int(sort_by_row)], edge_index[int(sort_by_row)]
     key = first * num_nodes + second
+    if alive is not None:
+        key = torch.where(
+            alive, key, -1
+        )  # no edge: stands first, and counts as a duplicate of what is before the first
     if not is_sorted:
         key, order = torch.sort(key, stable=True)
         edge_index = edge_index.index_select(1, order)
-        attributes = attributes if alone else [a.index_select(0, order) for a in attributes]
+        attributes = [a.index_select(0, order) for a in attributes]
     new = key > torch.cat([key.new_full((1,), -1), key])[: key.size(0)]
     kept = new.nonzero().view(-1)
-    merged = edge_index.index_select(1, kept)
-    if alone:
-        return (merged, None) if edge_attr is None else merged
-    group = new.cumsum(0) - 1
-    attributes = [scatter(a, group, 0, kept.size(0), reduce) for a in attributes]
-    return merged, attributes[0] if isinstance(edge_attr, Tensor) else attributes
+    group, dead = new.cumsum(0), 0 if alive is not None else 1
+    sums = [scatter(a, group - dead, 0, kept.size(0) + 1 - dead, reduce) for a in attributes]
+    return edge_index.index_select(1, kept), sums if alive is None else [one[1:] for one in sums]
+
+
+def sorted_edges(
+    edge_index: Tensor, edge_attr: Any = _MISSING, num_nodes: int | None = None, sort_by_row: bool = True
+) -> Any:
+    """See :func:`torch_geometric.utils.sort_edge_index`; how large the numbers of pairs of nodes get is not asked:
+    layouts take fewer than 2^31 nodes.
+    """
+    if not is_edge_list(edge_index):
+        return _sort_edge_index(edge_index, edge_attr, num_nodes, sort_by_row)
+    if num_nodes is None:
+        num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    key = edge_index[1 - int(sort_by_row)].long() * num_nodes + edge_index[int(sort_by_row)]
+    order = torch.sort(key, stable=True)[1]
+    found = edge_index.index_select(1, order)
+    if isinstance(edge_attr, Tensor):
+        return found, edge_attr.index_select(0, order)
+    if isinstance(edge_attr, (list, tuple)):
+        return found, [a.index_select(0, order) for a in edge_attr]
+    return (found, None) if edge_attr is None else found
+
+
+def undirected(edge_index: Tensor, edge_attr: Any = None, num_nodes: int | None = None) -> Any:
+    """See :func:`torch_geometric.utils.is_undirected`: what differs is counted, and the data asked once."""
+    if not is_edge_list(edge_index):
+        return _is_undirected(edge_index, edge_attr, num_nodes)
+    attributes = [edge_attr] if isinstance(edge_attr, Tensor) else list(edge_attr or [])
+    ahead, theirs = sorted_edges(edge_index, attributes, num_nodes, True)
+    back, ours = sorted_edges(edge_index, attributes, num_nodes, False)
+    differing = (ahead != back.flip(0)).sum()
+    for one, other in zip(theirs, ours, strict=True):
+        differing = differing + (one != other).sum()
+    return differing.item() == 0
 
 
 def _has_sum(attribute: Tensor) -> bool:
@@ -112,7 +181,9 @@ def other_edges(
 
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (coalesce, merged_edges),
+    (is_undirected, undirected),
     (negative_sampling, other_edges),
+    (sort_edge_index, sorted_edges),
     (to_dense_adj, dense_adjacency),
 )
 """What is traced in place of PyG's functions."""

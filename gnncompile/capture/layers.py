@@ -22,12 +22,14 @@ from torch_geometric.nn import (
     MFConv,
     Set2Set,
     SuperGATConv,
+    WLConv,
 )
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
-from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
+from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
 from gnncompile.capture.relations.linear import is_plain, typed_linear
-from gnncompile.runtime import sampling_ops  # noqa: F401  (defines the ops)
+from gnncompile.capture.relations.tables import is_edge_list
+from gnncompile.runtime import color_ops, sampling_ops  # noqa: F401  (define the ops)
 from gnncompile.runtime.whole_ops import whole
 
 _OPS: Any = torch.ops.gnncompile
@@ -40,6 +42,7 @@ _set2set_forward = copy_of(Set2Set.forward)
 _check_input = copy_of(MessagePassing._check_input)
 _batch_norm_forward = copy_of(BatchNorm.forward)
 _lcm_forward = copy_of(LCMAggregation.forward)
+_wl_forward = copy_of(WLConv.forward)
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
@@ -254,11 +257,20 @@ def lcm_forward(
 
 
 def uncaptured(*args: Any, **kwargs: Any) -> None:
-    """Breaks the graph, so that what must not be traced runs as it is.
-
-    Of a :class:`torch_geometric.data.Batch` that a graph builds Dynamo makes an empty object.
-    """
+    """Breaks the graph, so that what must not be traced runs as it is."""
     torch._dynamo.graph_break()
+
+
+def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+    """See :class:`torch_geometric.nn.WLConv`: hashes of Python are the layer's own."""
+    if not is_edge_list(edge_index) or type(self).forward is not WLConv.forward:
+        return _wl_forward(self, x, edge_index)
+    return _OPS.refined_colors(x.detach(), edge_index, identified(self))
+
+
+def wl_table(*args: Any, **kwargs: Any) -> None:
+    """What a :class:`torch_geometric.nn.WLConv` has in its table is known when it has run."""
+    torch._dynamo.graph_break(msg="the model reads the table of a WLConv, which the layer fills")
 
 
 def _is_plain(lstm: nn.LSTM) -> bool:
@@ -293,6 +305,8 @@ METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
     LCMAggregation.forward: lcm_forward,
     JumpingKnowledge.forward: jumping_forward,
     MFConv.forward: mf_forward,
+    WLConv.forward: wl_forward,
+    WLConv.histogram: wl_table,
     Set2Set.forward: set2set_forward,
     Aggregation.to_dense_batch: dense_rows,
     SuperGATConv.positive_sampling: positive_sampling,

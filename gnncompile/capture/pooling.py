@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.models.gpse import GNNInductiveHybridMultiHead
+from torch_geometric.nn.pool.pool import pool_edge
 from torch_geometric.nn.pool.select.topk import topk
 from torch_geometric.utils import cumsum
 
 from gnncompile._compat import copy_of
-from gnncompile.capture.relations.tables import sizes_and_starts
+from gnncompile.capture.edges import merged
+from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
 from gnncompile.runtime import segment_ops  # noqa: F401  (defines the ops)
 
 _OPS: Any = torch.ops.gnncompile
 
-_topk = copy_of(topk)
+_topk, _pool_edge = copy_of(topk), copy_of(pool_edge)
 
 
 def best_of_each_graph(
@@ -46,8 +49,37 @@ def cumulative_sum(x: Tensor, dim: int = 0) -> Tensor:
     return torch.cat([x.new_zeros(shape), x.cumsum(dim)], dim)
 
 
+def edges_between_clusters(
+    cluster: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, reduce: str = "sum"
+) -> tuple[Tensor, Tensor | None]:
+    """See ``torch_geometric.nn.pool.pool.pool_edge``; edges within a cluster and duplicates go at once."""
+    summed = edge_attr is None or edge_attr.dtype != torch.bool
+    if not is_edge_list(edge_index) or not summed:
+        return _pool_edge(cluster, edge_index, edge_attr, reduce)  # type: ignore[no-any-return]
+    ends = cluster.index_select(0, edge_index.reshape(-1)).view(2, -1)
+    attributes = [] if edge_attr is None else [edge_attr]
+    found, attributes = merged(ends, attributes, cluster.size(0), reduce, alive=ends[0] != ends[1])
+    return found, attributes[0] if attributes else None
+
+
+def apply_index(self: Any, batch: Any, virtual_node: bool, pad_node: int, pad_graph: int) -> Any:
+    """See ``torch_geometric.nn.GPSE``'s head, which loops over graphs to leave out the last node of each."""
+    node_pred, node_true = batch.node_feature, batch.y
+    if virtual_node:
+        owner, order = torch.sort(batch.batch, stable=True)
+        following = torch.cat([owner, owner.new_full((1,), -1)])[1:]
+        kept = order.index_select(0, (owner == following).nonzero().view(-1))
+        node_pred, node_true = node_pred.index_select(0, kept), node_true.index_select(0, kept)
+    pred = self._pad_and_stack(node_pred, batch.graph_feature, pad_node, pad_graph)
+    return pred, self._pad_and_stack(node_true, batch.y_graph, pad_node, pad_graph)
+
+
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {GNNInductiveHybridMultiHead._apply_index: apply_index}
+"""What is traced in place of PyG's methods."""
+
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (cumsum, cumulative_sum),
     (topk, best_of_each_graph),
+    (pool_edge, edges_between_clusters),
 )
 """What is traced in place of PyG's functions."""

@@ -2,7 +2,8 @@
 
 Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph
 as one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is
-traced as the functions below, and every other use has the model run as it is.
+traced as the functions below, and every other use has the model run as it is. So does a matrix that the model makes;
+every other use of one breaks the graph where it is made.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 from torch_geometric.utils import add_self_loops as pyg_add_self_loops
 from torch_geometric.utils import spmm as pyg_spmm
 from torch_geometric.utils import to_edge_index as pyg_to_edge_index
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value as pyg_set_sparse_value
 
+from gnncompile import _compat
 from gnncompile._compat import ADJACENCY, NeedsOriginal, copy_of, keep_with, kept_with, use_original
+from gnncompile.capture.edges import merged
+from gnncompile.capture.relations.tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -162,12 +167,45 @@ def _with_loops(adj: Tensor, fill_value: float, num_nodes: Any) -> Any:
     return add_self_loops(adj, None, fill_value, num_nodes)[0]
 
 
+@torch.compiler.assume_constant_result
+def _makes_matrices() -> bool:
+    """Whether a matrix that the model makes may stand in the captured graph as one op."""
+    return bool(getattr(_compat.current_backend(), "makes_matrices", False))
+
+
+def _maker(original: Callable[..., Any], by_row: bool) -> Callable[..., Any]:
+    """What is traced for a function that makes a matrix of edges; its entries are sorted by row, or by column."""
+    theirs = copy_of(original)
+
+    def made(edge_index: Any, edge_attr: Any = None, size: Any = None, is_coalesced: bool = False) -> Any:
+        plain = is_edge_list(edge_index) and (
+            edge_attr is None or (edge_attr.dim() == 1 and edge_attr.dtype != torch.bool)
+        )
+        if not plain or not _makes_matrices():
+            return theirs(edge_index, edge_attr, size, is_coalesced)
+        if size is None:
+            size = int(edge_index.max()) + 1
+        rows, cols = size if isinstance(size, (tuple, list)) else (size, size)
+        rows = int(edge_index[0].max()) + 1 if rows is None else rows
+        cols = int(edge_index[1].max()) + 1 if cols is None else cols
+        attributes = [] if edge_attr is None else [edge_attr]
+        if not is_coalesced:
+            edge_index, attributes = merged(edge_index, attributes, cols if by_row else rows, sort_by_row=by_row)
+        values = attributes[0] if attributes else torch.ones(edge_index.size(1), device=edge_index.device)
+        return make(edge_index[0], edge_index[1], values, torch.empty(rows, cols, 0, device=values.device))
+
+    return made
+
+
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     pyg_spmm: spmm,
     pyg_to_edge_index: to_edge_index,
     pyg_set_sparse_value: set_sparse_value,
     pyg_add_self_loops: add_self_loops,
     pyg_gcn_norm: gcn_norm,
+    to_torch_coo_tensor: _maker(to_torch_coo_tensor, by_row=True),
+    to_torch_csr_tensor: _maker(to_torch_csr_tensor, by_row=True),
+    to_torch_csc_tensor: _maker(to_torch_csc_tensor, by_row=False),
 }
 """What is traced in place of PyG's functions."""
 

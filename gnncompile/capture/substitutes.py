@@ -19,11 +19,15 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import BaseStorage
+from torch_geometric.nn import WLConv
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 from gnncompile import _compat
 from gnncompile.capture import (
     aggregations,
+    contractions,
     data_objects,
     decompositions,
     edges,
@@ -31,6 +35,7 @@ from gnncompile.capture import (
     pooling,
     relations,
     sparse,
+    sparse_products,
 )
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
 from gnncompile.runtime import attached
@@ -114,7 +119,9 @@ def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
 
 
 def shallow_copy(x: Any) -> Any:
-    """See :func:`copy.copy`, of whose own way to copy a dict Dynamo knows nothing."""
+    """See :func:`copy.copy`, of whose own way to copy a dict or an object of PyG's Dynamo knows nothing."""
+    if capturing() != OFF and isinstance(x, (BaseData, BaseStorage)):
+        return x.__copy__()
     if capturing() == OFF or type(x) not in (dict, list):
         return _shallow_copy(x)
     return {**x} if type(x) is dict else [*x]
@@ -218,8 +225,10 @@ def install() -> None:
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
     decompositions.install()
-    _compat.substitute_construction(Batch, layers.uncaptured, lambda: _backend_setting() != OFF)
+    _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
+    _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     markers = {_OPS.sized, _OPS.laid_out, _OPS.front, _OPS.padded}
     _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
-    methods = relations.METHODS | layers.METHODS | aggregations.METHODS | data_objects.METHODS
+    rooms = (relations, layers, aggregations, contractions, data_objects, pooling, sparse_products)
+    methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)

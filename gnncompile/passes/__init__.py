@@ -9,7 +9,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+import gnncompile.runtime.color_ops
 import gnncompile.runtime.dense_ops
+import gnncompile.runtime.matching_ops
 import gnncompile.runtime.region_op
 import gnncompile.runtime.sampling_ops
 import gnncompile.runtime.segment_ops

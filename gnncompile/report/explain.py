@@ -331,6 +331,9 @@ _SYNCS = {
     torch.ops.gnncompile.dropped_edges.default,
     torch.ops.gnncompile.negative_edges.default,
     torch.ops.gnncompile.other_edges.default,
+    torch.ops.gnncompile.matched_edges.default,
+    torch.ops.gnncompile.components.default,
+    torch.ops.gnncompile.refined_colors.default,
 }
 
 _INDEXED = {

@@ -119,7 +119,20 @@ MODELS: tuple[Case | Absent, ...] = (
     Case("ARGVA", lambda: models.ARGVA(_Encoder(), nn.Linear(C, 1))),
     Case("SignedGCN", lambda: models.SignedGCN(C, C, 2), (*EDGES, "other_edge_index")),
     Absent("RENet", "reads a history that its own data set makes"),
-    Case("GraphUNet", lambda: models.GraphUNet(C, C, C, 2), ("x", "batch_edge_index", "batch")),
+    Case(
+        "GraphUNet",
+        lambda: models.GraphUNet(C, C, C, 2),
+        ("x", "batch_edge_index", "batch"),
+        asks=4,
+        asks_for="how many edges are left by two poolings, how many meet between these, and at how many places",
+    ),
+    Case(
+        "GraphUNet [weights]",
+        lambda: models.GraphUNet(C, C, C, 1, sum_res=False),
+        ("x", "edge_index", "batch", "edge_weight"),
+        asks=1,
+        asks_for="how many edges are left between the nodes that are kept",
+    ),
     Case(
         "SchNet",
         lambda: models.SchNet(C, C, 2, 5, interaction_graph=_complete),
