@@ -439,9 +439,11 @@ CHECKS: dict[str, Callable[[Here], None]] = {
 del CHECKS["one_process_with_both_batches"]
 
 
-def failures(rank: int, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Runs all checks; yields each with what it raised."""
+def failures(rank: int, device: torch.device, only: list[str]) -> Iterator[tuple[str, str]]:
+    """Runs checks; yields each with what it raised."""
     for name, check in CHECKS.items():
+        if only and name not in only:
+            continue
         torch._dynamo.reset()
         group = dist.new_group(timeout=timedelta(seconds=120))
         here, start, error = Here(rank, device, group), time.perf_counter(), ""
@@ -460,6 +462,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--only", nargs="*", default=[], choices=list(CHECKS), help="names of checks (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=300))
@@ -467,7 +470,7 @@ def main() -> None:
     if args.device == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    found = {name: error for name, error in failures(rank, device) if error}
+    found = {name: error for name, error in failures(rank, device, args.only) if error}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{rank}.json").write_text(json.dumps(found))
     for name, error in found.items():
