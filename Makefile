@@ -71,11 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 		esac; \
 		echo 'torch==$(TORCH)' >> $(VENV)/constraints.txt; \
 		if [ -n "$(LOWEST)" ]; then \
-			low=$$($(PY) -c 'from tests.matrix import lowest; print(*(f"{n}=={v}" for n, v in lowest().items() if n != "torch"))'); \
-			for one in $$low; do \
-				grep -v "^$${one%%=*}[=<]" $(VENV)/constraints.txt > $(VENV)/others.txt; mv $(VENV)/others.txt $(VENV)/constraints.txt; \
-				echo "$$one" >> $(VENV)/constraints.txt; \
-			done; \
+			$(PY) -m tests.matrix --lowest | sed 's/^torch==.*/torch==$(TORCH)/' > $(VENV)/constraints.txt; \
 		fi; \
 	else cp constraints.txt $(VENV)/constraints.txt; fi
 	@echo "== installing into $(VENV) (minutes on a fresh machine, seconds afterwards)"

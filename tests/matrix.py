@@ -3,10 +3,11 @@
     python -m tests.matrix                     # the oldest supported release, the pinned one and the newest
     python -m tests.matrix 2.12.1 2.14.1       # these
     python -m tests.matrix --list              # says which, and runs nothing
+    python -m tests.matrix --lowest            # the lowest version of each dependency, as constraints for pip
 
 The newest is the highest release that pip finds and pyproject.toml allows. Each run is ``make test-core TORCH=...``,
-with PIP_ARGS, WORKERS and PYTHON from the environment. With the oldest torch, everything else that
-gnncompile needs is the oldest that pyproject.toml allows as well. The exit status is 1 if any run failed.
+with PIP_ARGS, WORKERS and PYTHON from the environment. With the oldest torch, everything else that gnncompile needs is
+the oldest that pyproject.toml allows as well, nothing is pinned beside that. The exit status is 1 if any run failed.
 """
 
 from __future__ import annotations
@@ -84,7 +85,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help="releases of torch")
     parser.add_argument("--list", action="store_true", help="run nothing")
+    parser.add_argument("--lowest", action="store_true", help="print the lowest versions")
     given = parser.parse_args(argv)
+    if given.lowest:
+        print("\n".join(f"{name}=={version}" for name, version in lowest().items()))
+        return 0
     versions = given.versions or chosen()
     if given.list:
         print("\n".join(versions))
