@@ -77,7 +77,11 @@ def steps(folder: Path) -> str:
 
 def minibatch(folder: Path) -> str:
     """Training on mini-batches whose sizes change."""
-    names = {"molecules-128": "GIN, 128 molecules", "molecules-1024": "GIN, 1,024 molecules"}
+    names = {
+        "molecules-128": "GIN, 128 molecules",
+        "molecules-1024": "GIN, 1,024 molecules",
+        "sampled": "GraphSAGE, sampled",
+    }
     header = [
         "",
         "step: eager",
