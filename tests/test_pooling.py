@@ -126,7 +126,9 @@ class ThereAndBack(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"edge_score_method": EdgePooling.compute_edge_score_tanh, "add_to_edge_score": 0.0}], ids=str
+    "kwargs",
+    [{}, {"edge_score_method": EdgePooling.compute_edge_score_tanh, "add_to_edge_score": 0.0}],
+    ids=["softmax", "tanh"],
 )
 def test_edge_pooling(kwargs: dict[str, Any]):
     torch.manual_seed(0)
