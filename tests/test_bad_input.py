@@ -126,8 +126,9 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], Outcome]] = {
     "a matrix that is dense": ((X, torch.eye(NODES)), {}, DTYPE),
     "a matrix too large": ((X, torch.eye(NODES + 1).to_sparse_csr()), {}, (ANY, "size|[Ii]ndex|shape|match|range")),
     # weights
-    "too few weights": ((X, E, W[:5]), {}, (IndexError, r"shape of the mask \[14\].*tensor \[5\]")),
-    "too many weights": ((X, E, torch.rand(50)), {}, (IndexError, r"shape of the mask \[14\].*tensor \[50\]")),
+    # Which of the two it is depends on whether self loops are masked by then, or cut out.
+    "too few weights": ((X, E, W[:5]), {}, (ANY, "shape of the mask|differ in length")),
+    "too many weights": ((X, E, torch.rand(50)), {}, (ANY, "shape of the mask|differ in length")),
     "weights of integers": ((X, E, W.long()), {}, WHOLE),
     "weights float64": ((X, E, W.double()), {}, EAGER),
     "weights of NaN": ((X, E, W * float("nan")), {}, EAGER),
