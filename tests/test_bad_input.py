@@ -321,7 +321,11 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch, Path], None], str]] =
     ),
     "a compiler that dies": ("cpp", _compiler("kill -9 $$"), "failed; check the compiler or set CXX"),
     "a compiler that makes nothing": ("cpp", _compiler("exit 0"), "can't be kept in any folder .*No such file"),
-    "a compiler that makes rubbish": ("cpp", _compiler("for o; do :; done; echo 1 > $o"), "in any folder .*set CXX"),
+    "a compiler that makes rubbish": (
+        "cpp",
+        _compiler("for o; do :; done; case $o in --version) ;; *) echo 1 > $o;; esac"),
+        "in any folder .*set CXX",
+    ),
     "no space": ("cpp", _compiler("echo No space left on device >&2; exit 1"), "No space left .*free some space"),
     "no Triton": ("triton", _no_triton, "Triton can't be used: .*triton.*gnncompile doctor"),
     "a broken Triton": ("triton", _broken_triton, "undefined symbol.*gnncompile doctor"),

@@ -260,6 +260,16 @@ def test_two_models_are_compiled_and_run_by_many_threads(_light: None) -> None:
     assert [len(program_of(compiled).backend.captured) for compiled in both] == [1, 1]
 
 
+def test_a_call_while_another_thread_traces(_light: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing replaces how modules are called, for all threads."""
+    model, usual = Net(), nn.Module.__call__
+    compiled = gnncompile.compile(model)
+    compiled(X, edges(0, 14), BATCH)
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *args, **kwargs: usual(self, *args, **kwargs))
+    equal(compiled(X, edges(1, 20), BATCH), model(X, edges(1, 20), BATCH))
+    assert len(program_of(compiled).backend.captured) == 1
+
+
 # -- processes ----------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from gnncompile._compat.autograd import (
     saved_tensors,
     trace_aten,
 )
-from gnncompile._compat.compiles import symbolic_counts, try_frames_again
+from gnncompile._compat.compiles import kept_guards, symbolic_counts, try_frames_again
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
     CAPTURE_ERRORS,
@@ -103,6 +103,7 @@ __all__ = [
     "keep_versions",
     "keep_with",
     "keeps_graph",
+    "kept_guards",
     "kept_with",
     "leave_layouts_open",
     "make_capturable",

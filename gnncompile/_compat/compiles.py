@@ -8,13 +8,14 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.fx.experimental._config as shape_config_module
+from torch import nn
 from torch._dynamo import convert_frame
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
@@ -100,6 +101,18 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         compiling.empty_is_special, compiling.captures_selections = self.before
         if not compiling.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+MODULE_CALL = nn.Module.__call__
+
+
+def kept_guards(guards: Sequence[Any]) -> list[bool]:
+    """Which of Dynamo's guards are kept: all but those on how a module is called.
+
+    Tracing replaces ``nn.Module.__call__`` for a moment, for all threads: one that calls a compiled model meanwhile
+    would find its guards broken and capture again. PyG's aggregations make such guards, by ``super().__call__``.
+    """
+    return [guard.value is not MODULE_CALL for guard in guards]
 
 
 def try_frames_again() -> None:

@@ -83,7 +83,8 @@ class Program:
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
         dynamic = True if dynamic is None else dynamic
-        return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic)
+        guards: dict[str, Any] = {"guard_filter_fn": _compat.kept_guards}
+        return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic, options=guards)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
