@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import driver, environment, phases, tables
+from . import driver, environment, phases, stored, tables
 from .cases import GUIDE_MODELS, Case, select
 from .comparison import reference_of
 from .graphs import GRAPHS
@@ -194,19 +194,12 @@ def format_case(rows: Sequence[StartsOfRow]) -> str:
 
 def record(case: Case, row: StartsOfRow, rows: Sequence[StartsOfRow]) -> dict[str, Any]:
     """Returns one row as it is stored; what was not measured is None."""
-    stored: dict[str, Any] = {
-        "graph": case.graph.name,
-        "model": case.name,
-        "row": row.variant.name,
-        "ours": row.variant.is_ours,
-        "status": row.status,
-        "message": row.message,
-    }
+    found = stored.labelled(row.variant, row, graph=case.graph.name, model=case.name)
     for start in STARTS:
         for quantity in ("seconds", "cpu_seconds", "hits", "misses"):
-            stored[f"{start}_{quantity}"] = row.median(start, quantity)
+            found[f"{start}_{quantity}"] = row.median(start, quantity)
     for unit, mark in (("seconds", ""), ("cpu_seconds", "cpu ")):
-        stored.update({mark + name: ratio for name, ratio in ratios(row, rows, unit).items()})
+        found.update({mark + name: ratio for name, ratio in ratios(row, rows, unit).items()})
     for start in STARTS:
-        stored.update({f"{start} in {phase}": seconds for phase, seconds in row.phases(start).items()})
-    return stored
+        found.update({f"{start} in {phase}": seconds for phase, seconds in row.phases(start).items()})
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import counting, driver, measure, tables
+from . import counting, driver, measure, stored, tables
 from .comparison import Options, first_line
 from .graphs import KERNEL_GRAPHS, Graph
 from .kernel_rows import KernelRow, Structure, exact, rows_for
@@ -251,14 +251,9 @@ def format_case(case: KernelCase, results: Sequence[KernelResult]) -> str:
 def record(case: KernelCase, result: KernelResult, results: Sequence[KernelResult]) -> dict[str, Any]:
     """Returns one row as it is stored; what was not measured is None."""
     timing = result.timing
+    dtype = str(case.dtype).removeprefix("torch.")
     return {
-        "graph": case.graph.name,
-        "dtype": str(case.dtype).removeprefix("torch."),
-        "width": case.width,
-        "row": result.row.name,
-        "ours": result.row.is_ours,
-        "status": result.status,
-        "message": result.message,
+        **stored.labelled(result.row, result, graph=case.graph.name, dtype=dtype, width=case.width),
         "us": timing and timing.median * 1e3,
         "p10_us": timing and timing.p10 * 1e3,
         "p90_us": timing and timing.p90 * 1e3,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import driver, measure, tables
+from . import driver, measure, stored, tables
 from .cases import Case, graphs_of, select
 from .comparison import Row, run_case
 from .graphs import GRAPHS
@@ -63,15 +63,9 @@ def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Returns one row as it is stored; what was not measured is None."""
     found, verdict = row.memory, row.verdict
     over_eager, over_compile = ratios(row, rows)
+    columns = {"suite": case.suite, "graph": case.graph.name, "model": case.name, "order": case.order}
     return {
-        "suite": case.suite,
-        "graph": case.graph.name,
-        "model": case.name,
-        "order": case.order,
-        "row": row.variant.name,
-        "ours": row.variant.is_ours,
-        "status": row.status,
-        "message": row.message,
+        **stored.labelled(row.variant, row, **columns),
         "peak_mib": found and found.peak,
         "forward_mib": found and found.forward,
         "kept_mib": found and found.kept,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from . import counting, driver, measure, tables
+from . import counting, driver, measure, stored, tables
 from .comparison import Options
 from .losses import TOLERANCE, Make, Outcome, check, plain_loop, whole_step
 from .minibatch_cases import CASES, MiniBatchCase, take
@@ -262,11 +262,7 @@ def record(case: MiniBatchCase, result: MiniBatchResult, results: Sequence[MiniB
     """Returns one row as it is stored; what was not measured is None."""
     timing = result.timing
     return {
-        "case": case.name,
-        "row": result.row.name,
-        "ours": result.row.is_ours,
-        "status": result.status,
-        "message": result.message,
+        **stored.labelled(result.row, result, case=case.name),
         "step_ms": timing and timing.median,
         "step_p10_ms": timing and timing.p10,
         "step_p90_ms": timing and timing.p90,

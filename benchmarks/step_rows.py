@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from . import tables
+from . import stored, tables
 from .cases import Case
 from .comparison import Row
 
@@ -60,13 +60,7 @@ def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     timing, verdict = row.timing, row.verdict
     over_eager, over_compile = speedups(row, rows)
     return {
-        "suite": case.suite,
-        "graph": case.graph.name,
-        "model": case.name,
-        "row": row.variant.name,
-        "ours": row.variant.is_ours,
-        "status": row.status,
-        "message": row.message,
+        **stored.labelled(row.variant, row, suite=case.suite, graph=case.graph.name, model=case.name),
         "median_ms": timing and timing.median,
         "p10_ms": timing and timing.p10,
         "p90_ms": timing and timing.p90,

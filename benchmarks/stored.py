@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Record = dict[str, Any]
 
@@ -50,6 +50,30 @@ class Stored:
     def by(self, column: str) -> dict[str, dict[str, Record]]:
         """The same by one column that tells the cases apart."""
         return {str(case): rows for (case,), rows in self.cases([column]).items()}
+
+
+class Named(Protocol):
+    """A row of a benchmark before it is measured."""
+
+    @property
+    def name(self) -> str:
+        """Of the row, the same in all cases."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether gnncompile is measured."""
+
+
+class Outcome(Protocol):
+    """How a row went: a message unless its status is `ok`."""
+
+    status: str
+    message: str
+
+
+def labelled(row: Named, outcome: Outcome, **case: Any) -> Record:
+    """What each stored row begins with: the columns that name its case, its own name, how it went."""
+    return {**case, "row": row.name, "ours": row.is_ours, "status": outcome.status, "message": outcome.message}
 
 
 def best(rows: Mapping[str, Record], names: Sequence[str], column: str) -> float | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import counting, driver, measure, tables
+from . import counting, driver, measure, stored, tables
 from .cases import GUIDE_MODELS, Case, select
 from .comparison import Options
 from .graphs import GRAPHS
@@ -153,12 +153,7 @@ def record(case: Case, result: TrainingResult, results: Sequence[TrainingResult]
     timing = result.timing
     over_eager, over_compile = speedups(result, results)
     return {
-        "graph": case.graph.name,
-        "model": case.name,
-        "row": result.row.name,
-        "ours": result.row.is_ours,
-        "status": result.status,
-        "message": result.message,
+        **stored.labelled(result.row, result, graph=case.graph.name, model=case.name),
         "median_ms": timing and timing.median,
         "p10_ms": timing and timing.p10,
         "p90_ms": timing and timing.p90,
