@@ -6,9 +6,11 @@ They are ordinary PyG transforms (`BaseTransform`): compose them with PyG's own,
 """
 
 from .add_self_loops import AddSelfLoops
+from .attach_sizes import AttachSizes
 from .cheb_norm import ChebNorm
 from .gcn_norm import GCNNorm
 from .node_order import restore_order
+from .pad_to_bucket import PadToBucket
 from .prepare import Prepared, PrepareReport, prepare
 from .remove_isolated import RemoveIsolated
 from .reorder import Reorder
@@ -16,8 +18,10 @@ from .sort_by_destination import SortByDestination
 
 __all__ = [
     "AddSelfLoops",
+    "AttachSizes",
     "ChebNorm",
     "GCNNorm",
+    "PadToBucket",
     "PrepareReport",
     "Prepared",
     "RemoveIsolated",

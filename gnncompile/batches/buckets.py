@@ -13,6 +13,9 @@ from torch import multiprocessing as mp
 from gnncompile.batches.kinds import EDGES, GRAPHS, NODES, Kinds
 from gnncompile.runtime.attached import ENOUGH
 
+MOST = 4
+"""Buckets, if the user does not say how many."""
+
 SLACK = 0.1
 """How much larger a new bucket is than the mini-batch that it is made for."""
 
@@ -45,7 +48,7 @@ class Buckets:
 
     def sizes(self) -> list[tuple[int, ...]]:
         """All buckets so far."""
-        return [tuple(n for n in row[1:].tolist() if n) for row in self._table if row[0]]
+        return [tuple(n for n in row[1:].tolist() if n) for row in self._table if row[1]]
 
     def choose(self, kinds: Kinds) -> tuple[int, ...] | None:
         """The bucket for a mini-batch; None where it is not padded."""

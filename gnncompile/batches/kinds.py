@@ -72,6 +72,14 @@ def tensors(store: Any) -> dict[str, Tensor]:
     return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
 
 
+def kept_by_batch(data: BaseData, name: str) -> Any:
+    """What a ``Batch`` keeps of its graphs under a name; None where it keeps nothing.
+
+    ``getattr`` would raise a KeyError: of ``HeteroData`` every name that ends in ``_dict`` is one of all types.
+    """
+    return next((vars(store)[name] for store in data.stores if name in vars(store)), None)
+
+
 def kinds_of(data: BaseData) -> Kinds:
     """What there are in a mini-batch, and of which kind each tensor's rows are."""
     finder = _Finder(data)
@@ -152,5 +160,5 @@ class _Finder:
         return [nodes] if alone else candidates  # type: ignore[list-item]
 
     def _slices(self, store: Any) -> Any:
-        slices = getattr(self.data, "_slice_dict", None)
+        slices = kept_by_batch(self.data, "_slice_dict")
         return slices.get(store._key) if slices is not None and store._key is not None else slices

@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepared import Prepare, Prepared, prepare_all
 
 AHEAD = 2
 """Mini-batches that are prepared ahead."""
-
-MOST = 4
-"""Buckets, if the user does not say how many."""
 
 _END = object()
 

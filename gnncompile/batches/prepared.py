@@ -22,7 +22,7 @@ from torch_geometric.data.data import BaseData
 from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edges import highest, order_of, pointers, ring, shared, sort
 from gnncompile.batches.fronts import Front, fronts
-from gnncompile.batches.kinds import BATCH, EDGE_INDEX, SEEDS, Kinds, kinds_of, tensors
+from gnncompile.batches.kinds import BATCH, EDGE_INDEX, SEEDS, Kinds, kept_by_batch, kinds_of, tensors
 from gnncompile.batches.memory import Memory, Place
 from gnncompile.runtime import attached, layout
 from gnncompile.runtime.attached import ENOUGH, Attached, Bucketed, Layout, attach, count
@@ -144,6 +144,17 @@ class Prepared:
 def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
     """Makes a mini-batch on the CPU, which is not changed, ready."""
     return _Preparation(data, buckets).run()
+
+
+def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buckets | None) -> BaseData:
+    """A copy of a graph or mini-batch from any device, ready on another; None for the same."""
+    found = [t for store in data.stores for t in tensors(store).values()]
+    if device is None:
+        device = found[0].device if found else "cpu"
+    if any(t.device.type != "cpu" for t in found):
+        data = copy.copy(data).cpu()
+    ready = prepare(data, buckets)
+    return ready.finish(ready.memory.to(device))
 
 
 class _Preparation:
@@ -289,8 +300,9 @@ def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> 
     shared memory between processes.
     """
     for name in ("_slice_dict", "_inc_dict"):
-        if hasattr(data, name):
-            setattr(data, name, tree_map_only(kind, change, getattr(data, name)))
+        kept = kept_by_batch(data, name)
+        if kept is not None:
+            setattr(data, name, tree_map_only(kind, change, kept))
 
 
 class Prepare:
