@@ -10,6 +10,7 @@ from gnncompile._compat.autograd import (
     run_op_by_op,
     saved_tensors,
     trace_aten,
+    without_saved_hooks,
 )
 from gnncompile._compat.compiles import kept_guards, symbolic_counts, try_frames_again
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
@@ -69,6 +70,14 @@ from gnncompile._compat.substitution import (
     substitute_methods,
     use_original,
 )
+from gnncompile._compat.transforms import (
+    refuse_in_backward,
+    refuse_tangents,
+    tell_backwards_apart,
+    transform_here,
+    transform_traced,
+    uses_transforms,
+)
 
 __all__ = [
     "ADJACENCY",
@@ -114,6 +123,8 @@ __all__ = [
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
+    "refuse_in_backward",
+    "refuse_tangents",
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
@@ -128,14 +139,19 @@ __all__ = [
     "substitute_methods",
     "symbolic_counts",
     "take_over_size",
+    "tell_backwards_apart",
     "trace_aten",
     "traced_here",
     "tracked_input_name",
+    "transform_here",
+    "transform_traced",
     "try_frames_again",
     "unknown_number",
     "unknown_size",
     "use_original",
+    "uses_transforms",
     "valid_capture",
     "wait_for_vectors",
     "without_base",
+    "without_saved_hooks",
 ]

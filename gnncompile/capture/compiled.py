@@ -22,7 +22,7 @@ from gnncompile.capture.hooks import SkippedHooks
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.options import resolve
-from gnncompile.passes.context import PADDING, Masked, NotPadded, Skip, WrittenInput
+from gnncompile.passes.context import PADDING, Masked, Nested, NotPadded, Skip, WrittenInput
 from gnncompile.runtime import cuda_graph
 from gnncompile.runtime.attached import Bucketed, padding_to
 from gnncompile.runtime.segment_ops import SizeNeeded
@@ -88,6 +88,14 @@ class Program:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
+        transform = _compat.transform_here()
+        if transform is not None:
+            self._warn(
+                f"the model is called inside {transform}, which needs every operation to be torch's own; such calls",
+                "Call the original model there, or take gradients with torch.autograd.grad, which runs compiled.",
+                stacklevel=4,
+            )
+            return self.target(*args, **kwargs)
         self.check(args, kwargs)
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
@@ -128,6 +136,9 @@ class Program:
                 self._start()
             except Masked:
                 self.backend.self_loops = "exact"
+                self._start()
+            except Nested:
+                self.backend.self_loops = "off"
                 self._start()
             except _compat.AsksForEmptiness:
                 self.empty_is_special = True
@@ -210,14 +221,15 @@ class Program:
     def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
         names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
         reason = f"the model uses `{needed.name}` of an input that is a {names}"
-        skip = Skip("the whole model", reason, "?")
+        self._warn(f"{reason}; calls with such inputs", "Pass a plain edge_index [2, num_edges].", stacklevel=6)
+
+    def _warn(self, what: str, advice: str, stacklevel: int) -> None:
+        """Says once that calls run uncompiled."""
+        skip = Skip("the whole model", what.rpartition(";")[0], "?")
         if skip in self.backend.notes:
             return
         self._note(skip)
-        warnings.warn(
-            f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
-            stacklevel=5,
-        )
+        warnings.warn(f"gnncompile: {what} run uncompiled. {advice}", stacklevel=stacklevel)
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:
