@@ -316,7 +316,7 @@ INSIDE: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [*((name, "gcn") for name in INSIDE), ("grad", "own"), ("functional_call", "own")]
+    ("name", "layer"), [*((name, "gcn") for name in INSIDE), ("vmap", "own"), ("functional_call", "own")]
 )
 def test_inside(name: str, layer: str) -> None:
     """Transforms in what is compiled."""

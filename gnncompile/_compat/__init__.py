@@ -39,7 +39,7 @@ from gnncompile._compat.inductor import (
 )
 from gnncompile._compat.memory import StorageWeakRef, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
-from gnncompile._compat.replicas import extras_of_replica, keep_graphs_whole
+from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
     assumed_sizes,
     decide_slices,
@@ -71,10 +71,11 @@ from gnncompile._compat.substitution import (
     use_original,
 )
 from gnncompile._compat.transforms import (
+    GLOBAL_HOOKS,
+    needs_eager,
     refuse_in_backward,
     refuse_tangents,
     tell_backwards_apart,
-    transform_here,
     transform_traced,
     uses_transforms,
 )
@@ -83,9 +84,11 @@ __all__ = [
     "ADJACENCY",
     "CAPTURE_ERRORS",
     "EDGE_INDEX",
+    "GLOBAL_HOOKS",
     "AsksForEmptiness",
     "NeedsOriginal",
     "StorageWeakRef",
+    "are_sharded",
     "assumed_sizes",
     "backend_fake_mode",
     "calling_file",
@@ -116,6 +119,7 @@ __all__ = [
     "kept_with",
     "leave_layouts_open",
     "make_capturable",
+    "needs_eager",
     "notice_emptiness_questions",
     "notice_use_as",
     "object_of",
@@ -143,7 +147,6 @@ __all__ = [
     "trace_aten",
     "traced_here",
     "tracked_input_name",
-    "transform_here",
     "transform_traced",
     "try_frames_again",
     "unknown_number",

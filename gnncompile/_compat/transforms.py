@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 _NAMES = {
     "Grad": "torch.func.grad (or vjp, jacrev, hessian)",
@@ -21,6 +22,8 @@ _NAMES = {
     "Vmap": "torch.func.vmap",
     "Functionalize": "torch.func.functionalize",
 }
+
+GLOBAL_HOOKS = "hooks on all modules (torch.nn.modules.module.register_module_...)"
 
 _SECOND = (
     "create_graph=True, for the gradient of a gradient: found a compiled model, whose backward has none. Compile it "
@@ -33,12 +36,16 @@ _TWICE = (
 )
 
 
-def transform_here() -> str | None:
-    """What of ``torch.func`` or of forward-mode differentiation is at work, by name; None if nothing is."""
+def needs_eager() -> str | None:
+    """What is at work here that compiled code can't take part in, by name: transforms of ``torch.func``, forward-mode
+    differentiation, hooks on all modules; None if nothing is.
+    """
     interpreter: Any = torch._C._functorch.peek_interpreter_stack()
     if interpreter is not None:
         return _NAMES.get(interpreter.key().name, "torch.func")
-    return "torch.autograd.forward_ad" if forward_ad._current_level >= 0 else None
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad"
+    return GLOBAL_HOOKS if _has_any_global_hook() else None
 
 
 def transform_traced() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import CustomGraphPass
@@ -24,6 +24,9 @@ from gnncompile.runtime.stand_ins import with_stand_ins
 from gnncompile.runtime.structure import Structure
 
 logger = logging.getLogger(__name__)
+
+SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
+"""Why a graph is not recorded."""
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Backend:
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
         observer: Makes who watches the passes at work on a captured graph.
+        modules: Whose parameters it is that captured graphs read.
     """
 
     own: dict[str, Any]
@@ -63,6 +67,7 @@ class Backend:
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
+    modules: Callable[[], Sequence[nn.Module]] = tuple
 
     def __repr__(self) -> str:
         return "gnncompile"  # what errors in it name
@@ -108,6 +113,9 @@ class Backend:
             return compiled(*given) if structure is None else compiled(*given, *structure(args))
 
         if not self.own["record"]:
+            return run
+        if _compat.are_sharded(self.modules()):
+            captured.recordings = SHARDED
             return run
         structural = structure.hoisted.inputs if structure is not None else ()
         found = recordable.recordings(run, gm, inputs, structural, self.own["recordings"])
