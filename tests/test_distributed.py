@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` over two processes: tests/replicas.py, and the example, run by ``torchrun``."""
+"""Two processes: ``DistributedDataParallel`` (tests/replicas.py and the example), ``fully_shard`` (tests/shards.py)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def test_two_processes(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     torchrun("-m", "tests.replicas", str(tmp_path), "--device", device)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found == [{}, {}], "\n".join(f"{name}:\n{error}" for each in found for name, error in each.items())
+
+
+@pytest.mark.slow
+def test_sharded_parameters(tmp_path: Path) -> None:
+    """``fully_shard``: tests/shards.py."""
+    torchrun("-m", "tests.shards", str(tmp_path), timeout=300)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert found == [{}, {}], "\n".join(f"{name}:\n{error}" for each in found for name, error in each.items())
 

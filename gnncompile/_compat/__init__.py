@@ -10,6 +10,7 @@ from gnncompile._compat.autograd import (
     run_op_by_op,
     saved_tensors,
     trace_aten,
+    without_saved_hooks,
 )
 from gnncompile._compat.compiles import kept_guards, symbolic_counts, try_frames_again
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
@@ -38,7 +39,7 @@ from gnncompile._compat.inductor import (
 )
 from gnncompile._compat.memory import StorageWeakRef, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
-from gnncompile._compat.replicas import extras_of_replica, keep_graphs_whole
+from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
     assumed_sizes,
     decide_slices,
@@ -69,14 +70,25 @@ from gnncompile._compat.substitution import (
     substitute_methods,
     use_original,
 )
+from gnncompile._compat.transforms import (
+    GLOBAL_HOOKS,
+    needs_eager,
+    refuse_in_backward,
+    refuse_tangents,
+    tell_backwards_apart,
+    transform_traced,
+    uses_transforms,
+)
 
 __all__ = [
     "ADJACENCY",
     "CAPTURE_ERRORS",
     "EDGE_INDEX",
+    "GLOBAL_HOOKS",
     "AsksForEmptiness",
     "NeedsOriginal",
     "StorageWeakRef",
+    "are_sharded",
     "assumed_sizes",
     "backend_fake_mode",
     "calling_file",
@@ -107,6 +119,7 @@ __all__ = [
     "kept_with",
     "leave_layouts_open",
     "make_capturable",
+    "needs_eager",
     "notice_emptiness_questions",
     "notice_use_as",
     "object_of",
@@ -114,6 +127,8 @@ __all__ = [
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
+    "refuse_in_backward",
+    "refuse_tangents",
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
@@ -128,14 +143,18 @@ __all__ = [
     "substitute_methods",
     "symbolic_counts",
     "take_over_size",
+    "tell_backwards_apart",
     "trace_aten",
     "traced_here",
     "tracked_input_name",
+    "transform_traced",
     "try_frames_again",
     "unknown_number",
     "unknown_size",
     "use_original",
+    "uses_transforms",
     "valid_capture",
     "wait_for_vectors",
     "without_base",
+    "without_saved_hooks",
 ]

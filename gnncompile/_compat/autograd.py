@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile._compat.compiles import compiling
+from gnncompile._compat.transforms import told_apart
 
 
 def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
@@ -62,7 +64,13 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
     def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(gm.forward)
 
-    return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+    with told_apart():
+        return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+
+
+def without_saved_hooks() -> AbstractContextManager[None]:
+    """A block in which hooks on saved tensors (checkpoint, ``save_on_cpu``) see none: they are for the run."""
+    return _disable_saved_tensors_hooks_during_tracing()
 
 
 def keeps_graph() -> bool:

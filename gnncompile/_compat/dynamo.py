@@ -12,13 +12,16 @@ from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 
 def traced_here() -> bool:
-    """Whether this thread is tracing, for Dynamo or for an export; ``torch.compiler.is_compiling()`` is also true in
-    the other threads of the process.
+    """Whether this thread is tracing, for Dynamo, an export, ``make_fx`` or ``torch.jit.trace``;
+    ``torch.compiler.is_compiling()`` is also true in the other threads of the process.
     """
     if torch.compiler.is_dynamo_compiling():
+        return True
+    if is_fx_symbolic_tracing() or torch._C._is_tracing():
         return True
     return torch.compiler.is_compiling() and (
         torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0

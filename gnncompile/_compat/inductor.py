@@ -17,6 +17,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
+from gnncompile._compat.transforms import told_apart
+
 __all__ = [
     "CustomGraphPass",
     "V",
@@ -34,7 +36,8 @@ __all__ = [
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
-    compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
+    with told_apart():
+        compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 

@@ -1,9 +1,11 @@
-"""What ``DistributedDataParallel`` does beside training its module."""
+"""What ``DistributedDataParallel`` does beside training its module; what ``fully_shard`` does to parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile._compat.compiles import compiling
@@ -37,3 +39,8 @@ def extras_of_replica(replica: DistributedDataParallel) -> list[str]:
         "no_sync()": not replica.require_backward_grad_sync,
     }
     return [name for name, there in found.items() if there]
+
+
+def are_sharded(modules: Iterable[nn.Module]) -> bool:
+    """Whether the memory of parameters is freed between forward and backward, as ``fully_shard`` (FSDP) does."""
+    return any(getattr(part, "_is_fsdp_managed_module", False) for module in modules for part in module.modules())

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import CustomGraphPass
-from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes
+from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes, whole
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, NotPadded, Record, Skip
+from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.recordings import Recordings
-from gnncompile.runtime.segment_ops import WRITTEN_OUT
 from gnncompile.runtime.stand_ins import with_stand_ins
 from gnncompile.runtime.structure import Structure
 
 logger = logging.getLogger(__name__)
+
+SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
+"""Why a graph is not recorded."""
 
 
 @dataclass
@@ -44,13 +46,15 @@ class Backend:
     Attributes:
         own: gnncompile's options.
         inductor: Inductor's settings.
-        self_loops: "masked" or "exact": read by the substitutes while Dynamo traces.
+        self_loops: "masked", "exact", or "off" (everything is traced as PyG wrote it): read by the substitutes while
+            Dynamo traces.
         attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
         makes_matrices: Whether sparse matrices that the model makes are captured.
         narrows: Whether results of padded mini-batches may be cut to their true sizes.
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
         observer: Makes who watches the passes at work on a captured graph.
+        modules: Whose parameters it is that captured graphs read.
     """
 
     own: dict[str, Any]
@@ -63,6 +67,7 @@ class Backend:
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
+    modules: Callable[[], Sequence[nn.Module]] = tuple
 
     def __repr__(self) -> str:
         return "gnncompile"  # what errors in it name
@@ -72,11 +77,6 @@ class Backend:
         observer = None if self.observer is None else self.observer()
         result = self._optimise(gm, observer)
         if result is None:
-            if any(node.target is torch.ops.gnncompile.padded for node in gm.graph.nodes):
-                raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
-            for node in gm.graph.nodes:
-                node.target = WRITTEN_OUT.get(node.target, node.target)
-            gm.recompile()
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
         if result.hoisted is None:
             captured = Captured(result.record, None, observer=observer)
@@ -108,10 +108,14 @@ class Backend:
         structure = captured.structure
 
         def run(*args: Any) -> Any:
+            _compat.refuse_tangents(args)
             given = with_stand_ins(args)
             return compiled(*given) if structure is None else compiled(*given, *structure(args))
 
         if not self.own["record"]:
+            return run
+        if _compat.are_sharded(self.modules()):
+            captured.recordings = SHARDED
             return run
         structural = structure.hoisted.inputs if structure is not None else ()
         found = recordable.recordings(run, gm, inputs, structural, self.own["recordings"])
@@ -128,16 +132,34 @@ class Backend:
     def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
-        if any(
-            n.op == "get_attr" and isinstance(getattr(gm, str(n.target), None), fx.GraphModule) for n in gm.graph.nodes
-        ):
-            self.notes.append(Skip("a whole graph", "it holds a nested graph (checkpoint, control flow)", "?"))
+        reason = whole.why_whole(gm)
+        if reason is not None:
+            self._leave_whole(gm, Skip("a whole graph", reason, "?"))
             return None
         try:
-            return passes.optimise(gm, self.own, observer)
+            with _compat.without_saved_hooks():
+                return passes.optimise(gm, self.own, observer)
         except Masked as masked:
             self.notes.append(masked.skip)
             raise
+
+    def _leave_whole(self, gm: fx.GraphModule, why: Skip) -> None:
+        """Readies a graph for Inductor that the passes can't take apart.
+
+        Raises:
+            NotPadded: It takes a padded mini-batch.
+            Nested: It is to be captured without substitutes.
+            NeedsOriginal: It takes a sparse matrix.
+        """
+        if why not in self.notes:
+            self.notes.append(why)
+        markers = whole.markers(gm)
+        if torch.ops.gnncompile.padded in markers:
+            raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
+        if torch.ops.gnncompile.adjacency in markers:
+            raise _compat.NeedsOriginal(None, "torch.func, checkpoint or control flow")
+        if not whole.written_out(gm):
+            raise Nested(why)
 
     def _patches(self) -> dict[str, Any]:
         return {
@@ -191,6 +213,11 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
         raise RuntimeError(
             f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
             "Use gnncompile.compile(model), which captures such a model with exact sizes."
+        ) from None
+    except Nested as nested:
+        raise RuntimeError(
+            f"{nested.skip.what} of the model can't be captured as it is: {nested.skip.reason}. "
+            "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
         ) from None
 
 

@@ -21,8 +21,9 @@ from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.hooks import SkippedHooks
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
+from gnncompile.capture.parts import modules_of
 from gnncompile.options import resolve
-from gnncompile.passes.context import PADDING, Masked, NotPadded, Skip, WrittenInput
+from gnncompile.passes.context import PADDING, Masked, Nested, NotPadded, Skip, WrittenInput
 from gnncompile.runtime import cuda_graph
 from gnncompile.runtime.attached import Bucketed, padding_to
 from gnncompile.runtime.segment_ops import SizeNeeded
@@ -50,6 +51,7 @@ class Program:
         own, inductor = resolve(settings["mode"], settings["options"])
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
         self.backend.makes_matrices = True
+        self.backend.modules = lambda: modules_of(target)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
         self.skipped_hooks = SkippedHooks(target)
@@ -88,6 +90,10 @@ class Program:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments."""
+        elsewhere = _compat.needs_eager()
+        if elsewhere is not None:
+            self._say_uncompiled_in(elsewhere)
+            return self.target(*args, **kwargs)
         self.check(args, kwargs)
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
@@ -128,6 +134,9 @@ class Program:
                 self._start()
             except Masked:
                 self.backend.self_loops = "exact"
+                self._start()
+            except Nested:
+                self.backend.self_loops = "off"
                 self._start()
             except _compat.AsksForEmptiness:
                 self.empty_is_special = True
@@ -207,17 +216,26 @@ class Program:
             return _compat.valid_capture(self.entry, given)
         return _compat.valid_capture(self.padded_entry, {**given, "counts": call.counts})
 
+    def _say_uncompiled_in(self, place: str) -> None:
+        if place == _compat.GLOBAL_HOOKS:
+            what, advice = f"there are {place}, which compiled code does not run; calls meanwhile", "Remove them."
+        else:
+            what = f"the model is called inside {place}, which needs every operation to be torch's own; such calls"
+            advice = "Call the original model there, or take gradients with torch.autograd.grad, which runs compiled."
+        self._warn(what, advice, stacklevel=5)
+
     def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
         names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
         reason = f"the model uses `{needed.name}` of an input that is a {names}"
-        skip = Skip("the whole model", reason, "?")
+        self._warn(f"{reason}; calls with such inputs", "Pass a plain edge_index [2, num_edges].", stacklevel=6)
+
+    def _warn(self, what: str, advice: str, stacklevel: int) -> None:
+        """Says once that calls run uncompiled."""
+        skip = Skip("the whole model", what.rpartition(";")[0], "?")
         if skip in self.backend.notes:
             return
         self._note(skip)
-        warnings.warn(
-            f"gnncompile: {reason}; calls with such inputs run uncompiled. Pass a plain edge_index [2, num_edges].",
-            stacklevel=5,
-        )
+        warnings.warn(f"gnncompile: {what} run uncompiled. {advice}", stacklevel=stacklevel)
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:
@@ -247,9 +265,25 @@ class CompiledModule:
         program: Program = object.__getattribute__(self, "_gnncompile_program")
         return compile(copy.deepcopy(program.target, memo), **program.settings)
 
+    def __copy__(self) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return compile(copy.copy(program.target), **program.settings)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         program: Program = object.__getattribute__(self, "_gnncompile_program")
         return _rebuild, (program.target, program.settings)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` takes in place of this module: the original."""
+        return object.__getattribute__(self, "_gnncompile_program").target
+
+    def _replicate_for_data_parallel(self) -> Any:
+        warnings.warn(
+            "gnncompile: nn.DataParallel copies the model in every step; the copies run uncompiled. Use "
+            "torch.nn.parallel.DistributedDataParallel.",
+            stacklevel=2,
+        )
+        return object.__getattribute__(self, "_gnncompile_program").target._replicate_for_data_parallel()
 
 
 def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
@@ -394,6 +428,10 @@ def compile(
     if not callable(model):
         raise TypeError(
             f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "model: found a TorchScript module, expected one whose forward is Python. Compile what it was made of."
         )
     if disable:
         return model

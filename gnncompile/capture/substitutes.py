@@ -17,6 +17,7 @@ import torch
 import torch_geometric
 import torch_geometric.utils as pyg
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
@@ -64,6 +65,8 @@ def capturing() -> str:
 
 
 def _backend_setting() -> str:
+    if _compat.transform_traced():  # torch.func knows the gradients and batches of torch's own operations only
+        return OFF
     return str(getattr(_compat.current_backend(), "self_loops", OFF))
 
 
@@ -71,6 +74,7 @@ _scatter = _compat.copy_of(pyg.scatter)
 _softmax = _compat.copy_of(pyg.softmax)
 _maybe_num_nodes = _compat.copy_of(pyg_maybe_num_nodes)
 _shallow_copy = _compat.copy_of(copy.copy)
+_make_dual = _compat.copy_of(forward_ad.make_dual)
 _to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
 _remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
 _add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
@@ -197,6 +201,12 @@ def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> An
     return choose
 
 
+def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Any:
+    """See :func:`torch.autograd.forward_ad.make_dual`, which knows no symbolic sizes: it runs between graphs."""
+    torch._dynamo.graph_break()
+    return _make_dual(tensor, tangent, level=level)
+
+
 @lru_cache(maxsize=1)
 def install() -> None:
     """Registers the substitutes with Dynamo, once per process, at the first compile."""
@@ -224,6 +234,7 @@ def install() -> None:
     _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
+    _compat.tell_backwards_apart()
     decompositions.install()
     _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
@@ -232,3 +243,6 @@ def install() -> None:
     rooms = (relations, layers, aggregations, contractions, data_objects, pooling, sparse_products)
     methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
+    _compat.substitute_methods(
+        {forward_ad.make_dual: make_dual}, lambda: hasattr(_compat.current_backend(), "self_loops")
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gnncompile.capture.compiled import Program, is_lazy, program_of
 from gnncompile.capture.containers import attributes_of, is_container
+from gnncompile.capture.parts import modules_of
 from gnncompile.runtime.recordings import OFTEN, WARM, Recordings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +63,7 @@ def warmup(compiled: F, batches: Iterable[Any], *, fresh: bool = False) -> F:
 
 def run_ahead(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: bool = False) -> None:
     """Runs a program on one example, as :func:`warmup` says."""
-    modules = [part for module in _modules(program.target) for part in module.modules()]
+    modules = [part for module in modules_of(program.target) for part in module.modules()]
     if any(map(is_lazy, modules)):
         raise RuntimeError(
             "warmup: the model has parameters without a shape, and the first call is to give them one. Call it once "
@@ -109,23 +107,6 @@ def _leaves(outputs: list[Tensor]) -> list[Tensor]:
                 found.append(node.variable)
             reached += [following for following, _ in node.next_functions]
     return found
-
-
-def _modules(target: Any) -> list[nn.Module]:
-    """The modules that a callable is, belongs to, or refers to by a name."""
-    if isinstance(target, nn.Module):
-        return [target]
-    if isinstance(target, functools.partial):
-        values = [target.func, *target.args, *target.keywords.values()]
-        return [module for value in values for module in _modules(value)]
-    named: list[Any] = [getattr(target, "__self__", None)]
-    function = inspect.unwrap(getattr(target, "__func__", target))
-    if not inspect.isfunction(function):
-        named += getattr(target, "__dict__", {}).values()
-    else:
-        names = inspect.getclosurevars(function)
-        named += [*names.nonlocals.values(), *names.globals.values(), *(function.__defaults__ or ())]
-    return [module for module in pytree.tree_leaves(named) if isinstance(module, nn.Module)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -69,6 +69,17 @@ class Masked(BaseException):
         self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
 
 
+class Nested(BaseException):
+    """A graph that is not ours to take apart holds what only our passes understand; capture again as PyG wrote it.
+
+    Not an Exception: Dynamo must not wrap it.
+    """
+
+    def __init__(self, skip: Skip) -> None:
+        super().__init__(skip.reason)
+        self.skip = skip
+
+
 PADDING = "padding of mini-batches to buckets"
 
 

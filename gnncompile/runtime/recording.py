@@ -218,8 +218,8 @@ class _Replay(torch.autograd.Function):
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        _compat.refuse_in_backward(cotangents)
         ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
         recording: Recording = ctx.recording
         if ctx.lease.spent:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import cuda_graph, layout
 from gnncompile.runtime.recording import Lease, Recording
@@ -98,6 +99,7 @@ class Recordings:
             args: Its inputs: tensors and numbers.
             facts: What else a recording depends on.
         """
+        _compat.refuse_tangents(args)
         where = cuda_graph.context(self.device) if self.reason is None else None
         if where is None:
             return self.run(*args)

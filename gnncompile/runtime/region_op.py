@@ -76,6 +76,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, cotangents: list[Tensor | None]) -> tuple[list[Tensor | None], list[None], None]:
+    _compat.refuse_in_backward(cotangents, second=False)
     saved = list(ctx.saved_tensors)
     tensors, layout = saved[: ctx.count], saved[ctx.count : ctx.count + ctx.layouts]
     outputs = saved[ctx.count + ctx.layouts :]

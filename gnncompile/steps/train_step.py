@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
+from gnncompile.capture.backend import SHARDED
 from gnncompile.capture.compiled import Call, compile, program_of, trained
 from gnncompile.capture.inputs import Checker, Taken, leaves, with_leaves
 from gnncompile.options import DEFAULTS
@@ -158,6 +159,8 @@ class TrainStep:
 
     def _run_step(self, given: tuple[Any, Any, Any], facts: tuple[Any, ...]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
+        if _compat.needs_eager() is not None:
+            return self._train(lambda: self._program(given, {}), whole=False)
         call = self._take(given)
         plan = self._plan(call) if call is not None and self._plans else None
         if call is None or plan is None:
@@ -211,6 +214,8 @@ class TrainStep:
             return "it is turned off"
         if call is None:
             return "an argument is an object or a sparse matrix; pass its tensors"
+        if _compat.are_sharded([self.model]):
+            return SHARDED
         if self._averaging is not None and any(map(_compat.has_hooks, self._averaging.parameters)):
             return "a parameter has a hook"
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None

@@ -1,0 +1,138 @@
+"""Derivatives and batches from outside of compiled code: ``torch.func``, forward mode, second derivatives.
+
+Compiled code knows the gradient of its results, once. What asks for more must not get less in silence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
+
+_NAMES = {
+    "Grad": "torch.func.grad (or vjp, jacrev, hessian)",
+    "Jvp": "torch.func.jvp (or jacfwd, hessian, linearize)",
+    "Vmap": "torch.func.vmap",
+    "Functionalize": "torch.func.functionalize",
+}
+
+GLOBAL_HOOKS = "hooks on all modules (torch.nn.modules.module.register_module_...)"
+
+_SECOND = (
+    "create_graph=True, for the gradient of a gradient: found a compiled model, whose backward has none. Compile it "
+    'with gnncompile.compile(model, options={"double_backward": True}), without recordings.'
+)
+_TWICE = (
+    "retain_graph=True: found a compiled backward, which writes over what it has read and so runs once. Take the "
+    "gradient of all results, or of the sum of all losses, at once; or set torch._functorch.config.donated_buffer = "
+    "False before the first call."
+)
+
+
+def needs_eager() -> str | None:
+    """What is at work here that compiled code can't take part in, by name: transforms of ``torch.func``, forward-mode
+    differentiation, hooks on all modules; None if nothing is.
+    """
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None:
+        return _NAMES.get(interpreter.key().name, "torch.func")
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad"
+    return GLOBAL_HOOKS if _has_any_global_hook() else None
+
+
+def transform_traced() -> bool:
+    """Whether what Dynamo traces stands inside a transform of ``torch.func``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def uses_transforms(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph holds transforms of ``torch.func``, or forward-mode differentiation."""
+    rooms = ("torch._functorch.", "torch._C._functorch", "torch.autograd.forward_ad")
+    return any((getattr(node.target, "__module__", None) or "").startswith(rooms) for node in gm.graph.nodes)
+
+
+def refuse_tangents(values: Sequence[Any]) -> None:
+    """Raises RuntimeError for dual tensors: their tangents would be lost. Costs little outside of forward mode."""
+    if forward_ad._current_level < 0:
+        return
+    for value in values:
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise RuntimeError(
+                "forward-mode differentiation: found a dual tensor in compiled code, which would lose its tangent. "
+                "Call the original model inside forward_ad.dual_level()."
+            )
+
+
+def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
+    """Raises RuntimeError where a compiled backward is asked for more than gradients.
+
+    A gradient of its own would be left out in silence: autograd takes no way that does not lead to what is asked for,
+    so an error at the end of one is not found.
+
+    Args:
+        cotangents: Of the results.
+        second: Whether there is no gradient of the gradient.
+    """
+    if second and torch.is_grad_enabled():
+        raise RuntimeError(_SECOND)
+    functorch = torch._C._functorch
+    batched = any(isinstance(c, Tensor) and functorch.is_legacy_batchedtensor(c) for c in cotangents)
+    if batched or functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "a batch of gradients at once: found a compiled backward, which takes one at a time. Leave out vmap, "
+            "is_grads_batched=True or vectorize=True, or call the original model."
+        )
+    refuse_tangents(cotangents)
+
+
+class _Thread(threading.local):
+    ours = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def told_apart() -> Iterator[None]:
+    """Backwards that AOTAutograd makes in this block raise errors that say what to do."""
+    outer, _thread.ours = _thread.ours, True
+    try:
+        yield
+    finally:
+        _thread.ours = outer
+
+
+def tell_backwards_apart() -> None:
+    """Makes :func:`told_apart` work."""
+    post_compile: Any = RuntimeWrapper.post_compile
+
+    def watched(self: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kind = getattr(compiled, "__self__", None)
+        if _thread.ours and isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
+            _tell(kind)
+        return post_compile(self, compiled, *args, **kwargs)
+
+    RuntimeWrapper.post_compile = watched  # type: ignore[method-assign,assignment]
+
+
+def _tell(kind: Any) -> None:
+    original = kind.backward
+
+    def backward(ctx: Any, *given: Any) -> Any:
+        refuse_in_backward(given[0] if given and isinstance(given[0], list) else given)
+        try:
+            return original(ctx, *given)
+        except RuntimeError as error:
+            if "donated buffer" not in str(error):
+                raise
+            raise RuntimeError(_TWICE) from None
+
+    kind.backward = staticmethod(backward)
