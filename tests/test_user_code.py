@@ -92,6 +92,11 @@ def _rsub_alpha(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
     return add(x, col, torch.rsub(x[row], 1.5, alpha=2))
 
 
+def _dot_for_all_features(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    message = (x[row] * x[col].sin()).sum(-1, keepdim=True).expand(-1, WIDTH)
+    return add(x, col, message).view(-1, 2, WIDTH // 2).flatten(1) + add(x, col, message.exp() * 0.1)
+
+
 def _index_put_one_number(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
     return x * x.new_zeros(x.size(0)).index_put_((col,), torch.tensor(1.0), accumulate=True).view(-1, 1)
 
@@ -111,6 +116,7 @@ USER_CODE = [
     _masks_add_up,
     _hardtanh_at_its_ends,
     _rsub_alpha,
+    _dot_for_all_features,
     _index_put_one_number,
 ]
 
@@ -139,6 +145,47 @@ def test_rows_without_edges_may_be_infinite():
     assert results[1][0].isfinite().all()
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_a_softmax_of_what_no_edge_has():
+    """Both factors of a dot product's weight are rows of the destination, and 0/0 where it has no edge."""
+
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        alpha = softmax(x[col].abs().sum(-1, keepdim=True), col, num_nodes=x.size(0))
+        return add(x, col, x[col].detach() * x[col] * alpha)
+
+    compiled = gnncompile.compile(fn)
+    for row, col in ([0, 0, 1, 2], [1, 2, 2, 0]), ([], []), ([3], [4]):
+        check(fn, data()[0], torch.tensor(row).long(), torch.tensor(col).long(), run=compiled)
+
+
+def test_products_by_an_int32_index():
+    """Eager with int64: with int32 the gradient of torch's own scatter_reduce is wrong."""
+
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        return scatter(x[row], col, 0, x.size(0), "mul")
+
+    x, row, col = data()
+    results = []
+    for run, dtype in ((gnncompile.compile(fn), torch.int32), (fn, torch.int64)):
+        leaf = x.clone().requires_grad_()
+        out = run(leaf, row.to(dtype), col.to(dtype))
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaf)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_one_feature_per_edge_is_one_graph():
+    """A size of 1 that broadcasts is a width, and known; the number of edges and nodes stays open."""
+
+    def fn(x: Tensor, row: Tensor, col: Tensor, weight: Tensor) -> Tensor:
+        return add(x, col, x[row] * weight)
+
+    compiled = gnncompile.compile(fn, fullgraph=True)
+    for nodes, edges in ((6, 14), (4, 0), (1, 1), (1, 0), (9, 1)):
+        row, col = torch.randint(nodes, (2, edges))
+        check(fn, torch.randn(nodes, WIDTH), row, col, torch.randn(edges, 1), run=compiled)
+    assert len(program_of(compiled).backend.captured) == 1
 
 
 def _unless_empty(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:

@@ -143,6 +143,13 @@ def _feature_sums(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", b.sum_axis(x, 1), heads)), F64, (2, 3))]
 
 
+def _heads_of_gradients(b: Builder) -> list[Output]:
+    """The gradient of x has one head for both; that of y one from the edges, and two from its row."""
+    x, y = b.input(0, S, (2, 3), F64), b.input(1, D, (2, 3), F64)
+    total = b.reduce("sum", b.op("mul", b.sum_axis(x, 0), b.sum_axis(y, 0)))
+    return [Output(total, F64, (3,)), Output(b.op("mul", total, y), F64, (2, 3))]
+
+
 def _narrow(b: Builder) -> list[Output]:
     x, y = b.input(0, S, (1, 3), F64), b.input(1, D, (1, 3), F64)
     return [Output(b.reduce("sum", b.op("mul", b.sum_axis(x, 1), b.sum_axis(y, 1))), F64, ())]
@@ -184,6 +191,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "two weighted sums": (_two_weighted_sums, [(R, 2, 3), (C, 2, 3), (C, 2, 3), (R, 2, 2), (K, 2)]),
     "epilogue": (_epilogue, [(C, 3), (R, 3), (3,)]),
     "feature sums": (_feature_sums, [(C, 2, 3), (R, 2, 3)]),
+    "heads of gradients": (_heads_of_gradients, [(C, 2, 3), (R, 2, 3)]),
     "narrow": (_narrow, [(C, 3), (R, 3)]),
     "edge output": (_edge_output, [(C, 3), (R, 3), (K,)]),
     "gine": (_gine, [(C, 3), (K, 2), (2, 3)]),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import TensorPropertySource
+from torch._dynamo.variables import builder
 from torch._library.fake_impl import allocate_size
 from torch._subclasses import fake_impls
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from gnncompile._compat.compiles import compiling
@@ -62,6 +63,25 @@ def decide_slices(active: Callable[[], bool]) -> None:
         return index if bool(index >= 0) and bool(index <= size) else size
 
     fake_impls._compute_slice_index = decided
+
+
+def know_widths_of_one() -> None:
+    """In compiles of ours a float input that has one feature has one for good: what broadcasts must be seen.
+
+    Torch would take the size for a symbol, equal to the other operand's. The first axis may always have any size.
+    """
+    decide: Any = builder._automatic_dynamic
+
+    def decided(e: Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = decide(e, *args, **kwargs)
+        ours = compiling.patches is not None and not compiling.empty_is_special
+        if ours and (e.is_floating_point() or e.dtype is torch.bool) and hasattr(found, "dynamic_sizes"):
+            for dim in range(1, e.dim()):
+                if isinstance(e.size(dim), int) and e.size(dim) == 1:
+                    found.dynamic_sizes[dim] = DimDynamic.STATIC
+        return found
+
+    cast(Any, builder)._automatic_dynamic = decided
 
 
 def keep_strides_symbolic() -> None:

@@ -231,6 +231,7 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
+    _compat.know_widths_of_one()
     _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()

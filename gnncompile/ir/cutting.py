@@ -43,11 +43,16 @@ class Stages:
             node = copy(value)
             if reduce:
                 # A dot product per edge that is stored for every edge is there anyway.
-                node = b.reduce("sum", node) if stores_edges else linear.sum_over_edges(b, node)
+                node = b.reduce("sum", node) if stores_edges else self._sum(b, node, copy.used)
             outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
         first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
         return list(range(first, self.temporaries))
+
+    def _sum(self, b: Builder, value: int, used: Sequence[Operand]) -> int:
+        """The sum of a value over the edges; whatever is no input of the forward is 0 in rows without any."""
+        rows = {at for at, n in enumerate(b.nodes) if n.op == "input" and used[int(n.value or 0)].kind != "input"}
+        return linear.sum_over_edges(b, value, finite=rows)
 
     def load(self, temporary: int, space: Space, like: int) -> int:
         """The scratch expression that reads a temporary with the feature shape of `like`."""

@@ -4,6 +4,10 @@
 have kept. The two differ where `r` is infinite or NaN, so nothing but cotangents is taken out: other rows may be
 infinite where they have no edge, or where a choice leaves them out.
 
+Dot products with rows are moved out all the same, and what else is a factor of them; there a row without edges is 0,
+whatever its factors are. Only of inputs that the dot product itself is with, the features of nodes, it is taken for
+granted that they are numbers.
+
 The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``, where `r` is a row of the side that is walked
 and `x_e` is gathered. A dot product per edge costs a GPU as many shuffles as a warp has levels, and keeps the row in
 one program. Since everything is linear, ``<r, sum_e s_e x_e>`` is the same number: the walk only accumulates.
@@ -23,13 +27,14 @@ Term = tuple[int, ...]
 """Values whose product is meant."""
 
 
-def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset()) -> int:
+def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset(), finite: Set[int] = frozenset()) -> int:
     """The sum of a value over the edges of each row, its dot products with rows taken after the sum where possible.
 
     Args:
         b: A builder whose rows are walked.
         value: What to sum, per edge.
         cotangents: Rows that are to be multiplied with the sum instead, as far as they are factors of the value.
+        finite: Other rows that are numbers where there is no edge as well.
 
     Returns:
         A value per row, of the shape of `value`; rounded otherwise than the plain sum.
@@ -39,7 +44,7 @@ def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset()) -
         factors = _factors(b, value, cotangents)
         outside, inside = [f for f in factors if f in cotangents], [f for f in factors if f not in cotangents]
         return _times(b, outside, inside) if outside and inside else b.reduce("sum", value)
-    sums = [_sum(b, term) for term in terms]
+    sums = [_sum(b, term, cotangents | finite) for term in terms]
     if any(s is None for s in sums):
         return b.reduce("sum", value)
     return reduce(lambda x, y: b.op("add", x, y), [s for s in sums if s is not None])
@@ -64,13 +69,16 @@ def _terms(b: Builder, value: int) -> list[Term] | None:
     return {"add": first + last, "sub": first + minus, "neg": minus}[node.op]
 
 
-def _sum(b: Builder, term: Term) -> int | None:
+def _sum(b: Builder, term: Term, finite: Set[int]) -> int | None:
     """The sum of a product over edges, row factors outside; None where a dot product can't be moved out."""
     dots = [f for f in term if _is_dot(b, f)]
     rows = [f for f in term if _is_row(b, f)]
     weights = [f for f in term if f not in dots and f not in rows]
+    doubtful = [f for f in rows if f not in finite]
     if not dots:
-        return b.reduce("sum", _product(b, term)) if not rows or not weights else _times(b, rows, weights)
+        if not rows or not weights:
+            return b.reduce("sum", _product(b, term))
+        return _where_edges_are(b, _times(b, rows, weights), doubtful)
     if len(dots) > 1:
         return None
     inner = _factors(b, b.nodes[dots[0]].args[0])
@@ -80,7 +88,16 @@ def _sum(b: Builder, term: Term) -> int | None:
     if any(b.nodes[w].shape[1] > 1 or b.nodes[w].shape[0] not in (1, heads) for w in weights):
         return None
     total = b.sum_axis(_times(b, outside, weights + inside), 1)
-    return _product(b, [*rows, total])
+    doubtful += [f for f in outside if b.nodes[f].op != "input"]
+    return _where_edges_are(b, _product(b, [*rows, total]), doubtful)
+
+
+def _where_edges_are(b: Builder, total: int, doubtful: Sequence[int]) -> int:
+    """A total per row, and 0 in rows without edges if a factor of it may be infinite or NaN there."""
+    if all(b.nodes[f].space is Space.PARAMETER for f in doubtful):
+        return total
+    degree = b.reduce("sum", b.const(1))
+    return b.op("where", b.op("gt", degree, b.const(0)), total, b.const(0))
 
 
 def _times(b: Builder, rows: list[int], weights: list[int]) -> int:

@@ -71,9 +71,20 @@ def from_grid(value: Tensor, trailing: Sequence[int]) -> Tensor:
     return value.reshape(value.size(0), *trailing)
 
 
+_IN_VECTORS = ("exp2", "pow", "sigmoid")
+"""Functions that torch computes on a CPU for several neighbours in memory at once, and in another way, with another
+last bit, for the few that are left over: a maximum would not be found again among values in another order.
+"""
+
+
+def _apart(value: Tensor) -> Tensor:
+    """The same values with gaps in memory between them, so that each is computed alone."""
+    return torch.stack([value, value], -1).select(-1, 0) if value.device.type == "cpu" else value
+
+
 class _Run:
     def __init__(self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int) -> None:
-        self.region, self.tensors, self.rows = region, tensors, rows
+        self.region, self.tensors, self.rows, self.walks = region, tensors, rows, layout is not None
         self.dtype = getattr(torch, region.compute)
         self.device = tensors[0].device if tensors else torch.device("cpu")
         if layout is not None:
@@ -125,6 +136,8 @@ class _Run:
             args = [self._on_edges(a) if edgewise else self.values[a] for a in node.args]
             if node.op == "float":
                 return args[0].to(self.dtype)
+            if self.region.exact and self.walks and node.op in _IN_VECTORS:
+                args = [_apart(a) for a in args]
             return POINTWISE[node.op].torch(*args)
         if node.op in FEATURE_REDUCTIONS:
             axis, value = (-2 if node.op.endswith("heads") else -1), self.values[node.args[0]]

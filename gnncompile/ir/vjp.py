@@ -298,8 +298,10 @@ class Differentiation:
     def _sum_over_edges(self, value: int) -> int:
         """The sum over each row's edges, with the cotangents of rows outside where they are factors."""
         inputs = [(at, n) for at, n in enumerate(self.b.nodes) if n.op == "input" and n.space is self.region.by]
-        cotangents = {at for at, n in inputs if self.operands[int(n.value or 0)].kind == "cotangent"}
-        return linear.sum_over_edges(self.b, value, cotangents)
+        kinds = {at: self.operands[int(n.value or 0)].kind for at, n in inputs}
+        cotangents = {at for at, kind in kinds.items() if kind == "cotangent"}
+        finite = {at for at, kind in kinds.items() if kind != "input"}
+        return linear.sum_over_edges(self.b, value, cotangents, finite)
 
     def _sums(self, value: int) -> list[int]:
         """What a row value of the scratch builder sums over edges."""

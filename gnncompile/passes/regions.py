@@ -7,6 +7,7 @@ Why it pays: nothing of size [num_edges, features] is written, and no atomic is 
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 from typing import Any
@@ -131,7 +132,10 @@ class _Forming:
 
     def _emit(self, node: fx.Node, message: Message, result: int) -> fx.Node:
         fake, graph = value(node), self.ctx.graph
-        trailing = tuple(int(s) for s in fake.shape[1:])
+        full = tuple(int(s) for s in fake.shape[1:])
+        made = message.builder.nodes[result].shape
+        # What an expanded message reduces to is expanded as well, outside.
+        trailing = full if math.prod(full) == math.prod(made) else made[-len(full) :]
         dtype = str(fake.dtype).removeprefix("torch.")
         region = message.builder.finish([Output(result, dtype, trailing)])
         with graph.inserting_before(node):
@@ -141,7 +145,10 @@ class _Forming:
             verify(region)
             out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
             first = self.ctx.call(operator.getitem, out, 0, like=node)
-        shape = f"{tuple(fake.shape)}"
+            if trailing != full:
+                first = self.ctx.call(aten.expand.default, first, [-1, *full], like=node)
+                first = self.ctx.call(aten.clone.default, first, like=node, memory_format=torch.contiguous_format)
+        shape = f"{(fake.shape[0], *trailing)}"
         self.ctx.record.regions.append(RegionRecord(region.spec, user_line(message.at), shape))
         return first
 

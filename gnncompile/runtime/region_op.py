@@ -124,14 +124,20 @@ def backward(
         if gradient is None:
             gradients.append(None)
             continue
-        value = sum((temporaries[t] for t in gradient.temporaries[1:]), start=temporaries[gradient.temporaries[0]])
-        shape = shapes[k] if value.dim() == 3 else (shapes[k][0] * shapes[k][1],)
+        shape = shapes[k] if shapes[k][0] > 1 else shapes[k][1:]
+        first, *others = (_with_heads(temporaries[t], shape) for t in gradient.temporaries)
+        value = sum(others, start=first)
         if gradient.sum_rows:
             value = value.sum(0, keepdim=True).expand(1, *shape).reshape(tensors[k].shape)
         else:
             value = reference.from_grid(value.expand(value.size(0), *shape), tensors[k].shape[1:])
         gradients.append(value.to(tensors[k].dtype))
     return gradients
+
+
+def _with_heads(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A temporary ``[rows, *features]`` with as many axes as the features of `shape`, to which it broadcasts."""
+    return value.unsqueeze(1) if value.dim() == 2 and len(shape) == 2 else value
 
 
 for _name in ("region", "region_kernel"):

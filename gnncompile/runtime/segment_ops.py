@@ -50,7 +50,8 @@ LIBRARY.define("padded(Tensor value, Tensor counts, int rows, int values) -> Ten
 
 
 def _expand(index: Tensor, like: Tensor) -> Tensor:
-    return index.view([-1] + [1] * (like.dim() - 1)).expand_as(like)
+    # In int64: with an expanded int32 index the gradient of scatter_reduce is wrong (seen in torch 2.13 on a CPU).
+    return index.long().view([-1] + [1] * (like.dim() - 1)).expand_as(like)
 
 
 def segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
