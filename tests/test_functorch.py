@@ -205,7 +205,6 @@ SETTINGS = {"compiled": LIGHT, "double_backward": TWICE, "recorded": RECORDED}
     ("kind", "layer"),
     [
         ("compiled", "gcn"),
-        ("compiled", "own"),
         ("double_backward", "gat"),
         ("recorded", "gin"),
     ],
@@ -315,12 +314,10 @@ INSIDE: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"), [*((name, "gcn") for name in INSIDE), ("vmap", "own"), ("functional_call", "own")]
-)
-def test_inside(name: str, layer: str) -> None:
+@pytest.mark.parametrize("name", INSIDE)
+def test_inside(name: str) -> None:
     """Transforms in what is compiled."""
-    model = made(layer)
+    model = made("gcn")
     weights = list(model.parameters())
 
     def results(run: Callable[..., Any]) -> list[Tensor]:
