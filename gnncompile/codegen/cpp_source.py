@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+from gnncompile.codegen import cpp_parts
 from gnncompile.codegen.cpp_plan import Kind, Nest, Plan, Step, is_buffered, is_direct, iteration, on_edges, plan, reads
 from gnncompile.codegen.cpp_prelude import STORAGE, prelude
 from gnncompile.errors import Unsupported
@@ -197,7 +198,9 @@ class _Writer:
         steps = [s for nest in self.plan.loops[k] for s in nest.steps]
         for step in steps:
             self._accumulator(step)
-        self._open("for (int64_t p = begin; p < end; ++p)")
+        sums = [(f"acc{s.node}", _size(self.nodes[s.node].shape)) for s in steps if self._adds(s)]
+        self._put(*(cpp_parts.opening(sums) if sums else []))
+        self._open("for (int64_t p = part; p < until; ++p)" if sums else "for (int64_t p = begin; p < end; ++p)")
         if any(nest.shape != (1, 1) for nest in self.plan.loops[k]):
             self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
         gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
@@ -212,9 +215,13 @@ class _Writer:
         for nest in self.plan.loops[k]:
             self._nest(nest)
         self._close()
+        self._put(*(cpp_parts.closing(sums) if sums else []))
         for step in steps:
             if step.kind is Kind.SOFTMAX:
                 self._finish_softmax(step.node)
+
+    def _adds(self, step: Step) -> bool:
+        return step.kind is Kind.REDUCE and self.nodes[step.node].op == "reduce_sum"
 
     def _on_edges(self, step: Step) -> bool:
         return step.kind is Kind.STORE and on_edges(self.region, self.nodes[step.node])
@@ -316,6 +323,8 @@ class _Writer:
         if step.kind is Kind.SOFTMAX:
             self._declare(f"max{i}", node.shape, "T(0)" if is_buffered(node) else lowest)
             self._declare(f"sum{i}", node.shape, "T(0)")
+            if not is_buffered(node):
+                self._declare(f"lost{i}", node.shape, "T(0)")
         elif step.kind is Kind.REDUCE:
             highest = lowest.replace("-", "")
             start = {"reduce_sum": "T(0)", "reduce_max": lowest, "reduce_min": highest}[node.op]
@@ -509,8 +518,13 @@ class _Writer:
         if is_buffered(node):
             self.inner.append(f"{self._buffer(i)} = {logit};")
             return
+        lost = self._element(f"lost{i}", node.shape)
         self.inner.append(f"const T step{i} = {logit} == {top} ? T(1) : op_exp(-op_abs({logit} - {top}));")
-        self.inner.append(f"{total} = {logit} > {top} ? {total} * step{i} + T(1) : {total} + step{i};")
+        # What a sum rounds away is taken off the next summand (Kahan, https://doi.org/10.1145/363707.363723).
+        self.inner.append(f"const T kept_{i} = {logit} > {top} ? {total} * step{i} : {total};")
+        self.inner.append(f"const T more{i} = {logit} > {top} ? T(1) - {lost} * step{i} : step{i} - {lost};")
+        self.inner.append(f"{total} = kept_{i} + more{i};")
+        self.inner.append(f"{lost} = ({total} - kept_{i}) - more{i};")
         self.inner.append(f"{top} = op_max({top}, {logit});")
 
     def _store(self, step: Step) -> None:

@@ -1,0 +1,262 @@
+"""Random regions, graphs and tensors for hypothesis; what they should give is the reference's, by torch's own autograd.
+
+Programs are grown from a list of drawn numbers, so that what fails shrinks to few operations, edges and features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gnncompile.ir import reference as interpreter
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import BOOL, COMPUTE, SEED, Node, Output, Region, Shape, Space
+from gnncompile.ir.verify import verify
+from tests.graphs import layout
+
+D, S, E, P, F = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER, Space.FEATURE
+SMOOTH = ("add", "sub", "mul", "neg", "sin", "cos", "erf", "sigmoid", "tanh")
+KINKED = ("abs", "where", "sign", "floor", "ceil", "float")
+PARTIAL = ("div", "exp", "expm1", "exp2", "log", "log1p", "sqrt", "pow")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+LOGIC = ("and", "or", "not")
+ARITY = {"where": 3, **dict.fromkeys(("add", "sub", "mul", "div", "pow", "and", "or", *COMPARISONS), 2)}
+GRIDS: list[Shape] = [(1, 1), (1, 3), (2, 1), (2, 3), (1, 17), (3, 7), (1, 64)]
+FEATURES = 4
+
+
+# -- graphs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges by the rows that a region walks, and by the other end; those that are not `alive` are masked out."""
+
+    pairs: tuple[tuple[int, int], ...]
+    rows: int
+    columns: int
+    alive: tuple[bool, ...] | None = None
+
+    def both(self) -> list[Tensor]:
+        """The walk by row, then that by column."""
+        row, column = torch.tensor(self.pairs, dtype=torch.long).view(-1, 2).t()
+        alive = None if self.alive is None else torch.tensor(self.alive, dtype=torch.bool)
+        return [*layout(row, column, self.rows, alive), *layout(column, row, self.columns, alive)]
+
+
+@st.composite
+def edges(draw: st.DrawFn, masked: bool = True) -> Edges:
+    """No row, no edge, duplicates, empty rows, hubs, masked edges."""
+    rows, columns = draw(st.integers(0, 6)), draw(st.integers(0, 6))
+    one = st.tuples(st.integers(0, max(rows - 1, 0)), st.integers(0, max(columns - 1, 0)))
+    pairs = draw(st.lists(one, max_size=24 if rows and columns else 0))
+    pairs *= draw(st.sampled_from([1, 1, 1, 13]))  # a hub, of duplicates
+    alive = (
+        draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs))) if masked and len(pairs) < 30 else []
+    )
+    return Edges(tuple(pairs), rows, columns, tuple(alive) if draw(st.booleans()) and alive else None)
+
+
+# -- programs -----------------------------------------------------------------------------------------------------
+
+
+class _Program:
+    """A builder with the values that may be read next."""
+
+    def __init__(self, draw: st.DrawFn, by: Space, dtypes: Sequence[str], smooth: bool) -> None:
+        self.draw, self.smooth = draw, smooth
+        self.b = Builder(by)
+        self.grid = draw(st.sampled_from(GRIDS))
+        self.pool: list[int] = []
+        for position in range(draw(st.integers(1, 4))):
+            space = draw(st.sampled_from([by.opposite, by, E, P]))
+            shape = tuple(n if draw(st.booleans()) else 1 for n in self.grid)
+            self._add(self.b.input(position, space, shape, draw(st.sampled_from([*dtypes, *dtypes, BOOL]))))  # type: ignore[arg-type]
+        self.count = position + 1
+
+    def _add(self, value: int) -> None:
+        if value not in self.pool:
+            self.pool.append(value)
+
+    def pick(self, *, boolean: bool = False, among: Sequence[int] | None = None) -> int:
+        """A value: a number, or if wanted and there is any, a bool."""
+        pool = self.pool if among is None else among
+        found = [v for v in pool if self.b.nodes[v].boolean == boolean]
+        if found:
+            return self.draw(st.sampled_from(found))
+        if boolean:
+            return self.b.op("gt", self.pick(among=among), self.b.const(0.25))
+        return self.b.op("float", self.draw(st.sampled_from(list(pool)))) if pool else self.b.const(0.75)
+
+    def number(self, among: Sequence[int] | None = None) -> int:
+        """A value, or now and then a constant."""
+        if self.draw(st.integers(0, 5)) == 0:
+            return self.b.const(self.draw(st.sampled_from([-2.0, 0.0, -0.0, 0.5, 1.0, 3.0])))
+        return self.pick(among=among)
+
+    def step(self, among: Sequence[int] | None = None) -> int:
+        """One more operation."""
+        b = self.b
+        name = self.draw(st.sampled_from([*SMOOTH, *KINKED, *PARTIAL, *COMPARISONS, *LOGIC]))
+        if name in LOGIC or name == "float":
+            return b.op(name, *(self.pick(boolean=True, among=among) for _ in range(ARITY.get(name, 1))))
+        if name == "where":
+            return b.op(name, self.pick(boolean=True, among=among), self.number(among), self.number(among))
+        args = [self.number(among) for _ in range(ARITY.get(name, 1))]
+        return self._inside(name, args) if self.smooth else b.op(name, *args)
+
+    def _inside(self, name: str, args: list[int]) -> int:
+        """An operation within its domain, and without numbers that grow beyond all bounds."""
+        b = self.b
+        if name in ("log", "log1p", "sqrt", "div", "pow"):
+            at = 0 if name == "pow" else -1
+            args[at] = b.op("add", b.op("abs", args[at]), b.const(0.5))
+        if name == "pow":
+            args[1] = b.op("tanh", args[1])
+        if name in ("exp", "exp2", "expm1"):
+            args = [b.op("neg", b.op("abs", args[0]))]
+        return b.op(name, *args)
+
+    def steps(self, most: int) -> None:
+        for _ in range(self.draw(st.integers(0, most))):
+            made = self.draw(st.sampled_from(["step", "step", "step", "step", "sum", "dot", "layer"]))
+            if made == "dot":
+                self._add(self.b.sum_axis(self.b.op("mul", self.pick(), self.pick()), 1))
+            elif made == "sum":
+                self._add(self.b.sum_axis(self.pick(), self.draw(st.integers(0, 1))))
+            elif made == "layer" and self.count < 5:
+                features = self.b.input(self.count, E, (1, FEATURES), COMPUTE)
+                weights = self.b.input(self.count + 1, F, self.grid, COMPUTE)
+                self.count += 2
+                self._add(self.b.linear(features, weights))
+            else:
+                self._add(self.step())
+
+
+@st.composite
+def regions(draw: st.DrawFn, dtypes: Sequence[str], smooth: bool, dropout: bool = False) -> Region:
+    """Messages of up to a dozen operations, softmax, reductions, an epilogue; results per row and per edge.
+
+    With `smooth`, functions are kept within their domains, as gradients need it.
+    """
+    by = draw(st.sampled_from([D, S]))
+    p = _Program(draw, by, dtypes, smooth)
+    b = p.b
+    p.steps(5)
+    if draw(st.booleans()):
+        p._add(b.softmax(p.pick()))
+        p.steps(3)
+    if dropout and draw(st.booleans()):
+        p._add(b.op("mul", p.pick(), b.dropout(b.input(p.count, P, (1, 1), SEED), 0.4, p.grid)))
+        p.count += 1
+    per_edge = [v for v in p.pool if b.nodes[v].space is E and b.nodes[v].op != "input"]
+    kinds = draw(st.lists(st.sampled_from(["sum", "sum", "max", "min"]), min_size=0 if per_edge else 1, max_size=3))
+    rows = [b.reduce(kind, p.pick()) for kind in kinds]
+    rows += [v for v in p.pool if b.nodes[v].space in (by, P)]
+    for _ in range(draw(st.integers(0, 4))):
+        rows.append(p.step(rows))
+    results = [v for v in [*rows, *per_edge] if b.nodes[v].space is not P]
+    results = (
+        draw(st.lists(st.sampled_from(results), min_size=1, max_size=3)) if results else [b.reduce("sum", p.pick())]
+    )
+    region = b.finish([Output(v, BOOL if b.nodes[v].boolean else dtypes[0], b.nodes[v].shape) for v in results])
+    storage = tuple(replace(n, dtype=dtypes[0]) if n.op == "input" and n.dtype == COMPUTE else n for n in region.nodes)
+    region = replace(region, nodes=storage, whole=False)
+    verify(region)
+    return region
+
+
+def tensors_of(region: Region, where: Edges, seed: int, kind: str) -> list[Tensor]:
+    """Inputs of a region.
+
+    Args:
+        region: Whose.
+        where: The graph.
+        seed: Of the random numbers.
+        kind: ``"normal"``, ``"whole"`` (small integers, of which many are equal) or ``"special"`` (infinities, NaN,
+            zeros of both signs among them).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    counts = {region.by: where.rows, region.by.opposite: where.columns, E: len(where.pairs), P: 1, F: FEATURES}
+    found: dict[int, Tensor] = {}
+    for node in region.inputs:
+        size = (counts[node.space], *node.shape)
+        if node.dtype == SEED:
+            found[int(node.value or 0)] = torch.tensor([seed * 7919 + 1])
+            continue
+        made = torch.randn(size, generator=generator, dtype=torch.float64)
+        if kind == "whole":
+            made = (made * 1.5).round()
+        elif kind == "special":
+            special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30])
+            chosen = special[torch.randint(len(special), size, generator=generator)]
+            made = torch.where(torch.rand(size, generator=generator) < 0.25, chosen, made)
+        found[int(node.value or 0)] = made > 0 if node.dtype == BOOL else made.to(getattr(torch, node.dtype))
+    return [found.get(k, torch.empty(0)) for k in range(region.count)]
+
+
+def in_double(region: Region) -> Region:
+    """The region with all that it reads and gives in float64."""
+
+    def wide(dtype: str) -> str:
+        return "float64" if dtype.startswith(("float", "bfloat")) else dtype
+
+    nodes = tuple(replace(n, dtype=wide(n.dtype)) for n in region.nodes)
+    outputs = tuple(replace(o, dtype=wide(o.dtype)) for o in region.outputs)
+    return replace(region, nodes=nodes, outputs=outputs)
+
+
+def in_single(region: Region) -> Region:
+    """The region in float32: for how much rounding does to it."""
+
+    def narrow(n: Node) -> Node:
+        return replace(n, dtype="float32") if n.op == "input" and n.dtype not in (BOOL, SEED) else n
+
+    outputs = tuple(o if o.dtype == BOOL else replace(o, dtype="float32") for o in region.outputs)
+    return replace(region, nodes=tuple(map(narrow, region.nodes)), outputs=outputs)
+
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+class _Run(interpreter._Run):
+    """Torch's gradient of an extremum counts the number that the result held before among those that reach it, even
+    with ``include_self=False``: an extremum of exactly 0 loses a share. Here that number is NaN, which nothing equals.
+    """
+
+    def _reduce(self, kind: str, value: Tensor) -> Tensor:
+        if kind == "sum":
+            return super()._reduce(kind, value)
+        index = self.row.view(-1, *(1 for _ in value.shape[1:])).expand_as(value)
+        before = value.new_full((self.rows, *value.shape[1:]), float("nan"))
+        found = before.scatter_reduce(0, index, value, kind, include_self=False)
+        empty = torch.bincount(self.row, minlength=self.rows) == 0
+        return found.masked_fill(empty.view(-1, *(1 for _ in value.shape[1:])), 0.0)
+
+
+def reference(region: Region, where: Edges) -> Run:
+    """The region by plain torch operations, which autograd can follow."""
+    walk = Layout(*where.both()[:3])
+    return lambda tensors: _Run(region, tensors, walk, walk.num_rows).outputs()
+
+
+def derive(fn: Run, tensors: Sequence[Tensor], results: int | None = None) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Results of a function, and the gradients of its float inputs for fixed cotangents."""
+    leaves = [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    found = list(fn(leaves))[:results]
+    total: Tensor | None = None
+    for out in found:
+        if out.requires_grad:
+            weight = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view_as(out)
+            part = (out.double() * weight).sum()
+            total = part if total is None else total + part
+    wanted = [t for t in leaves if t.requires_grad]
+    grads = torch.autograd.grad(total, wanted, allow_unused=True) if total is not None and wanted else []
+    rest = iter(grads)
+    gradients = [next(rest, None) if t.requires_grad else None for t in leaves]
+    return [t.detach() for t in found], gradients

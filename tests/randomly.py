@@ -1,0 +1,27 @@
+"""How many examples hypothesis tries: a few, the same ones every time; or many new ones.
+
+``GNNCOMPILE_TEST_EXAMPLES=50 pytest tests/test_properties.py`` tries 50 times as many, with seeds of their own;
+``--hypothesis-seed=7`` repeats such a run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+
+TIMES = int(os.environ.get("GNNCOMPILE_TEST_EXAMPLES", "0"))
+
+
+def examples(count: int) -> Any:
+    """A decorator for a test under ``given``: so many examples, or with the environment variable many times as many."""
+    return settings(
+        max_examples=count * max(TIMES, 1),
+        derandomize=not TIMES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=bool(TIMES),
+    )

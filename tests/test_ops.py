@@ -1,0 +1,103 @@
+"""Every op that we register keeps torch's rules for ops: schema, fake results, gradients (``torch.library.opcheck``).
+
+The ops of regions and layouts with more arguments: tests/test_vjp.py, tests/test_dropout.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnncompile  # noqa: F401  (registers the ops)
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Space
+from gnncompile.runtime import whole_ops
+from tests.graphs import EDGE_LISTS, layout
+
+OPS = torch.ops.gnncompile
+FEW = ("test_schema", "test_faketensor")
+"""What can be asked of ops without a gradient of their own, and of those that stand in captured graphs alone."""
+
+EDGES = EDGE_LISTS["unsorted, duplicates, hub"]
+COUNT = EDGES.size(1)
+ALIVE = torch.arange(COUNT) % 3 > 0
+WALK = layout(EDGES[1], EDGES[0], 5)
+
+
+def randn(*size: int, wanted: bool = False) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_(wanted)
+
+
+def region() -> str:
+    b = Builder(Space.DESTINATION)
+    return b.finish([Output(b.reduce("sum", b.input(0, Space.SOURCE, (1, 3), "float32")), "float32", (3,))]).spec
+
+
+def distances() -> str:
+    return whole_ops._described("distances", ())
+
+
+CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
+    "region": (([randn(5, 3, wanted=True)], [*WALK, *layout(EDGES[0], EDGES[1], 5)], region()), None),
+    "region_kernel": (([randn(5, 3)], list(WALK), region()), None),
+    "csr": ((EDGES[1], EDGES[0], 5, 5, ALIVE), None),
+    "csr_with_loops": ((*WALK, EDGES[1], ALIVE), None),
+    "inverse_degree": ((WALK.rowptr, "float64"), None),
+    "add_product": ((randn(4, 3), randn(4, 2), randn(2, 3)), None),
+    "whole": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
+    "whole_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),
+    "mark_dead": ((EDGES[0], ALIVE), FEW),
+    "segment_reduce": ((randn(COUNT, 3), EDGES[1], 5, "max"), FEW),
+    "segment_softmax": ((randn(COUNT, 3), EDGES[1], 5), FEW),
+    "edge_dropout": ((randn(COUNT, 3), torch.tensor([3]), 0.5), FEW),
+    "chosen_rows": ((EDGES[0], randn(5), randn(5)), FEW),
+    "sized": ((EDGES[0], torch.empty(5, 0)), FEW),
+    "laid_out": ((EDGES[0], EDGES[1], list(WALK)), FEW),
+    "front": ((EDGES[0], EDGES[1], torch.empty(2, 0), torch.empty(5, 0), list(EDGES)), FEW),
+    "padded": ((randn(5, 3), torch.tensor([5, 9]), 0, -1), FEW),
+    "sorted_index": ((EDGES[1].sort().values,), FEW),
+}
+OF_DATA: dict[str, tuple[Any, ...]] = {
+    "num_segments": (EDGES[1],),
+    "longest_segment": (EDGES[1],),
+    "live_edges": (EDGES, ALIVE),
+    "dropped_edges": (EDGES, 0.5),
+    "negative_edges": (EDGES, 5, 1.0, False, None),
+    "other_edges": (EDGES, 5, 6, "sparse", False),
+    "matched_edges": (EDGES, randn(COUNT), 5),
+    "components": (EDGES, ALIVE, 5),
+}
+"""Ops whose sizes only the data knows: they need a capture to have fake results (tests/test_selections.py)."""
+
+NOT_HERE = {"refined_colors", "adjacency"}
+"""The first needs a layer of the user's (tests/test_odd_layers.py); the second is never run, it stands for a sparse
+matrix until a pass has replaced it (tests/test_sparse_made.py).
+"""
+
+
+def registered() -> set[str]:
+    return {
+        schema.name.split("::")[1]
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("gnncompile::")
+    }
+
+
+def test_every_op_is_here():
+    assert registered() == CASES.keys() | OF_DATA.keys() | NOT_HERE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_op(name: str):
+    arguments, tests = CASES[name]
+    some = {} if tests is None else {"test_utils": tests}
+    torch.library.opcheck(getattr(OPS, name).default, arguments, **some)
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_schema_of_ops_whose_sizes_are_data(name: str):
+    torch.manual_seed(0)
+    torch.library.opcheck(getattr(OPS, name).default, OF_DATA[name], test_utils=("test_schema",))
