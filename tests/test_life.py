@@ -242,6 +242,18 @@ def inference(m: Any) -> Iterator[Any]:
     yield
 
 
+@pytest.mark.parametrize(
+    "settings", [LIGHT, {"options": {"double_backward": True}}], ids=["compiled", "double_backward"]
+)
+def test_frozen_first(settings: dict[str, Any]) -> None:
+    """Fine-tuning: captured with a frozen layer, which learns later."""
+    eager, model = pair(**settings)
+    for wanted in (False, True, False):
+        for m in (eager, model):
+            m.conv.requires_grad_(wanted)
+        same(model, eager)
+
+
 def test_changes_are_all_listed() -> None:
     assert len(CHANGES) == 15
 

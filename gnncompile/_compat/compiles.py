@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
+import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.fx.experimental._config as shape_config_module
@@ -46,6 +47,9 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     lambda: dynamo_config.patch(
         specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
+    # Up to torch 2.12 a parameter is not looked at while the dict it stands in is the same: one that was frozen at the
+    # capture would stay frozen, in silence.
+    lambda: dynamo_config.patch(skip_tensor_guards_with_matching_dict_tags=torch.__version__ >= "2.13"),
     # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
     lambda: dynamo_config.patch(
         capture_scalar_outputs=compiling.captures_selections,
