@@ -111,7 +111,8 @@ class Plan:
 def plans(draw: st.DrawFn) -> Plan:
     reduce = draw(st.sampled_from([*REDUCTIONS[:4] * 3, *REDUCTIONS, *BY_HAND]))
     logits = draw(TREES) if reduce in ("sum", "index_add", "max") and draw(st.booleans()) else None
-    epilogue = draw(st.sampled_from(list(EPILOGUES)))
+    # The variance of equal messages is rounding alone: what is divided by its norm then has no right value.
+    epilogue = draw(st.sampled_from([e for e in EPILOGUES if e != "normalize" or reduce not in ("std", "var")]))
     heads = draw(st.sampled_from([1, 1, 2]))
     channels = draw(st.sampled_from([1, 3, 4, 8]))
     return Plan(draw(TREES), reduce, logits, epilogue, heads, channels)
