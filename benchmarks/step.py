@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,17 +50,19 @@ class Step:
         if self.output is None:
             raise RuntimeError("results: no step was run yet; call the step first")
         results: dict[str, Tensor | None] = {"output": self.output.clone()}
-        for name, tensor in self._leaves().items():
+        for name, tensor in self._leaves.items():
             results[f"grad {name}"] = None if tensor.grad is None else tensor.grad.clone()
         return results
 
     def clear(self) -> None:
         """Drops the output and the gradients, so that only what outlives a step stays alive."""
         self.output = None
-        for tensor in self._leaves().values():
+        for tensor in self._leaves.values():
             tensor.grad = None
 
+    @cached_property
     def _leaves(self) -> dict[str, Tensor]:
+        """What gets gradients, by name: looked for once, as an optimizer does, and not in the time of a step."""
         leaves: dict[str, Tensor] = dict(self.model.named_parameters())
         for position, value in enumerate(self.inputs):
             leaves.update(

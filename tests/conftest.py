@@ -10,7 +10,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    # Read when cuBLAS makes its first handle; without it torch.use_deterministic_algorithms refuses products.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+else:
     # Read when Triton is first imported, which torch._dynamo does, and with it gnncompile.
     os.environ["TRITON_INTERPRET"] = "1"
 

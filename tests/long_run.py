@@ -13,6 +13,7 @@ import gc
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -99,7 +100,13 @@ class Outcome:
 def live_tensors() -> int:
     """Of the whole process."""
     gc.collect()
-    return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
+    # The loader's thread must not go on meanwhile: Python can't finish a tuple that someone else has got hold of.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e3)
+    try:
+        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def resident_bytes() -> int:

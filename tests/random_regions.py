@@ -245,18 +245,37 @@ def reference(region: Region, where: Edges) -> Run:
     return lambda tensors: _Run(region, tensors, walk, walk.num_rows).outputs()
 
 
-def derive(fn: Run, tensors: Sequence[Tensor], results: int | None = None) -> tuple[list[Tensor], list[Tensor | None]]:
+Gradients = list[Tensor | None]
+
+
+def derive(fn: Run, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Gradients]:
     """Results of a function, and the gradients of its float inputs for fixed cotangents."""
-    leaves = [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
-    found = list(fn(leaves))[:results]
-    total: Tensor | None = None
-    for out in found:
+    leaves = _leaves(tensors)
+    found = fn(leaves)
+    return [t.detach() for t in found], _gradients(found, leaves)
+
+
+def derive_twice(fn: Run, tensors: Sequence[Tensor]) -> Gradients:
+    """The gradients of a function's gradients, both for fixed cotangents."""
+    leaves = _leaves(tensors)
+    first = _gradients(fn(leaves), leaves, create_graph=True)
+    return _gradients([g for g in first if g is not None], leaves)
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
+
+
+def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], create_graph: bool = False) -> Gradients:
+    parts = []
+    for out in results:
         if out.requires_grad:
             weight = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view_as(out)
-            part = (out.double() * weight).sum()
-            total = part if total is None else total + part
+            parts.append((out.double() * weight.to(out.device)).sum())
     wanted = [t for t in leaves if t.requires_grad]
-    grads = torch.autograd.grad(total, wanted, allow_unused=True) if total is not None and wanted else []
-    rest = iter(grads)
-    gradients = [next(rest, None) if t.requires_grad else None for t in leaves]
-    return [t.detach() for t in found], gradients
+    found = iter(
+        torch.autograd.grad(sum(parts), wanted, allow_unused=True, create_graph=create_graph)  # type: ignore[arg-type]
+        if parts and wanted
+        else []
+    )
+    return [next(found, None) if t.requires_grad else None for t in leaves]

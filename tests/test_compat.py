@@ -166,3 +166,12 @@ def test_files_of_compat_are_small_and_everything_is_exported() -> None:
     compat = importlib.import_module("gnncompile._compat")
     assert all(len(path.read_text().splitlines()) <= 400 for path in COMPAT)
     assert all(hasattr(compat, name) for name in compat.__all__)
+
+
+def test_sums_of_float64_are_none_of_float32() -> None:
+    """A kernel of Inductor's that sums rows and columns at once has float32 accumulators."""
+    compat = importlib.import_module("gnncompile._compat")
+    index, single = torch.zeros(2, dtype=torch.long), torch.zeros(2)
+    assert compat.settings_for([index, single, 3]) == {}
+    assert compat.settings_for([index, single.double()]) in ({"triton.mix_order_reduction": False}, {})
+    assert bool(compat.settings_for([single.double()])) == hasattr(torch._inductor.config.triton, "mix_order_reduction")

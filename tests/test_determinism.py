@@ -72,13 +72,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def problem(name: str) -> tuple[nn.Module, list[Tensor]]:
+def problem(name: str, device: str = "cpu") -> tuple[nn.Module, list[Tensor]]:
     """A layer and its inputs: a graph with a hub, worth several threads; all from one seed."""
     torch.manual_seed(0)
     edges = torch.randint(0, NODES, (2, EDGES))
     edges[1, : EDGES // 4] = 7
-    x, e = torch.randn(NODES, WIDTH).requires_grad_(), torch.randn(EDGES, FEATURES)
-    return LAYERS[name](), [x, edges, e] if name == "GINE" else [x, edges]
+    x, e = torch.randn(NODES, WIDTH), torch.randn(EDGES, FEATURES)
+    inputs = [x.to(device).requires_grad_(), edges.to(device), e.to(device)]
+    return LAYERS[name]().to(device), inputs if name == "GINE" else inputs[:2]
 
 
 def step(model: Callable[..., Tensor], layer: nn.Module, inputs: list[Tensor]) -> dict[str, Tensor]:
@@ -86,7 +87,7 @@ def step(model: Callable[..., Tensor], layer: nn.Module, inputs: list[Tensor]) -
     torch.manual_seed(1)
     out = model(*inputs)
     leaves = {"x": inputs[0], **dict(layer.named_parameters())}
-    cotangent = torch.cos(torch.arange(out.numel())).view_as(out)
+    cotangent = torch.cos(torch.arange(out.numel(), device=out.device)).view_as(out)
     return {"out": out.detach(), **dict(zip(leaves, torch.autograd.grad(out, leaves.values(), cotangent), strict=True))}
 
 
@@ -139,12 +140,12 @@ def test_processes(threads: Callable[[int], None], tmp_path: Path):
 
 
 @pytest.mark.parametrize("inductor", [False, True])
-def test_deterministic_algorithms(inductor: bool):
+def test_deterministic_algorithms(inductor: bool, device: str):
     """Nothing is refused, the bits are the same, and none is of memory that was not initialised, which holds NaN."""
     results = []
     for strict in (False, True, True):
         torch._dynamo.reset()
-        layer, inputs = problem("GAT dropout" if inductor else "PNA")
+        layer, inputs = problem("GAT dropout" if inductor else "PNA", device)
         torch.use_deterministic_algorithms(strict)
         try:
             compiled = gnncompile.compile(layer, fullgraph=True, options={"inductor": inductor})
@@ -155,3 +156,20 @@ def test_deterministic_algorithms(inductor: bool):
     for other in (results[0], results[2]):
         for k, value in results[1].items():
             torch.testing.assert_close(value, other[k], rtol=0 if other is results[2] else 1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_beside_other_work_on_the_gpu(name: str):
+    """Kernels of another stream take processors and caches from ours, in another way each time."""
+    layer, inputs = problem(name, "cuda")
+    compiled = gnncompile.compile(layer, fullgraph=True)
+    alone, other = step(compiled, layer, inputs), torch.cuda.Stream()
+    matrix = torch.randn(1024, 1024, device="cuda")
+    for products in (1, 3, 10, 30):
+        with torch.cuda.stream(other):
+            for _ in range(products):
+                matrix = (matrix @ matrix).sin_()
+        for k, value in step(compiled, layer, inputs).items():
+            assert torch.equal(alone[k], value), k
+        torch.cuda.synchronize()

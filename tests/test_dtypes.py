@@ -103,6 +103,9 @@ def pairs(one: dict[str, Any]) -> set[tuple[Any, ...]]:
 
 
 COMBINATIONS = combinations()
+RUNS = [one for one in COMBINATIONS if one["kernels"] != "triton" or not triton_regions.HAS_GPU]
+if triton_regions.HAS_GPU:  # where it takes all of them
+    RUNS += [pytest.param({**one, "kernels": "triton"}, marks=pytest.mark.gpu) for one in COMBINATIONS]
 
 
 def test_most_pairs_meet():
@@ -134,14 +137,16 @@ GRAPHS = graphs()
 FEW = ("no edge", "one node, self loop", "unsorted, duplicates, hub", "bipartite")
 
 
-def features(rows: int, width: tuple[int, ...], dtype: torch.dtype, memory: str, seed: int) -> Tensor:
+def features(
+    rows: int, width: tuple[int, ...], dtype: torch.dtype, memory: str, seed: int, device: str = "cpu"
+) -> Tensor:
     """Random numbers that no rounding brings together, in another order in memory; a leaf."""
     generator = torch.Generator().manual_seed(seed)
     size = (rows, *width)
     if memory == "expanded":
-        value = torch.randn(1, *width, generator=generator).to(dtype).expand(size)
+        value = torch.randn(1, *width, generator=generator).to(device, dtype).expand(size)
         return value.detach().requires_grad_()
-    value = torch.randn(size, generator=generator).to(dtype)
+    value = torch.randn(size, generator=generator).to(device, dtype)
     if memory == "transposed" and width:
         value = value.transpose(0, -1).contiguous().transpose(0, -1)
     elif memory == "every other":
@@ -153,27 +158,29 @@ def features(rows: int, width: tuple[int, ...], dtype: torch.dtype, memory: str,
 
 def run(fn: Callable[..., Tensor], args: list[Tensor]) -> list[Tensor]:
     out = fn(*args)
-    weight = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view_as(out).to(out.dtype)
+    weight = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view_as(out).to(out)
     wanted = [a for a in args if a.requires_grad]
     found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True) if out.requires_grad else [None] * 3
     return [out.detach(), *(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True))]
 
 
-@pytest.mark.parametrize("one", COMBINATIONS, ids=lambda one: "-".join(str(v) for v in one.values()))
+@pytest.mark.parametrize("one", RUNS, ids=lambda one: "-".join(str(v) for v in one.values()))
 def test_equals_eager_in_float64(one: dict[str, Any]):
     torch._dynamo.reset()
     dtype, width, limit = getattr(torch, one["dtype"]), one["width"], DTYPES[one["dtype"]]
     if one["reduce"] == "std" and dtype.itemsize < 8:
         limit = 1e-3 if dtype.itemsize == 4 else 1.0  # a difference of squares, which cancels
     layer = Layer(one["reduce"], one["message"])
+    device = triton_regions.home(one["kernels"])
     with kernels(one["kernels"]):
         compiled = gnncompile.compile(layer, options={"inductor": False})
-        for name in FEW if one["kernels"] == "triton" else GRAPHS:
+        for name in FEW if (one["kernels"], device) == ("triton", "cpu") else GRAPHS:
             sources, destinations, edge_index = GRAPHS[name]
-            x_src = features(sources, width, dtype, one["memory"], 0)
-            x_dst = features(destinations, width, dtype, one["memory"], 1)
+            edge_index = edge_index.to(device)
+            x_src = features(sources, width, dtype, one["memory"], 0, device)
+            x_dst = features(destinations, width, dtype, one["memory"], 1, device)
             w = torch.rand(edge_index.size(1), *(1 for _ in width), generator=torch.Generator().manual_seed(2))
-            args = [x_src, x_dst, w.to(dtype).requires_grad_()]
+            args = [x_src, x_dst, w.to(device, dtype).requires_grad_()]
             exact = [a.detach().double().requires_grad_() for a in args]
             found = run(compiled, [*args[:2], edge_index.to(one["index"]), args[2]])
             expected = run(layer, [*exact[:2], edge_index, exact[2]])

@@ -87,18 +87,26 @@ def captured(compiled: Any) -> int:
 # -- the four models, all sizes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("where", ["cpu", *(pytest.param(w, marks=pytest.mark.gpu) for w in ("cuda", "cuda float64"))])
 @pytest.mark.parametrize("name", MODELS)
-def test_training_at_all_sizes_in_one_graph(name: str):
+def test_training_at_all_sizes_in_one_graph(name: str, where: str):
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = MODELS[name]()
+    device, *double = where.split()
+    kind = torch.float64 if double else torch.float32
+    model = MODELS[name]().to(device, kind)
+
+    def graph_there(nodes: int, edges: int) -> tuple[Tensor, Tensor]:
+        x, edge_index = graph(nodes, edges)
+        return x.to(device, kind), edge_index.to(device)
+
     compiled = gnncompile.compile(model, fullgraph=True)
     breaks = _compat.graph_breaks()
     frames = _compat.counters()["stats"]["unique_graphs"]
-    compare(compiled, model, graph(*SIZES[0]))
+    compare(compiled, model, graph_there(*SIZES[0]))
     with torch.compiler.set_stance("fail_on_recompile"):
         for size in SIZES[1:]:
-            compare(compiled, model, graph(*size))
+            compare(compiled, model, graph_there(*size))
     assert captured(compiled) == 1 and _compat.counters()["stats"]["unique_graphs"] == frames + 1
     assert _compat.graph_breaks() == breaks
     (one,) = program_of(compiled).backend.captured

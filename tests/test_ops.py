@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 import gnncompile  # noqa: F401  (registers the ops)
@@ -60,17 +61,17 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "padded": ((randn(5, 3), torch.tensor([5, 9]), 0, -1), FEW),
     "sorted_index": ((EDGES[1].sort().values,), FEW),
 }
-OF_DATA: dict[str, tuple[Any, ...]] = {
-    "num_segments": (EDGES[1],),
-    "longest_segment": (EDGES[1],),
-    "live_edges": (EDGES, ALIVE),
-    "dropped_edges": (EDGES, 0.5),
-    "negative_edges": (EDGES, 5, 1.0, False, None),
-    "other_edges": (EDGES, 5, 6, "sparse", False),
-    "matched_edges": (EDGES, randn(COUNT), 5),
-    "components": (EDGES, ALIVE, 5),
+OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
+    "num_segments": ((EDGES[1],), None),
+    "longest_segment": ((EDGES[1],), None),
+    "live_edges": ((EDGES, ALIVE), None),
+    "dropped_edges": ((EDGES, 0.5), FEW),
+    "negative_edges": ((EDGES, 5, 1.0, False, None), FEW),
+    "other_edges": ((EDGES, 5, 6, "sparse", False), FEW),
+    "matched_edges": ((EDGES, randn(COUNT), 5), None),
+    "components": ((EDGES, ALIVE, 5), None),
 }
-"""Ops whose sizes only the data knows: they need a capture to have fake results (tests/test_selections.py)."""
+"""Ops whose sizes only the data knows; those that draw give something else each time."""
 
 NOT_HERE = {"refined_colors", "adjacency"}
 """The first needs a layer of the user's (tests/test_odd_layers.py); the second is never run, it stands for a sparse
@@ -90,14 +91,13 @@ def test_every_op_is_here():
     assert registered() == CASES.keys() | OF_DATA.keys() | NOT_HERE
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_op(name: str):
-    arguments, tests = CASES[name]
+@pytest.mark.parametrize("name", [*CASES, *OF_DATA])
+def test_op(name: str, device: str):
+    arguments, tests = pytree.tree_map_only(Tensor, lambda t: moved(t, device), (CASES | OF_DATA)[name])
     some = {} if tests is None else {"test_utils": tests}
+    torch.manual_seed(0)
     torch.library.opcheck(getattr(OPS, name).default, arguments, **some)
 
 
-@pytest.mark.parametrize("name", OF_DATA)
-def test_schema_of_ops_whose_sizes_are_data(name: str):
-    torch.manual_seed(0)
-    torch.library.opcheck(getattr(OPS, name).default, OF_DATA[name], test_utils=("test_schema",))
+def moved(tensor: Tensor, device: str) -> Tensor:
+    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)

@@ -26,10 +26,17 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
 import gnncompile
 from tests.harness import light
 
 NAN, INF = float("nan"), float("inf")
+GENERATOR = {"cpu": "cpp", "cuda": "triton"}
+
+
+def cosines(like: Tensor) -> Tensor:
+    return torch.cos(torch.arange(like.numel(), device=like.device)).view_as(like)
 
 
 # -- autocast -----------------------------------------------------------------------------------------------------
@@ -59,31 +66,31 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def example(name: str, edges: int = 60) -> list[Tensor]:
+def example(name: str, device: str, edges: int = 60) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(12, 8, generator=generator).requires_grad_()
-    edge_index = torch.randint(12, (2, edges), generator=generator)
-    features = torch.randn(edges, 3, generator=generator).requires_grad_()
+    x = torch.randn(12, 8, generator=generator).to(device).requires_grad_()
+    edge_index = torch.randint(12, (2, edges), generator=generator).to(device)
+    features = torch.randn(edges, 3, generator=generator).to(device).requires_grad_()
     return [x, edge_index, features] if name in ("GINE", "Transformer") else [x, edge_index]
 
 
 @pytest.mark.parametrize(
     "name, dtype", [*((name, torch.bfloat16) for name in NETS), ("GAT", torch.float16), ("SAGE max", torch.float16)]
 )
-def test_autocast_gives_eager_s_types(name: str, dtype: torch.dtype):
+def test_autocast_gives_eager_s_types(name: str, dtype: torch.dtype, device: str):
     """Of all results and gradients, with values within the rounding of the type; without edges too."""
     torch.manual_seed(0)
-    model = NETS[name]()
-    with light("cpp"):
+    model = NETS[name]().to(device)
+    with light(GENERATOR[device]):
         compiled = gnncompile.compile(model, fullgraph=True)
         for edges in (60, 0):
-            inputs = example(name, edges)
+            inputs = example(name, device, edges)
             wanted = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
             results = []
             for run in (compiled, model, None):
-                with torch.autocast("cpu", dtype, enabled=run is not None):
+                with torch.autocast(device, dtype, enabled=run is not None):
                     outputs = (run or model)(*inputs)
-                total = sum((out.float() * torch.cos(torch.arange(out.numel())).view_as(out)).sum() for out in outputs)
+                total = sum((out.float() * cosines(out)).sum() for out in outputs)
                 grads = torch.autograd.grad(total, wanted, allow_unused=True)
                 filled = (torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True))
                 results.append([*outputs, *filled])
@@ -98,21 +105,21 @@ def test_autocast_gives_eager_s_types(name: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**60])
-def test_scaled_gradients_in_float16(scale: float):
+def test_scaled_gradients_in_float16(scale: float, device: str):
     """GradScaler finds the same overflows as in eager, and steps to the same weights where there are none."""
     torch.manual_seed(0)
-    eager = NETS["GAT"]()
+    eager = NETS["GAT"]().to(device)
     ours = copy.deepcopy(eager)
     before = [p.detach().clone() for p in eager.parameters()]
     scales = []
-    with light("cpp"):
+    with light(GENERATOR[device]):
         for model, run in ((ours, gnncompile.compile(ours)), (eager, eager)):
-            scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1)
+            scaler = torch.amp.GradScaler(device, init_scale=scale, growth_interval=1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(2):
                 optimizer.zero_grad()
-                with torch.autocast("cpu", torch.float16):
-                    loss = run(*example("GAT"))[2].square().sum()
+                with torch.autocast(device, torch.float16):
+                    loss = run(*example("GAT", device))[2].square().sum()
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
@@ -131,13 +138,14 @@ MANY = 1_000_000
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_million_edges(dtype: torch.dtype, reduce: str):
+def test_a_million_edges(dtype: torch.dtype, reduce: str, device: str):
     """To one row, and from one row in the gradient, against float64, as near as float32 can be summed in order."""
-    sources = torch.arange(MANY) % 7
-    to_hub = torch.stack([sources, torch.zeros(MANY, dtype=torch.long)])
-    x = torch.linspace(0.25, 1.75, 7 * 2).view(7, 2).to(dtype) * (1.0 if reduce != "sum" else 2.0**-7)
+    sources = torch.arange(MANY, device=device) % 7
+    to_hub = torch.stack([sources, torch.zeros_like(sources)])
+    x = torch.linspace(0.25, 1.75, 7 * 2, device=device).view(7, 2).to(dtype)
+    x = x * (1.0 if reduce != "sum" else 2.0**-7)
     conv = SimpleConv(aggr=SoftmaxAggregation() if reduce == "softmax" else reduce)
-    with light("cpp"):
+    with light(GENERATOR[device]):
         compiled = gnncompile.compile(conv, fullgraph=True)
         for edges, row in ((to_hub, 0), (to_hub.flip(0), slice(0, 7))):
             results = []
@@ -166,18 +174,19 @@ def exact(x: Tensor, edges: Tensor, reduce: str) -> Tensor:
 VALUES = [[], [1.0, -2.0, 1.0], [NAN, 1.0], [INF, 1.0], [-INF, 1.0], [INF, -INF, 2.0], [-INF, -INF], [NAN, INF, -INF]]
 
 
-def special() -> tuple[Tensor, Tensor, Tensor]:
+def special(device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Features ``[nodes, 2]`` of sources, of which the second is the first's negative, and edges in mixed order."""
     flat = [(value, row) for row, values in enumerate(VALUES) for value in values]
     x = torch.tensor([value for value, _ in flat])
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
     edge_index = torch.stack([torch.arange(len(flat)), torch.tensor([row for _, row in flat])])
-    return torch.stack([x, -x], 1), torch.linspace(0.1, 0.9, 2 * len(VALUES)).view(-1, 2), edge_index[:, order]
+    y = torch.linspace(0.1, 0.9, 2 * len(VALUES)).view(-1, 2)
+    return torch.stack([x, -x], 1).to(device), y.to(device), edge_index[:, order].to(device)
 
 
 def _attended(x: Tensor, y: Tensor, edge_index: Tensor) -> Tensor:
     alpha = softmax(x[edge_index[0]] + y[edge_index[1]], edge_index[1], num_nodes=y.size(0))
-    return scatter(alpha * torch.arange(1.0, 3.0), edge_index[1], 0, y.size(0))
+    return scatter(alpha * torch.arange(1.0, 3.0, device=x.device), edge_index[1], 0, y.size(0))
 
 
 def _masked_attention(x: Tensor, y: Tensor, edge_index: Tensor) -> Tensor:
@@ -221,8 +230,8 @@ SPECIAL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def step(run: Callable[..., Tensor], rows: slice) -> list[Tensor]:
-    x, y, edge_index = special()
+def step(run: Callable[..., Tensor], rows: slice, device: str) -> list[Tensor]:
+    x, y, edge_index = special(device)
     leaves = [x.requires_grad_(), y.requires_grad_()]
     out = run(*leaves, edge_index)
     grads = torch.autograd.grad(out[rows].sum(), leaves, allow_unused=True)
@@ -230,7 +239,7 @@ def step(run: Callable[..., Tensor], rows: slice) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of lanes that hold anything
-@pytest.mark.parametrize("which", ["cpp", "triton"])
+@pytest.mark.parametrize("which", triton_regions.GENERATORS)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_nan_and_infinity_go_where_eager_s_go(name: str, which: str):
     """Element by element: of results, of gradients of the finite rows, and of all.
@@ -238,11 +247,11 @@ def test_nan_and_infinity_go_where_eager_s_go(name: str, which: str):
     An extremum that is NaN no element is equal to. Eager divides its gradient by their number, 0, and gives NaN to all
     elements of the row even where nothing depends on it (torch 2.13); ours is 0, since no element gets a share.
     """
-    fn = SPECIAL[name]
+    fn, device = SPECIAL[name], triton_regions.home(which)
     with light(which):
         compiled = gnncompile.compile(fn, fullgraph=True)
         for rows in (slice(0, 2), slice(None)):
-            for k, (ours, theirs) in enumerate(zip(step(compiled, rows), step(fn, rows), strict=True)):
+            for k, (ours, theirs) in enumerate(zip(step(compiled, rows, device), step(fn, rows, device), strict=True)):
                 if k and name in EXTREMA:
                     assert name == "activations" or ours.isfinite().all()
                     ours = ours.masked_fill(theirs.isnan(), NAN)

@@ -22,7 +22,18 @@ from gnncompile.ir.residuals import with_residuals
 from gnncompile.runtime import launch, region_op  # noqa: F401  (registers the op)
 from tests.harness import kernels
 from tests.random_messages import Layer, Plan, arguments, plans
-from tests.random_regions import Edges, Run, derive, edges, in_double, in_single, reference, regions, tensors_of
+from tests.random_regions import (
+    Edges,
+    Run,
+    derive,
+    derive_twice,
+    edges,
+    in_double,
+    in_single,
+    reference,
+    regions,
+    tensors_of,
+)
 from tests.randomly import examples
 
 pytestmark = triton_regions.INTERPRETED
@@ -39,9 +50,9 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def operation(region: Region, where: Edges) -> Run:
+def operation(region: Region, where: Edges, device: str = "cpu") -> Run:
     """The region as the op that a compiled model calls, without what is kept for its gradient."""
-    spec, walk = with_residuals(region).spec, where.both()
+    spec, walk = with_residuals(region).spec, [t.to(device) for t in where.both()]
     return lambda tensors: torch.ops.gnncompile.region(tensors, walk, spec)[: len(region.outputs)]
 
 
@@ -79,14 +90,26 @@ def test_gradients_are_those_of_autograd(region: Region, where: Edges, seed: int
         close(one, other, [1e-9] * len(other), what)
 
 
+@examples(60)
+@given(regions(["float64"], smooth=True, dropout=True), edges(), SEEDS, st.sampled_from(KINDS))
+def test_second_gradients_are_those_of_autograd(region: Region, where: Edges, seed: int, kind: str):
+    tensors = tensors_of(region, where, seed, kind)
+    expected = derive_twice(reference(region, where), tensors)
+    with kernels("reference"):
+        found = derive_twice(operation(region, where), tensors)
+    close(found, expected, [1e-8] * len(expected), "second gradient")
+
+
 def check_kernels(which: str, region: Region, where: Edges, seed: int, kind: str) -> None:
     """Results and gradients of generated kernels, as far as rounding leaves anything to compare."""
     tensors = tensors_of(region, where, seed, kind)
     expected = derive(reference(in_double(region), where), widened(tensors))
     rounded = derive(reference(in_single(region), where), [t.float() if t.is_floating_point() else t for t in tensors])
+    device = triton_regions.home(which)
     with kernels(which):
-        found = derive(operation(region, where), tensors)
+        results = derive(operation(region, where, device), [t.to(device) for t in tensors])
         assert launch.fallbacks == {}
+    found = [[t if t is None else t.cpu() for t in ts] for ts in results]
     stored = [o.dtype for o in region.outputs]
     for what, one, other, single in zip(("result", "gradient"), found, expected, rounded, strict=True):
         dtypes = stored if what == "result" else [str(t.dtype).removeprefix("torch.") for t in tensors]
@@ -105,7 +128,7 @@ def well(single: Tensor | None, double: Tensor | None) -> Tensor | slice:
     return (single.double() - double).abs() < 1e-4 * scale
 
 
-@pytest.mark.parametrize("which", ["cpp", "triton"])
+@pytest.mark.parametrize("which", triton_regions.GENERATORS)
 def test_kernels_and_gradients(which: str):
     @examples(12)
     @given(
@@ -120,16 +143,27 @@ def test_kernels_and_gradients(which: str):
     check()
 
 
-@examples(8)
-@given(regions(["float64"], smooth=False), edges(), SEEDS)
-def test_generators_agree_on_special_numbers(region: Region, where: Edges, seed: int):
-    """Any function of infinities and NaN, in float64: C++, Triton's interpreter and the reference."""
+@pytest.mark.parametrize("device", [pytest.param(triton_regions.DEVICE, marks=triton_regions.GPU)])
+def test_generators_agree_on_special_numbers(device: str):
+    """Any function of infinities and NaN, in float64: C++, Triton (on a GPU, or interpreted) and the reference."""
+
+    @examples(8)
+    @given(regions(["float64"], smooth=False), edges(), SEEDS)
+    def check(region: Region, where: Edges, seed: int) -> None:
+        check_special(region, where, seed)
+
+    check()
+
+
+def check_special(region: Region, where: Edges, seed: int) -> None:
     tensors = tensors_of(region, where, seed, "special")
-    walk = where.both()
     results = []
     for which in ("reference", "cpp", "triton"):
+        device = triton_regions.home(which)
+        walk = [t.to(device) for t in where.both()[:3]]
         with kernels(which):
-            results.append(launch.runner(region.spec, "cpu")(tensors, walk[:3]))
+            outputs = launch.runner(region.spec, device)([t.to(device) for t in tensors], walk)
+            results.append([t.cpu() for t in outputs])
     for found in results[1:]:
         for one, other in zip(found, results[0], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -29,11 +29,21 @@ D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 NAN, INF = float("nan"), float("inf")
 
+DEVICE = "cuda" if HAS_GPU else "cpu"
+"""Where Triton's kernels run: on a GPU where there is one, interpreted on a CPU otherwise."""
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+GENERATORS = ["cpp", pytest.param("triton", marks=GPU)]
+
 # The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
 INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu) if HAS_GPU else "cpu"])
+def home(which: str) -> str:
+    """The device of tensors that these kernels ("cpp", "triton" or "reference") take."""
+    return DEVICE if which == "triton" else "cpu"
+
+
+@pytest.fixture(params=[pytest.param(DEVICE, marks=GPU)])
 def device(request: pytest.FixtureRequest) -> str:
     if not HAS_GPU and isinstance(triton.language.sum, triton.JITFunction):
         pytest.fail("Triton was imported before this module set TRITON_INTERPRET=1; set it in tests/conftest.py")

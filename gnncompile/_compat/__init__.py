@@ -35,6 +35,7 @@ from gnncompile._compat.inductor import (
     inductor_mode_options,
     inductor_option_names,
     prepare_inductor,
+    settings_for,
     wait_for_vectors,
 )
 from gnncompile._compat.memory import StorageWeakRef, shared_bytes, storage_address
@@ -134,6 +135,7 @@ __all__ = [
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
+    "settings_for",
     "shared_bytes",
     "size_now",
     "source_name",

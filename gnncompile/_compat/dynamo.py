@@ -57,10 +57,10 @@ def calling_file(skip: str) -> str:
 def tracked_input_name(fake: Tensor) -> str | None:
     """The source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace."""
     try:
-        tx = InstructionTranslator.current_tx()
+        tx: Any = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
         return None
-    for tracked in tx.output.tracked_fakes:
+    for tracked in [] if tx is None else tx.output.tracked_fakes:
         if tracked.fake is fake:
             return source_name(tracked.source)
     return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import codecache, cpu_vec_isa, ir
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
@@ -30,6 +31,7 @@ __all__ = [
     "lowerings",
     "prepare_inductor",
     "register_lowering",
+    "settings_for",
     "wait_for_vectors",
 ]
 
@@ -37,9 +39,22 @@ __all__ = [
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
     with told_apart():
-        compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
+        compiled: Any = compile_fx(gm, list(inputs), config_patches={**settings_for(inputs), **options})
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+_MIXED = "mix_order_reduction"
+
+
+def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
+    """Inductor's settings that a graph with these inputs needs.
+
+    A Triton kernel that sums rows and columns at once sums columns in float32, whatever it is given (torch 2.11 to
+    2.13); in float64 it does not even compile, and the graph would be captured anew for fewer sizes.
+    """
+    doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
+    return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
 
 
 def prepare_inductor(for_cpu: bool) -> None:

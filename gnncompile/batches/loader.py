@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepared import Prepare, Prepared, prepare_all
+from gnncompile.runtime.streams import copying
 
 AHEAD = 2
 """Mini-batches that are prepared ahead."""
@@ -148,7 +149,7 @@ class _Ahead:
         self._items = items
         index: int | None = device.index
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = copying(self._device)
         self._pinned = _Pinned()
         self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
         self._stopped = threading.Event()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import torch
 
 from gnncompile import _compat
-from gnncompile.runtime import layout
+from gnncompile.runtime import layout, streams
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         layout.watch(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = _capture_stream(device)
+        self._stream = streams.capturing(device)
 
     def __call__(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See :class:`Recorder`.
@@ -66,8 +65,3 @@ def context(device: torch.device) -> tuple[int, bool] | None:
     if _compat.current_device() != device.index or torch.cuda.is_current_stream_capturing():
         return None
     return _compat.current_stream(device.index), torch.is_inference_mode_enabled()
-
-
-@lru_cache(maxsize=64)
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

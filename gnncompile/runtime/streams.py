@@ -1,13 +1,33 @@
-"""Tensors that are made on one stream of a GPU and read on others, which would not wait for them by themselves."""
+"""Streams of our own, and tensors that are made on one stream of a GPU and read on others, which would not wait.
+
+torch gives out 32 streams of each priority, one after the other: what was made later may be the same stream again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gnncompile import _compat
+
+
+@lru_cache(maxsize=64)
+def capturing(device: torch.device) -> torch.cuda.Stream:
+    """The stream that CUDA graphs of a device are captured on.
+
+    What another thread did on it meanwhile would become part of the graph, and the events that it recorded could not be
+    waited for. With a priority of its own it is none of the streams that users, loaders and NCCL are given.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@lru_cache(maxsize=64)
+def copying(device: torch.device) -> torch.cuda.Stream:
+    """The stream that all loaders copy to a device on."""
+    return torch.cuda.Stream(device)
 
 
 class Ordered:
