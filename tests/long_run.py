@@ -34,8 +34,10 @@ from gnncompile.runtime.recordings import Recordings
 from tests.tape import tapes
 
 MIB = 2**20
-TENSORS, MEMORY, SLOWER = 8, 32 * MIB, 1.5
-"""What may be held more at the end than after a fifth of the steps, and how much longer a step may take."""
+TENSORS, MEMORY, SLOWER = 64, 32 * MIB, 1.5
+"""What may be held more at the end than after a fifth of the steps, and how much longer a step may take. A mini-batch
+more may be under way in a loader's thread.
+"""
 
 Run = Callable[[Any], Any]
 

@@ -242,7 +242,7 @@ class _Run(interpreter._Run):
 def reference(region: Region, where: Edges) -> Run:
     """The region by plain torch operations, which autograd can follow."""
     walk = Layout(*where.both()[:3])
-    return lambda tensors: _Run(region, tensors, walk, walk.num_rows).outputs()
+    return lambda tensors: _Run(region, tensors, walk, walk.num_rows, walk.rowptr.device).outputs()
 
 
 Gradients = list[Tensor | None]

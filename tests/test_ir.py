@@ -22,6 +22,7 @@ from gnncompile.ir.verify import InvalidRegionError, verify
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 NAN, INF = math.nan, math.inf
+CPU = torch.device("cpu")
 
 
 def weighted_sum() -> Region:
@@ -74,14 +75,16 @@ def test_folding_keeps_nan_and_infinity(fold: str):
     }
     value, expected = made[fold]
     data = torch.tensor([[NAN, INF, -INF, 2.0]], dtype=torch.float64)
-    (found,) = run_rows(b.finish([Output(value, "float64", (4,))]), [data], 1)
+    (found,) = run_rows(b.finish([Output(value, "float64", (4,))]), [data], 1, CPU)
     torch.testing.assert_close(found, expected(data), rtol=0, atol=0, equal_nan=True)
 
 
 def test_adding_zero_to_minus_zero():
     b = Builder(D)
     value = b.op("add", b.input(0, D, (1, 1), "float64"), b.const(0.0))
-    (found,) = run_rows(b.finish([Output(value, "float64", (1,))]), [torch.tensor([[-0.0]], dtype=torch.float64)], 1)
+    (found,) = run_rows(
+        b.finish([Output(value, "float64", (1,))]), [torch.tensor([[-0.0]], dtype=torch.float64)], 1, CPU
+    )
     assert not torch.signbit(found).any()
 
 
@@ -89,7 +92,9 @@ def test_bool_times_one_is_a_number():
     b = Builder(D)
     x = b.input(0, D, (1, 1), "float64")
     flags = [b.op("mul", b.op("gt", x, b.const(k)), b.const(1)) for k in (0, 1)]
-    (found,) = run_rows(b.finish([Output(b.op("add", *flags), "float64", (1,))]), [torch.tensor([[2.0]]).double()], 1)
+    (found,) = run_rows(
+        b.finish([Output(b.op("add", *flags), "float64", (1,))]), [torch.tensor([[2.0]]).double()], 1, CPU
+    )
     assert found.item() == 2.0
 
 
@@ -112,8 +117,17 @@ def test_sum_to_scales_what_stands_for_equal_entries():
     narrow, wide = b.input(0, D, (1, 1), "float64"), b.input(1, D, (2, 3), "float64")
     outs = [Output(b.sum_to(v, (1, 1), (2, 3)), "float64", ()) for v in (narrow, wide)]
     data = [torch.tensor([2.0]).double(), torch.arange(6.0).double().view(1, 2, 3)]
-    found = run_rows(b.finish(outs), data, 1)
+    found = run_rows(b.finish(outs), data, 1, CPU)
     assert [t.item() for t in found] == [12.0, 15.0]
+
+
+def test_rows_without_a_tensor_are_where_it_is_said():
+    """As the gradient of a sign is, which is 0 everywhere."""
+    b = Builder(D)
+    region = b.finish([Output(b.const(2.0), "float32", (1,))])
+    for device in (CPU, torch.device("meta")):
+        (found,) = run_rows(region, [], 4, device)
+        assert (found.device, found.shape) == (device, (4, 1))
 
 
 def test_finish_drops_what_no_output_needs():
@@ -322,7 +336,7 @@ def activation(name: str, dtype: str) -> Region:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_in_float64(name: str):
     data = torch.tensor(POINTS, dtype=torch.float64)
-    (found,) = run_rows(activation(name, "float64"), [data], len(POINTS))
+    (found,) = run_rows(activation(name, "float64"), [data], len(POINTS), CPU)
     torch.testing.assert_close(found, ACTIVATIONS[name][1](data), rtol=1e-14, atol=1e-15, equal_nan=True)
 
 
@@ -330,7 +344,7 @@ def test_activation_in_float64(name: str):
 def test_activation_in_float32(name: str):
     # torch's own vectorised gelu gives NaN at infinity in float32, and infinity in float64.
     data = torch.tensor([p for p in POINTS if name != "gelu" or not math.isinf(p)])
-    (found,) = run_rows(activation(name, "float32"), [data], len(data))
+    (found,) = run_rows(activation(name, "float32"), [data], len(data), CPU)
     torch.testing.assert_close(found, ACTIVATIONS[name][1](data), rtol=3e-6, atol=3e-7, equal_nan=True)
 
 
@@ -357,7 +371,7 @@ def test_primitives_are_torchs_own(op: str):
     b = Builder(D)
     region = b.finish([Output(b.op(op, b.input(0, D, (1, 1), "float64")), "float64", ())])
     data = torch.tensor(POINTS, dtype=torch.float64)
-    torch.testing.assert_close(run_rows(region, [data], len(POINTS))[0], getattr(torch, op)(data), equal_nan=True)
+    torch.testing.assert_close(run_rows(region, [data], len(POINTS), CPU)[0], getattr(torch, op)(data), equal_nan=True)
 
 
 def test_bool_output_type_of_where():

@@ -39,12 +39,14 @@ def run(region: Region, tensors: Sequence[Tensor], layout: Layout) -> list[Tenso
     Returns one tensor ``[rows, *trailing]`` per output; an output on edges is in the original edge order, with zeros
     for edges that are masked out.
     """
-    return _Run(region, tensors, layout, layout.num_rows).outputs()
+    return _Run(region, tensors, layout, layout.num_rows, layout.rowptr.device).outputs()
 
 
-def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int) -> list[Tensor]:
-    """Runs a region that has no value on edges; every step is a plain torch op that a compiler can fuse."""
-    return _Run(region, tensors, None, num_rows).outputs()
+def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int, device: torch.device) -> list[Tensor]:
+    """Runs a region that has no value on edges, and perhaps no tensor either, on a device; every step is a plain torch
+    op that a compiler can fuse.
+    """
+    return _Run(region, tensors, None, num_rows, device).outputs()
 
 
 def to_grid(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -83,12 +85,13 @@ def _apart(value: Tensor) -> Tensor:
 
 
 class _Run:
-    def __init__(self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int) -> None:
+    def __init__(
+        self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int, device: torch.device
+    ) -> None:
         self.region, self.tensors, self.rows, self.walks = region, tensors, rows, layout is not None
         self.dtype = getattr(torch, region.compute)
-        self.device = tensors[0].device if tensors else torch.device("cpu")
+        self.device = device
         if layout is not None:
-            self.device = layout.rowptr.device
             degree = (layout.rowptr[1:] - layout.rowptr[:-1]).long()
             live = int(layout.rowptr[-1])
             self.num_edges = layout.edge.size(0)

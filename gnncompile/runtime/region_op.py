@@ -105,7 +105,7 @@ def backward(
     for stage in plan.stages:
         operands = [operand(o) for o in stage.operands]
         if not stage.region.walks_edges:
-            temporaries += reference.run_rows(stage.region, operands, layout[0].size(0) - 1)
+            temporaries += reference.run_rows(stage.region, operands, layout[0].size(0) - 1, layout[0].device)
             continue
         if stage.region.by is not region.by and len(layout) < 6:
             raise RuntimeError(
