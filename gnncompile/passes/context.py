@@ -284,6 +284,12 @@ def same_size(a: Any, b: Any) -> bool:
     return bool(statically_known_true(a == b))
 
 
+def known_size(size: Any) -> int | None:
+    """A size that is the same number for every graph, without adding a guard; None for others."""
+    now = _compat.size_now(size)
+    return now if now is not None and same_size(size, now) else None
+
+
 def guarded_same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal; where they only happen to be, a graph in which they are not is captured anew."""
     if same_size(a, b):
