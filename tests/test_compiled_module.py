@@ -380,3 +380,82 @@ def test_parameters_without_a_shape_get_it_from_the_first_call(make: Any):
         torch.testing.assert_close(found, expected)
     assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
     assert gnncompile.explain(make(), X, EDGES).captured_graphs == 1
+
+
+# -- calls of what is captured already ------------------------------------------------------------------------------
+
+
+class Broken(Net):
+    """Its graph breaks behind the first layer."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = self.first(x, edge_index).relu()
+        torch._dynamo.graph_break()
+        return self.second(hidden, edge_index) * self.scale
+
+
+@pytest.fixture
+def whole_ways(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets longer with every call that goes through what ``torch.compile`` returned."""
+    return count_whole_ways(compiled, monkeypatch)
+
+
+def count_whole_ways(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    program, calls = program_of(compiled), list[int]()
+    assert program is not None
+    original = program.compiled
+
+    def count(*args: Any) -> Any:
+        calls.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(program, "compiled", count)
+    return calls
+
+
+def test_captured_calls_go_straight_to_what_was_captured(model: Net, compiled: Any, whole_ways: list[int]):
+    """A call that finds no capture takes the whole way, the next one like it does not."""
+    for wanted in (1, 1, 1):
+        equal(compiled(X, EDGES), model(X, EDGES))
+        assert len(whole_ways) == wanted
+    with torch.no_grad():
+        for wanted in (2, 2):
+            equal(compiled(X, EDGES), model(X, EDGES))
+            assert len(whole_ways) == wanted
+    equal(compiled(X, EDGES[:, :3]), model(X, EDGES[:, :3]))
+    assert len(whole_ways) == 2
+    torch._dynamo.reset()
+    equal(compiled(X, EDGES), model(X, EDGES))
+    assert len(whole_ways) == 3
+
+
+def test_guards_hold_on_the_short_way(model: Net, compiled: Any, whole_ways: list[int]):
+    compiled(X, EDGES)
+    model.second.aggr_module = type(model.second.aggr_module)()
+    model.flag, model.scale = 2, 2 * model.scale
+    equal(compiled(X, EDGES), model(X, EDGES))
+    model.second.normalize = True
+    equal(compiled(X, EDGES), model(X, EDGES))
+    assert len(whole_ways) >= 2
+
+
+def test_captured_calls_heed_the_stance(model: Net, compiled: Any, whole_ways: list[int]):
+    compiled(X, EDGES)
+    with torch.compiler.set_stance("force_eager"):
+        equal(compiled(X, EDGES), model(X, EDGES))
+    assert len(whole_ways) == 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        equal(compiled(X, EDGES), model(X, EDGES))
+    assert len(whole_ways) == 2
+
+
+def test_broken_graphs_take_the_whole_way(monkeypatch: pytest.MonkeyPatch):
+    """Behind a break Dynamo has to look for what it captured there."""
+    torch.manual_seed(0)
+    model = Broken()
+    compiled = gnncompile.compile(model)
+    calls = count_whole_ways(compiled, monkeypatch)
+    for wanted in (1, 2, 3):
+        equal(compiled(X, EDGES), model(X, EDGES))
+        assert len(calls) == wanted
+    assert len(program_of(compiled).backend.captured) > 1  # type: ignore[union-attr]

@@ -17,6 +17,7 @@ from gnncompile._compat.cuda import current_device, current_stream, static_cuda_
 from gnncompile._compat.dynamo import (
     CAPTURE_ERRORS,
     calling_file,
+    compiled_form,
     copy_of,
     counters,
     current_backend,
@@ -28,6 +29,7 @@ from gnncompile._compat.dynamo import (
     traced_here,
     tracked_input_name,
     valid_capture,
+    whole_captures,
 )
 from gnncompile._compat.emptiness import AsksForEmptiness, notice_emptiness_questions
 from gnncompile._compat.inductor import (
@@ -95,6 +97,7 @@ __all__ = [
     "backend_fake_mode",
     "calling_file",
     "compile_inductor",
+    "compiled_form",
     "copy_of",
     "counters",
     "current_backend",
@@ -159,6 +162,7 @@ __all__ = [
     "uses_transforms",
     "valid_capture",
     "wait_for_vectors",
+    "whole_captures",
     "without_base",
     "without_saved_hooks",
 ]

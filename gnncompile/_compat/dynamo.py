@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
+from torch._dynamo import eval_frame
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
@@ -89,12 +95,40 @@ def run_uncompiled(fn: Callable[..., Any]) -> None:
 
 
 def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
-    """The compiled form of a function whose guards hold for these arguments."""
+    """What stands for the compiled form of a function whose guards hold for these arguments; None if there is none."""
+    found = _valid_entry(fn, arguments)
+    return None if found is None else found.guard_manager
+
+
+def whole_captures(*functions: types.FunctionType) -> int:
+    """How many compiled forms of these functions call one graph."""
+    entries = (entry for fn in functions for entry in _debug_get_cache_entry_list(fn.__code__))
+    return sum(sum(name.startswith("__compiled_fn") for name in entry.code.co_names) == 1 for entry in entries)
+
+
+def compiled_form(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The compiled form of a function for these arguments, to be called at once in place of what ``torch.compile``
+    returned; None where that has more to do than to call it.
+
+    Dynamo sets itself up for whatever may have to be captured; where there are no graph breaks nothing can be.
+    """
+    if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
+        return None
+    found = _valid_entry(fn, arguments)
+    if found is None:
+        return None
+    return types.FunctionType(found.code, fn.__globals__, fn.__name__, None, fn.__closure__)
+
+
+_RUN_WHAT_IS_CAPTURED = ("default", "eager_on_recompile", "fail_on_recompile")
+
+
+def _valid_entry(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
-    for found in _debug_get_cache_entry_list(fn.__code__):
-        if found.guard_manager.check(frame):
-            return found.guard_manager
+    for entry in _debug_get_cache_entry_list(fn.__code__):
+        if entry.guard_manager.check(frame):
+            return entry
     return None
 
 

@@ -60,6 +60,7 @@ class Program:
         self.empty_is_special = False
         self.pads = bool(own["record"])
         self.ready, self._first_call = False, threading.RLock()
+        self._seen = 0, False
         self._start()
 
     def _start(self) -> None:
@@ -78,6 +79,7 @@ class Program:
         self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
         # What comes behind a break of the graph would not know what is padded.
         self.padded_entry, self.padded = self._compiled(padded, True)
+        self._captured_before = len(self.backend.captured)
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
         # Dynamo counts recompiles per code object, so every program needs one of its own.
@@ -199,6 +201,12 @@ class Program:
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
+        ready = self._ready(call)
+        if ready is not None:
+            if call.counts is None:
+                return ready(call.args, call.kwargs)
+            with padding_to(call.taken.batch):
+                return ready(call.args, call.kwargs, call.counts)
         if not self.backend.captured and self.backend.own["inductor"]:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
@@ -209,12 +217,24 @@ class Program:
             with padding_to(call.taken.batch):
                 return self.padded(call.args, call.kwargs, call.counts)
 
+    def _ready(self, call: Call) -> Callable[..., Any] | None:
+        """What was captured for such a call, where each graph is the whole of one."""
+        count = len(self.backend.captured)
+        if self._seen[0] != count:
+            whole = _compat.whole_captures(self.entry, self.padded_entry)
+            self._seen = count, whole == count - self._captured_before
+        return _compat.compiled_form(*self._frame(call)) if self._seen[1] else None
+
     def capture_for(self, call: Call) -> Any:
         """What stands for the capture that serves these arguments now; None where there is none."""
+        return _compat.valid_capture(*self._frame(call))
+
+    def _frame(self, call: Call) -> tuple[types.FunctionType, dict[str, Any]]:
+        """What is compiled for such a call, and its arguments by name."""
         given = {"args": call.args, "kwargs": call.kwargs}
         if call.counts is None:
-            return _compat.valid_capture(self.entry, given)
-        return _compat.valid_capture(self.padded_entry, {**given, "counts": call.counts})
+            return self.entry, given
+        return self.padded_entry, {**given, "counts": call.counts}
 
     def _say_uncompiled_in(self, place: str) -> None:
         if place == _compat.GLOBAL_HOOKS:
