@@ -113,7 +113,7 @@ class Program:
             try:
                 call = self.take(args, kwargs)
             except _compat.NeedsOriginal as needed:
-                self._say_uncompiled(needed, {needed.kind})
+                self._say_uncompiled({needed.kind}, f"the model uses `{needed.name}`")
                 return self.target(*args, **kwargs)
             if self.wanted_whole & call.taken.kinds:
                 return self.target(*args, **kwargs)
@@ -125,9 +125,13 @@ class Program:
             except NotPadded as refused:
                 self._stop_padding(refused.skip)
             except _compat.CAPTURE_ERRORS as error:
-                if call.counts is None:
+                line = str(error).strip().splitlines()[0]
+                if call.counts is not None:
+                    self._stop_padding(Skip(PADDING, line, "?"))
+                elif call.taken.kinds:
+                    self._run_whole(call.taken.kinds, f"a capture failed ({line})")
+                else:
                     raise
-                self._stop_padding(Skip(PADDING, str(error).strip().splitlines()[0], "?"))
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)
@@ -149,8 +153,7 @@ class Program:
                     self._start()
                     continue
                 kinds = call.taken.kinds if needed.kind is None else {needed.kind}
-                self.wanted_whole |= kinds
-                self._say_uncompiled(needed, kinds)
+                self._run_whole(kinds, f"the model uses `{needed.name}`")
             except WrittenInput:
                 self.derived.splits = False
                 self._start()
@@ -244,10 +247,15 @@ class Program:
             advice = "Call the original model there, or take gradients with torch.autograd.grad, which runs compiled."
         self._warn(what, advice, stacklevel=5)
 
-    def _say_uncompiled(self, needed: _compat.NeedsOriginal, kinds: set[Any]) -> None:
+    def _run_whole(self, kinds: set[Any], why: str) -> None:
+        """From now on calls with inputs of such kinds run uncompiled."""
+        self.wanted_whole |= kinds
+        self._say_uncompiled(kinds, why, stacklevel=7)
+
+    def _say_uncompiled(self, kinds: set[Any], why: str, stacklevel: int = 6) -> None:
         names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
-        reason = f"the model uses `{needed.name}` of an input that is a {names}"
-        self._warn(f"{reason}; calls with such inputs", "Pass a plain edge_index [2, num_edges].", stacklevel=6)
+        what = f"{why} of an input that is a {names}; calls with such inputs"
+        self._warn(what, "Pass a plain edge_index [2, num_edges].", stacklevel=stacklevel)
 
     def _warn(self, what: str, advice: str, stacklevel: int) -> None:
         """Says once that calls run uncompiled."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
+from torch_geometric.typing import SparseTensor
 
 from gnncompile.runtime.attached import Count, attached
 
@@ -43,7 +44,7 @@ def holds_structure(value: Any) -> bool:
     if isinstance(value, Tensor):
         plain = value.is_floating_point() and value.layout == torch.strided and type(value) is Tensor
         return not plain or attached(value) is not None
-    return isinstance(value, (tuple, list, dict)) or is_container(value)
+    return isinstance(value, (tuple, list, dict, SparseTensor)) or is_container(value)
 
 
 def open_container(value: Any, split: Callable[[Any, int, str], Any]) -> Opened:

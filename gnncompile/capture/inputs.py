@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, Index
+from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
 from gnncompile.capture import minibatches, sparse
@@ -110,6 +111,9 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
+    if isinstance(value, SparseTensor):
+        taken.kinds.add(SparseTensor)
+        return sparse.take_edges(value)
     if is_container(value):
         if taken.batch is not None:
             raise minibatches.Unpadded(f"{source_of(path)} is an object (pass its tensors)")

@@ -1,4 +1,5 @@
-"""``torch.sparse`` matrices as adjacency (``adj_t``: rows are destinations, columns sources).
+"""``torch.sparse`` matrices as adjacency (``adj_t``: rows are destinations, columns sources), and torch-sparse's
+``SparseTensor`` without values.
 
 Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph
 as one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
+from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import add_self_loops as pyg_add_self_loops
 from torch_geometric.utils import spmm as pyg_spmm
 from torch_geometric.utils import to_edge_index as pyg_to_edge_index
@@ -34,11 +36,13 @@ CLEAN, LOOPLESS, DOUBLE = "clean", "without self loops", "with several entries a
 
 
 class Matrix(NamedTuple):
-    """A sparse matrix as its entries: row and column of each, its value, and a tensor ``[n, m, 0]`` for the shape."""
+    """A sparse matrix as its entries: row and column of each, its value (None: all are 1, and nobody asks for them),
+    and a tensor ``[n, m, 0]`` for the shape.
+    """
 
     row: Any
     col: Any
-    values: Tensor
+    values: Tensor | None
     shape: Tensor
 
 
@@ -72,11 +76,28 @@ def take_apart(matrix: Tensor, rows: Callable[[Tensor], list[Tensor]], spread: C
     return Matrix(row, col, values, torch.empty(*matrix.shape, 0, device=matrix.device))
 
 
-def make(row: Tensor, col: Tensor, values: Tensor, shape: Tensor, state: str = CLEAN) -> Tensor:
+def take_edges(adj: SparseTensor) -> Matrix:
+    """The entries of a ``SparseTensor`` without values.
+
+    Raises:
+        NeedsOriginal: It has values: some layers weight messages by them, and others leave them out.
+    """
+    if adj.has_value():
+        raise NeedsOriginal(SparseTensor, "values")
+    row, col, _ = adj.coo()
+    shape = torch.empty(*adj.sparse_sizes(), 0, device=row.device)
+    return Matrix(_compat.without_base(row), _compat.without_base(col), None, shape)
+
+
+def make(row: Tensor, col: Tensor, values: Tensor | None, shape: Tensor, state: str = CLEAN) -> Tensor:
     """The matrix of these entries, traced by Dynamo."""
-    matrix: Tensor = _OPS.adjacency(row, col, values, shape)
+    matrix: Tensor = _OPS.adjacency(row, col, _ones(row) if values is None else values, shape)
     keep_with(matrix, (row, col, values, shape, state), ADJACENCY)
     return matrix
+
+
+def _ones(row: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.ones(row.size(0), dtype=dtype, device=row.device)
 
 
 _spmm, _to_edge_index = copy_of(pyg_spmm), copy_of(pyg_to_edge_index)
@@ -93,7 +114,9 @@ def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Any:
     reduce = "sum" if reduce == "add" else reduce
     if other.dim() != 2 or reduce not in ("sum", "mean", "min", "max") or (state == DOUBLE and reduce != "sum"):
         use_original("spmm")
-    messages = values.view(-1, 1) * other.index_select(0, col)
+    messages = other.index_select(0, col)
+    if values is not None:
+        messages = values.view(-1, 1) * messages
     return _OPS.segment_reduce(messages, row, shape.size(0), reduce)
 
 
@@ -105,7 +128,7 @@ def to_edge_index(adj: Any) -> Any:
     row, col, values, _, state = kept
     if state == DOUBLE:
         use_original("to_edge_index")
-    return torch.stack([row, col]).long(), values
+    return torch.stack([row, col]).long(), _ones(row) if values is None else values
 
 
 def set_sparse_value(adj: Any, value: Tensor) -> Any:
@@ -124,7 +147,8 @@ def without_self_loops(adj: Tensor) -> Tensor:
     row, col, values, shape, _ = kept_with(adj, ADJACENCY)
     alive = row != col
     edges = _OPS.mark_dead(torch.stack([row, col]), alive)
-    return make(edges[0], edges[1], _OPS.mark_dead(values, alive), shape, LOOPLESS)
+    values = None if values is None else _OPS.mark_dead(values, alive)
+    return make(edges[0], edges[1], values, shape, LOOPLESS)
 
 
 def add_self_loops(
@@ -138,9 +162,11 @@ def add_self_loops(
     if state == DOUBLE:
         use_original("add_self_loops")
     loops = torch.arange(torch.sym_min(shape.size(0), shape.size(1)), device=row.device, dtype=row.dtype)
-    added = compute_loop_attr(torch.stack([row, col]), values, loops.size(0), True, fill_value)
-    joined = [torch.cat([old, new]) for old, new in ((row, loops), (col, loops), (values, added))]
-    return make(joined[0], joined[1], joined[2], shape, CLEAN if state == LOOPLESS else DOUBLE), None
+    if values is not None:
+        added = compute_loop_attr(torch.stack([row, col]), values, loops.size(0), True, fill_value)
+        values = torch.cat([values, added])
+    row, col = torch.cat([row, loops]), torch.cat([col, loops])
+    return make(row, col, values, shape, CLEAN if state == LOOPLESS else DOUBLE), None
 
 
 def gcn_norm(
@@ -155,12 +181,22 @@ def gcn_norm(
     """See ``torch_geometric.nn.conv.gcn_conv.gcn_norm``."""
     if kept_with(edge_index, ADJACENCY) is None:
         return _gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
-    adj = _with_loops(edge_index, 2.0 if improved else 1.0, num_nodes) if add_self_loops else edge_index
+    adj = _with_ones(edge_index, dtype, add_self_loops)
+    adj = _with_loops(adj, 2.0 if improved else 1.0, num_nodes) if add_self_loops else adj
     row, col, values, shape, state = kept_with(adj, ADJACENCY)
     degree = _OPS.segment_reduce(values, row, shape.size(0) if num_nodes is None else num_nodes, "sum")
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == float("inf"), 0)
     return make(row, col, scale[col] * values * scale[row], shape, state), None
+
+
+def _with_ones(adj: Tensor, dtype: torch.dtype | None, replaces_loops: bool) -> Tensor:
+    """A matrix that has values: of a ``SparseTensor`` loops are replaced, of other matrices they are added to."""
+    row, col, values, shape, state = kept_with(adj, ADJACENCY)
+    if values is not None:
+        return adj
+    adj = make(row, col, _ones(row, dtype), shape, state)
+    return without_self_loops(adj) if replaces_loops else adj
 
 
 def _with_loops(adj: Tensor, fill_value: float, num_nodes: Any) -> Any:
@@ -220,10 +256,10 @@ def indices(matrix: Tensor) -> Tensor:
 
 def values(matrix: Tensor) -> Tensor:
     """``matrix.values()``."""
-    _, _, held, _, state = kept_with(matrix, ADJACENCY)
+    row, _, held, _, state = kept_with(matrix, ADJACENCY)
     if state == DOUBLE:
         use_original("values")
-    return held  # type: ignore[no-any-return]
+    return _ones(row) if held is None else held
 
 
 METHODS = {"indices": indices, "_indices": indices, "values": values, "_values": values}
