@@ -55,10 +55,12 @@ def compare(model: nn.Module, *inputs: Tensor) -> None:
             assert a is b or not (b if a is None else a).any()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("edges", EDGE_LISTS)
+PNA = [({}, 16), ({"towers": 2}, 16), ({"towers": 2, "divide_input": True}, 8), ({"train_norm": True}, 16)]
+AWKWARD = "unsorted, duplicates, hub"
+
+
 @pytest.mark.parametrize(
-    "settings, columns",
-    [({}, 16), ({"towers": 2}, 16), ({"towers": 2, "divide_input": True}, 8), ({"train_norm": True}, 16)],
+    "settings, columns, edges", [*((*one, AWKWARD) for one in PNA), *((*PNA[0], e) for e in EDGE_LISTS if e != AWKWARD)]
 )
 def test_pna(settings: dict[str, Any], columns: int, edges: str, widest: list[int]):
     """Four aggregations under three scalers: the four are concatenated, and not all twelve."""
