@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import io
 import pickle
@@ -459,3 +460,35 @@ def test_broken_graphs_take_the_whole_way(monkeypatch: pytest.MonkeyPatch):
         equal(compiled(X, EDGES), model(X, EDGES))
         assert len(calls) == wanted
     assert len(program_of(compiled).backend.captured) > 1  # type: ignore[union-attr]
+
+
+class Scale:
+    """An object that a capture is bound to."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+class Scaled(Net):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.of = type("Of", (), {"scale": Scale(factor)})()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.of.scale(super().forward(x, edge_index))
+
+
+def test_an_object_that_is_gone_takes_its_capture_along():
+    """What Dynamo keeps of such a capture is neither called nor in the way."""
+    torch.manual_seed(0)
+    model = Scaled(2.0)
+    compiled = gnncompile.compile(model)
+    equal(compiled(X, EDGES), model(X, EDGES))
+    for factor in (3.0, 4.0):
+        model.of = type("Of", (), {"scale": type("Other", (Scale,), {})(factor)})()
+        gc.collect()
+        for _ in range(2):
+            equal(compiled(X, EDGES), model(X, EDGES))

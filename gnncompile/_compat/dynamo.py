@@ -101,9 +101,10 @@ def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
 
 
 def whole_captures(*functions: types.FunctionType) -> int:
-    """How many compiled forms of these functions call one graph."""
-    entries = (entry for fn in functions for entry in _debug_get_cache_entry_list(fn.__code__))
-    return sum(sum(name.startswith("__compiled_fn") for name in entry.code.co_names) == 1 for entry in entries)
+    """How many compiled forms of these functions call one graph; those that are not valid any more count as well."""
+    codes: list[Any] = [entry.code for fn in functions for entry in _debug_get_cache_entry_list(fn.__code__)]
+    graphs = (1 if code is None else sum(name.startswith("__compiled_fn") for name in code.co_names) for code in codes)
+    return sum(count == 1 for count in graphs)
 
 
 def compiled_form(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
@@ -126,8 +127,10 @@ _RUN_WHAT_IS_CAPTURED = ("default", "eager_on_recompile", "fail_on_recompile")
 def _valid_entry(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
-    for entry in _debug_get_cache_entry_list(fn.__code__):
-        if entry.guard_manager.check(frame):
+    entries: list[Any] = _debug_get_cache_entry_list(fn.__code__)
+    for entry in entries:
+        # The code of one that was guarded by an object that is gone is gone too, and its guards always hold.
+        if entry.code is not None and entry.guard_manager.check(frame):
             return entry
     return None
 
