@@ -38,16 +38,20 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
     UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
 
+_READ = "var_getattr" if hasattr(TensorVariable, "var_getattr") else "tp_getattro_impl"
+"""What reads an attribute of a variable while Dynamo traces: up to torch 2.13, and later."""
+
+
 def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
     """Dynamo traces ``ours()`` in place of reading an attribute of a class of modules, where `active` says so."""
-    getattr_ = UnspecializedNNModuleVariable.var_getattr
+    getattr_ = getattr(UnspecializedNNModuleVariable, _READ)
 
-    def var_getattr(self: Any, tx: Any, asked: str) -> Any:
+    def read(self: Any, tx: Any, asked: str) -> Any:
         if asked == name and isinstance(self.value, kind) and active():
             return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
         return getattr_(self, tx, asked)
 
-    UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign,assignment]
+    setattr(UnspecializedNNModuleVariable, _READ, read)
 
 
 EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
@@ -138,7 +142,7 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
         sparse_methods: What is traced as methods of a tensor kept as a sparse matrix, which has no others.
     """
     names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
-    getattr_, method = TensorVariable.var_getattr, TensorVariable.call_method
+    getattr_, method = getattr(TensorVariable, _READ), TensorVariable.call_method
 
     def ask(value: Any, name: str) -> bool:
         """Whether a tensor is a matrix."""
@@ -146,7 +150,7 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
             raise NeedsOriginal(kind, name)
         return _kept(value, ADJACENCY) is not None
 
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+    def read(self: Any, tx: Any, name: str) -> Any:
         if ask(self, name):
             if name in _SPARSE:
                 return ConstantVariable.create(_SPARSE[name])
@@ -162,7 +166,8 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
             return traced.call_function(tx, [self], {})
         return method(self, tx, name, args, kwargs)
 
-    TensorVariable.var_getattr, TensorVariable.call_method = var_getattr, call_method  # type: ignore[method-assign]
+    setattr(TensorVariable, _READ, read)
+    TensorVariable.call_method = call_method  # type: ignore[method-assign]
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
