@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import fx
 
-from gnncompile import _compat
+from gnncompile import _compat, passes
 from gnncompile.runtime import launch
+
+T = TypeVar("T")
 
 
 def forget_kernels() -> None:
@@ -45,6 +47,20 @@ def launched() -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "kernel", kernel)
         yield specs
+
+
+def look_at_graphs(monkeypatch: pytest.MonkeyPatch, look: Callable[[fx.Graph], Iterable[T]]) -> list[T]:
+    """Collects what is found in every captured graph behind the passes, from now on."""
+    found: list[T] = []
+    optimise = passes.optimise
+
+    def spy(*args: Any) -> passes.Result:
+        result = optimise(*args)
+        found.extend(look(result.rest.graph))
+        return result
+
+    monkeypatch.setattr(passes, "optimise", spy)
+    return found
 
 
 def _compile_lightly(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -362,8 +362,8 @@ def check_step_with_a_scaler(here: Here) -> None:
     plain, replica = here.wrap(copy.deepcopy(model)), here.wrap(model)
     # On a GPU from a scale at which all gradients are infinite to one at which none is: in float16 it depends on the
     # order of sums whether one between them still does.
-    settings = {"backoff_factor": 2.0**-32, "growth_interval": 100} if on_gpu else {"growth_interval": 4}
-    scalers = [torch.amp.GradScaler(here.device.type, init_scale=scale, **settings) for _ in range(2)]
+    scaling = {"backoff_factor": 2.0**-32, "growth_interval": 100} if on_gpu else {"growth_interval": 4}
+    scalers = [torch.amp.GradScaler(here.device.type, init_scale=scale, **scaling) for _ in range(2)]
     # Not Adam, whose steps are as long where a gradient is but rounding: in float16 both would go ways of their own.
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, fused=True) for m in (plain, replica)]
     settings = {"scaler": scalers[1], "max_norm": 1.0, "autocast": kind, "options": here.options}

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch_geometric.nn import CGConv, EdgeConv, GINEConv, MessagePassing, PNAConv, PointNetConv
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile import passes
 from gnncompile.passes.context import aten
 from tests.graphs import EDGE_LISTS
-from tests.harness import light, needs_interpreter
+from tests.harness import light, look_at_graphs, needs_interpreter
 
 WIDTH = 4
 HUB = EDGE_LISTS["unsorted, duplicates, hub"]
@@ -25,21 +24,16 @@ HUB = EDGE_LISTS["unsorted, duplicates, hub"]
 
 def per_edge_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Collects, per captured graph, how many linear layers still have as many rows as there are edges."""
-    found: list[int] = []
-    optimise = passes.optimise
 
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
-        nodes = list(result.rest.graph.nodes)
+    def look(graph: fx.Graph) -> list[int]:
+        nodes = list(graph.nodes)
         sizes = [n.meta["val"].shape[0] for n in nodes if n.target is aten.linear.default]
         values = [n.meta["val"] for n in nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
         edges = {str(v.shape[0]) for v in values if v.dtype == torch.int64 and v.dim() == 1}
         assert edges
-        found.append(sum(str(size) in edges for size in sizes))
-        return result
+        return [sum(str(size) in edges for size in sizes)]
 
-    monkeypatch.setattr(passes, "optimise", spy)
-    return found
+    return look_at_graphs(monkeypatch, look)
 
 
 def results(model: nn.Module, *args: Any) -> list[Tensor]:
@@ -205,16 +199,9 @@ def test_softplus(which: str, dtype: torch.dtype) -> None:
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many arguments each linear layer of the captured graphs has: 3 with a bias."""
-    found: list[int] = []
-    optimise = passes.optimise
-
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
-        found.extend(len(n.args) for n in result.rest.graph.nodes if n.target is aten.linear.default)
-        return result
-
-    monkeypatch.setattr(passes, "optimise", spy)
-    return found
+    return look_at_graphs(
+        monkeypatch, lambda graph: [len(n.args) for n in graph.nodes if n.target is aten.linear.default]
+    )
 
 
 @pytest.mark.parametrize("on", EDGE_LISTS)
@@ -271,16 +258,13 @@ def test_layers_of_rows_of_a_table_run_on_the_fewer_rows(
     rows: int, multiplied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    model, found = _Table(rows), []
-    optimise = passes.optimise
+    model = _Table(rows)
 
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
-        sizes = [n.args[0].meta["val"].shape[0] for n in result.rest.graph.nodes if n.target is aten.linear.default]
-        found.extend(int(size) for size in sizes)
-        return result
+    def look(graph: fx.Graph) -> list[int]:
+        layers = (n for n in graph.nodes if n.target is aten.linear.default)
+        return [int(layer.args[0].meta["val"].shape[0]) for layer in layers]
 
-    monkeypatch.setattr(passes, "optimise", spy)
+    found = look_at_graphs(monkeypatch, look)
     nodes = torch.randint(rows, (5,))
     with light():
         compare(model, gnncompile.compile(model, fullgraph=True), nodes, HUB)

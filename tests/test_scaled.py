@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch_geometric.nn import PNAConv
 
 import gnncompile
-from gnncompile import passes
 from gnncompile.passes.context import aten, value
 from tests.graphs import EDGE_LISTS
-from tests.harness import light
+from tests.harness import light, look_at_graphs
 
 ROWS, WIDTH, OUT = 7, 6, 4
 
@@ -22,18 +21,13 @@ ROWS, WIDTH, OUT = 7, 6, 4
 @pytest.fixture
 def widest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many columns the widest concatenation of each captured graph has that is no weight."""
-    found: list[int] = []
-    optimise = passes.optimise
 
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
-        cats = result.rest.graph.find_nodes(op="call_function", target=aten.cat.default)
+    def look(graph: fx.Graph) -> list[int]:
+        cats = graph.find_nodes(op="call_function", target=aten.cat.default)
         rows = [value(cat).shape for cat in cats if isinstance(value(cat).shape[0], torch.SymInt)]
-        found.append(max((int(shape[-1]) for shape in rows), default=0))
-        return result
+        return [max((int(shape[-1]) for shape in rows), default=0)]
 
-    monkeypatch.setattr(passes, "optimise", spy)
-    return found
+    return look_at_graphs(monkeypatch, look)
 
 
 def results(model: nn.Module, inputs: list[Tensor]) -> list[Tensor | None]:

@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    SAGEConv,
-    TransformerConv,
-)
+from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
 
 import gnncompile
@@ -26,6 +18,7 @@ from gnncompile.capture.compiled import program_of
 from gnncompile.support.case import CHANNELS, Graph
 from tests.harness import light
 from tests.ladder import climb
+from tests.sparse_layers import LAYERS, OfData
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,19 +37,6 @@ def matrix(g: Graph, layout: str, rows: int | None = None) -> Tensor:
     return MAKERS[layout](edges, weight, size=(rows or g.nodes, g.nodes))
 
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "GCN": lambda: GCNConv(CHANNELS, 4),
-    "GCN improved": lambda: GCNConv(CHANNELS, 4, improved=True),
-    "GCN as it is": lambda: GCNConv(CHANNELS, 4, normalize=False),
-    "SAGE mean": lambda: SAGEConv(CHANNELS, 4),
-    "SAGE max": lambda: SAGEConv(CHANNELS, 4, aggr="max"),
-    "SAGE min": lambda: SAGEConv(CHANNELS, 4, aggr="min"),
-    "GIN": lambda: GINConv(nn.Linear(CHANNELS, 4)),
-    "GAT": lambda: GATConv(CHANNELS, 4, heads=2),
-    "GATv2": lambda: GATv2Conv(CHANNELS, 4),
-    "Graph": lambda: GraphConv(CHANNELS, 4),
-    "Transformer": lambda: TransformerConv(CHANNELS, 4),
-}
 NOT_CSC = {"GCN", "GCN improved", "GAT", "GATv2", "Transformer"}
 """Layers that PyG itself does not run on CSC."""
 
@@ -82,14 +62,6 @@ def test_two_kinds_of_nodes():
 
 
 def test_in_data():
-    class OfData(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = GCNConv(CHANNELS, 4)
-
-        def forward(self, data: Any) -> Tensor:
-            return self.conv(data.x, data.adj_t)
-
     climb(OfData, lambda g: (Data(x=g.x, adj_t=matrix(g, "csr")),))
 
 

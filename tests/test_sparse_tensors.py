@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    MFConv,
-    SAGEConv,
-    SGConv,
-    TransformerConv,
-)
+from torch_geometric.nn import GraphConv, MFConv, SAGEConv, SGConv
 from torch_geometric.typing import SparseTensor
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.support.case import CHANNELS, LADDER, Graph
 from tests.harness import light
+from tests.sparse_layers import LAYERS, OfData
 
 INSTALLED = importlib.util.find_spec("torch_sparse") is not None
 
@@ -70,28 +62,17 @@ def results(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor]:
     return [out.detach(), *(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True))]
 
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "GCN": lambda: GCNConv(CHANNELS, 4),
-    "GCN improved": lambda: GCNConv(CHANNELS, 4, improved=True),
-    "GCN as it is": lambda: GCNConv(CHANNELS, 4, normalize=False),
-    "SAGE mean": lambda: SAGEConv(CHANNELS, 4),
-    "SAGE max": lambda: SAGEConv(CHANNELS, 4, aggr="max"),
-    "GIN": lambda: GINConv(nn.Linear(CHANNELS, 4)),
-    "GAT": lambda: GATConv(CHANNELS, 4, heads=2),
-    "Graph": lambda: GraphConv(CHANNELS, 4),
-    "Transformer": lambda: TransformerConv(CHANNELS, 4),
-    "SG": lambda: SGConv(CHANNELS, 4, K=2),
-}
+MODELS = {**LAYERS, "SG": lambda: SGConv(CHANNELS, 4, K=2)}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", MODELS)
 def test_without_values(layer: str):
     """The numbers of the edge list, of any size, from one captured graph; also the layer's own of the matrix.
 
     A matrix has loops of weight 2 in an improved GCN; an edge list needs weights for that.
     """
     torch.manual_seed(0)
-    model = LAYERS[layer]().double()
+    model = MODELS[layer]().double()
     compiled = gnncompile.compile(model)
     for size in LADDER:
         g = Graph(*size)
@@ -119,14 +100,6 @@ def test_no_value_has_a_type(dtype: torch.dtype):
 
 
 def test_in_data():
-    class OfData(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = GCNConv(CHANNELS, 4)
-
-        def forward(self, data: Any) -> Tensor:
-            return self.conv(data.x, data.adj_t)
-
     g, model = Graph(12, 40), OfData().double()
     compiled = gnncompile.compile(model)
     torch.testing.assert_close(compiled(Data(x=g.x, adj_t=adjacency(g))), model.conv(g.x, g.edge_index))

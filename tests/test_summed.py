@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gnncompile
-from gnncompile import passes
 from gnncompile.passes.context import aten
 from tests.graphs import EDGE_LISTS
-from tests.harness import light
+from tests.harness import light, look_at_graphs
 
 WIDTH = 4
 
@@ -22,16 +21,9 @@ WIDTH = 4
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many linear layers every captured graph has."""
-    found: list[int] = []
-    optimise = passes.optimise
-
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
-        found.append(len(result.rest.graph.find_nodes(op="call_function", target=aten.linear.default)))
-        return result
-
-    monkeypatch.setattr(passes, "optimise", spy)
-    return found
+    return look_at_graphs(
+        monkeypatch, lambda graph: [len(graph.find_nodes(op="call_function", target=aten.linear.default))]
+    )
 
 
 def results(model: nn.Module, x: Tensor, *args: Any) -> list[Tensor]:

@@ -125,13 +125,13 @@ class Program:
             except NotPadded as refused:
                 self._stop_padding(refused.skip)
             except _compat.CAPTURE_ERRORS as error:
+                if call.counts is None and not call.taken.kinds:
+                    raise
                 line = str(error).strip().splitlines()[0]
-                if call.counts is not None:
-                    self._stop_padding(Skip(PADDING, line, "?"))
-                elif call.taken.kinds:
+                if call.counts is None:
                     self._run_whole(call.taken.kinds, f"a capture failed ({line})")
                 else:
-                    raise
+                    self._stop_padding(Skip(PADDING, line, "?"))
             except SizeNeeded as needed:
                 source = needed.source.removeprefix("L['").replace("']", "", 1)
                 self.derived.wanted.add(source)

@@ -36,7 +36,7 @@ CLEAN, LOOPLESS, DOUBLE = "clean", "without self loops", "with several entries a
 
 
 class Matrix(NamedTuple):
-    """A sparse matrix as its entries: row and column of each, its value (None: all are 1, and nobody asks for them),
+    """A sparse matrix as its entries: row and column of each, its value (None: all are 1),
     and a tensor ``[n, m, 0]`` for the shape.
     """
 

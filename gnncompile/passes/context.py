@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -215,6 +215,10 @@ class Context:
             if "stack_trace" in like.meta:
                 node.meta["stack_trace"] = like.meta["stack_trace"]
         return node
+
+    def added(self, terms: Sequence[Any], like: fx.Node) -> Any:
+        """Adds the additions of tensors, from left to right, at the current insertion point."""
+        return reduce(lambda a, b: self.call(aten.add.Tensor, a, b, like=like), terms)
 
     def inputs_first(self) -> fx.Node:
         """Moves all inputs in front of all operations, and returns the last one."""

@@ -9,7 +9,6 @@ node together, what comes out only as wide as the layer. PNA scales its aggregat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -93,7 +92,7 @@ def _pays(layer: Any, pieces: list[_Piece], copied: set[fx.Node]) -> bool:
     return (
         isinstance(width, int)
         and len(copies) > len(copied)
-        and all(width <= columns[1] - columns[0] for columns in (p.columns for p in copies))
+        and all(width <= p.columns[1] - p.columns[0] for p in copies)
     )
 
 
@@ -102,7 +101,8 @@ def _rewrite(ctx: Context, layer: Any, pieces: list[_Piece], copied: set[fx.Node
     rest = [p for p in pieces if p.base not in copied]
     bias = (*layer.args, None)[2]
     with ctx.graph.inserting_before(layer):
-        terms = [_scaled_sum(ctx, layer, [p for p in pieces if p.base is base]) for base in _once(pieces, copied)]
+        once = dict.fromkeys(p.base for p in pieces if p.base in copied)
+        terms = [_scaled_sum(ctx, layer, [p for p in pieces if p.base is base]) for base in once]
         if rest:
             bases = [p.base for p in rest]
             rows = bases[0] if len(bases) == 1 else ctx.call(aten.cat.default, bases, -1, like=layer)
@@ -111,14 +111,10 @@ def _rewrite(ctx: Context, layer: Any, pieces: list[_Piece], copied: set[fx.Node
             terms.insert(0, ctx.call(aten.linear.default, _tower(ctx, layer, rows), weight, bias, like=layer))
         elif bias is not None:
             terms.append(bias)
-        layer.replace_all_uses_with(reduce(lambda a, b: ctx.call(aten.add.Tensor, a, b, like=layer), terms))
+        layer.replace_all_uses_with(ctx.added(terms, like=layer))
 
 
-def _once(pieces: list[_Piece], copied: set[fx.Node]) -> list[fx.Node]:
-    return list(dict.fromkeys(p.base for p in pieces if p.base in copied))
-
-
-def _scaled_sum(ctx: Context, layer: Any, copies: list[_Piece]) -> fx.Node:
+def _scaled_sum(ctx: Context, layer: Any, copies: list[_Piece]) -> Any:
     """The sum of what comes out of the layer for all copies of a tensor."""
     weight = ctx.call(aten.cat.default, [_weight(ctx, layer, p) for p in copies], 0, like=layer)
     width = int(value(layer.args[1]).shape[0])
@@ -129,7 +125,7 @@ def _scaled_sum(ctx: Context, layer: Any, copies: list[_Piece]) -> fx.Node:
         if piece.scale is not None:
             term = ctx.call(aten.mul.Tensor, term, _tower(ctx, layer, piece.scale), like=layer)
         terms.append(term)
-    return reduce(lambda a, b: ctx.call(aten.add.Tensor, a, b, like=layer), terms)
+    return ctx.added(terms, like=layer)
 
 
 def _weight(ctx: Context, layer: Any, piece: _Piece) -> fx.Node:

@@ -8,7 +8,6 @@ type has a weight of its own for the rows of a node itself, and what the layers 
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def _unstack(ctx: Context, node: fx.Node) -> None:
     if value(node).dtype not in (torch.float32, torch.float64):
         return  # a sum rounds to two bytes once, and makes integers of bools
     with ctx.graph.inserting_before(node):
-        node.replace_all_uses_with(reduce(lambda a, b: ctx.call(aten.add.Tensor, a, b, like=node), tensors))
+        node.replace_all_uses_with(ctx.added(tensors, like=node))
 
 
 def _is_sum(ctx: Context, node: Any, top: fx.Node) -> bool:
@@ -72,16 +71,12 @@ def _merge(ctx: Context, top: fx.Node, terms: list[fx.Node]) -> None:
         return
     with ctx.graph.inserting_before(top):
         merged = [_layer(ctx, same) if len(same) > 1 else same[0] for same in layers.values()]
-        top.replace_all_uses_with(_added(ctx, merged, top))
+        top.replace_all_uses_with(ctx.added(merged, like=top))
 
 
 def _layer(ctx: Context, layers: list[fx.Node]) -> fx.Node:
     """The sum of linear layers of the same rows."""
-    weight = _added(ctx, [layer.args[1] for layer in layers], layers[0])
+    weight = ctx.added([layer.args[1] for layer in layers], like=layers[0])
     biases = [layer.args[2] for layer in layers if len(layer.args) > 2 and layer.args[2] is not None]
-    bias = [_added(ctx, biases, layers[0])] if biases else []
+    bias = [ctx.added(biases, like=layers[0])] if biases else []
     return ctx.call(aten.linear.default, layers[0].args[0], weight, *bias, like=layers[0])
-
-
-def _added(ctx: Context, terms: list[Any], like: fx.Node) -> Any:
-    return reduce(lambda a, b: ctx.call(aten.add.Tensor, a, b, like=like), terms)
