@@ -10,12 +10,14 @@ import io
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
@@ -438,6 +440,65 @@ def test_guards_hold_on_the_short_way(model: Net, compiled: Any, whole_ways: lis
     model.second.normalize = True
     equal(compiled(X, EDGES), model(X, EDGES))
     assert len(whole_ways) >= 2
+
+
+def scaled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+RAN = False
+
+
+class OfThisModule(Net):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        global RAN
+        RAN = True
+        return scaled(super().forward(x, edge_index))
+
+
+def test_a_models_own_module_is_looked_at_and_written_to(monkeypatch: pytest.MonkeyPatch):
+    """Only the classes and functions of libraries are taken to stay what they are."""
+    monkeypatch.setitem(globals(), "RAN", False)
+    model = OfThisModule()
+    compiled: Any = gnncompile.compile(model)
+    whole_ways = count_whole_ways(compiled, monkeypatch)
+    for calls in (1, 1):
+        assert torch.allclose(compiled(X, EDGES), model(X, EDGES), atol=1e-5)
+        assert len(whole_ways) == calls
+    monkeypatch.setitem(globals(), "RAN", False)
+    compiled(X, EDGES)
+    assert RAN
+    monkeypatch.setitem(globals(), "scaled", lambda x: 3 * x)
+    assert torch.allclose(compiled(X, EDGES), model(X, EDGES), atol=1e-5)
+    assert len(whole_ways) == 2
+
+
+def test_guards_leave_out_what_libraries_are_made_of(model: Net, compiled: Any):
+    compiled(X, EDGES)
+    program = program_of(compiled)
+    assert program is not None
+    (entry,) = _debug_get_cache_entry_list(program.entry.__code__)
+    guards = str(entry.guard_manager)
+    assert "_parameters['bias']" in guards
+    for part in ("['gcn_norm']", ".gcn_norm", "['isinstance']", ".torch,"):
+        assert part not in guards
+
+
+def test_dynamo_is_not_put_away_on_the_short_way(model: Net, compiled: Any):
+    """Torch's wrappers that do so around each call take as long as the guards."""
+    compiled(X, EDGES)
+    called = set[str]()
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_back is not None and frame.f_back.f_code.co_name.startswith("entry_"):
+            called.add(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        compiled(X, EDGES)
+    finally:
+        sys.setprofile(None)
+    assert called == {"call_size", "run"}
 
 
 def test_captured_calls_heed_the_stance(model: Net, compiled: Any, whole_ways: list[int]):

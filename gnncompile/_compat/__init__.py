@@ -16,8 +16,8 @@ from gnncompile._compat.compiles import kept_guards, symbolic_counts, try_frames
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
     CAPTURE_ERRORS,
+    CompiledForms,
     calling_file,
-    compiled_form,
     copy_of,
     counters,
     current_backend,
@@ -90,6 +90,7 @@ __all__ = [
     "EDGE_INDEX",
     "GLOBAL_HOOKS",
     "AsksForEmptiness",
+    "CompiledForms",
     "NeedsOriginal",
     "StorageWeakRef",
     "are_sharded",
@@ -97,7 +98,6 @@ __all__ = [
     "backend_fake_mode",
     "calling_file",
     "compile_inductor",
-    "compiled_form",
     "copy_of",
     "counters",
     "current_backend",

@@ -6,8 +6,10 @@ import functools
 import inspect
 import logging
 import os
+import re
 import threading
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
@@ -50,6 +52,8 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     # Up to torch 2.12 a parameter is not looked at while the dict it stands in is the same: one that was frozen at the
     # capture would stay frozen, in silence.
     lambda: dynamo_config.patch(skip_tensor_guards_with_matching_dict_tags=torch.__version__ >= "2.13"),
+    # A note for the profiler takes longer than what it notes.
+    lambda: dynamo_config.patch(record_runtime_overhead=False),
     # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
     lambda: dynamo_config.patch(
         capture_scalar_outputs=compiling.captures_selections,
@@ -111,12 +115,27 @@ MODULE_CALL = nn.Module.__call__
 
 
 def kept_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which of Dynamo's guards are kept: all but those on how a module is called.
+    """Which of Dynamo's guards are kept: all but those on how a module is called, and on what libraries are made of.
 
     Tracing replaces ``nn.Module.__call__`` for a moment, for all threads: one that calls a compiled model meanwhile
     would find its guards broken and capture again. PyG's aggregations make such guards, by ``super().__call__``.
+
+    That the names of a library's modules still stand for the same classes and functions makes up half of the guards,
+    each looked at in each call. What a model's own modules name is looked at, and so are a library's numbers and flags.
     """
-    return [guard.value is not MODULE_CALL for guard in guards]
+    return [guard.value is not MODULE_CALL and not _is_part_of_a_library(guard) for guard in guards]
+
+
+_LIBRARIES = r"__import_(?:torch|torch_geometric|gnncompile)(?:_dot_\w+)?|__builtins_dict__\w+"
+_OF_A_LIBRARY = re.compile(rf"\bG\['(?:{_LIBRARIES})'\]")
+_PARTS = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+    *(torch.dtype, torch.layout, torch._ops.OpOverloadPacket),
+)
+
+
+def _is_part_of_a_library(guard: Any) -> bool:
+    return guard.is_global and isinstance(guard.value, _PARTS) and _OF_A_LIBRARY.search(guard.name) is not None
 
 
 def try_frames_again() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
     set_code_exec_strategy,
 )
+from torch._compile import _disable_dynamo
 from torch._dynamo import eval_frame
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
@@ -102,26 +104,75 @@ def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
 
 def whole_captures(*functions: types.FunctionType) -> int:
     """How many compiled forms of these functions call one graph; those that are not valid any more count as well."""
-    codes: list[Any] = [entry.code for fn in functions for entry in _debug_get_cache_entry_list(fn.__code__)]
+    codes = [code for fn in functions for code in _codes(fn)]
     graphs = (1 if code is None else sum(name.startswith("__compiled_fn") for name in code.co_names) for code in codes)
     return sum(count == 1 for count in graphs)
 
 
-def compiled_form(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The compiled form of a function for these arguments, to be called at once in place of what ``torch.compile``
-    returned; None where that has more to do than to call it.
+class CompiledForms:
+    """What was captured of a function, to be called at once in place of what ``torch.compile`` returned.
 
-    Dynamo sets itself up for whatever may have to be captured; where there are no graph breaks nothing can be.
+    Dynamo sets itself up for whatever may have to be captured, and puts that away around each call that goes out of its
+    code; where there are no graph breaks nothing can be.
     """
-    if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
-        return None
-    found = _valid_entry(fn, arguments)
-    if found is None:
-        return None
-    return types.FunctionType(found.code, fn.__globals__, fn.__name__, None, fn.__closure__)
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        self.fn = fn
+        self._called: dict[types.CodeType, types.FunctionType] = {}
+
+    def find(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """The form for these arguments; None where there is none, or where torch has more to do than to call it."""
+        if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
+            return None
+        found = _valid_entry(self.fn, arguments)
+        if found is None:
+            return None
+        if found.code not in self._called:
+            self._called = {code: form for code, form in self._called.items() if code in _codes(self.fn)}
+            self._called[found.code] = _called_at_once(found.code, self.fn)
+        return self._called[found.code]
 
 
 _RUN_WHAT_IS_CAPTURED = ("default", "eager_on_recompile", "fail_on_recompile")
+
+
+def _codes(fn: types.FunctionType) -> list[Any]:
+    entries: list[Any] = _debug_get_cache_entry_list(fn.__code__)
+    return [entry.code for entry in entries]
+
+
+def _called_at_once(code: types.CodeType, fn: types.FunctionType) -> types.FunctionType:
+    """A function of this code, which Dynamo wrote in place of that of another one; nothing that it calls is told to
+    be left alone by Dynamo.
+    """
+    names = {name for part in _with_inner(code) for name in part.co_names}
+    used = {name: _plain(fn.__globals__[name]) for name in names if name in fn.__globals__}
+    return types.FunctionType(code, used, fn.__name__, None, fn.__closure__)
+
+
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _with_inner(constant)
+
+
+def _plain(value: Any) -> Any:
+    """What Dynamo's code calls, or takes it from, without torch's wrappers that keep Dynamo from it."""
+    if value is torch._dynamo.utils:
+        return _plain_utils()
+    if getattr(value, "__code__", None) is _KEPT_FROM_DYNAMO:
+        return value.__wrapped__
+    return value._torchdynamo_orig_callable if getattr(value, "_torchdynamo_disable", False) else value
+
+
+_KEPT_FROM_DYNAMO = _disable_dynamo(lambda: None).__code__
+
+
+@functools.cache
+def _plain_utils() -> types.SimpleNamespace:
+    utils = vars(torch._dynamo.utils)
+    return types.SimpleNamespace(**{name: _plain(utils[name]) for name in utils if not name.startswith("__")})
 
 
 def _valid_entry(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:

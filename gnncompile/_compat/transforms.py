@@ -118,6 +118,8 @@ def tell_backwards_apart() -> None:
         kind = getattr(compiled, "__self__", None)
         if _thread.ours and isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             _tell(kind)
+            # Transforms of torch.func run uncompiled; what apply does for them looks at each tensor.
+            compiled = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
         return post_compile(self, compiled, *args, **kwargs)
 
     RuntimeWrapper.post_compile = watched  # type: ignore[method-assign,assignment]

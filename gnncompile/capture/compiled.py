@@ -35,12 +35,21 @@ MAX_NUMBER = 2**62
 
 
 class Call(NamedTuple):
-    """The arguments of a call, taken apart; with the true numbers of things in a mini-batch where it is padded."""
+    """The arguments of a call, taken apart.
+
+    Attributes:
+        args: By position.
+        kwargs: By name.
+        taken: What was taken apart.
+        counts: The true numbers of things in a mini-batch, where the call is padded.
+        given: The arguments as they came, if they are to be checked.
+    """
 
     args: Any
     kwargs: Any
     taken: Taken
     counts: Tensor | None = None
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
 class Program:
@@ -79,6 +88,7 @@ class Program:
         self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
         # What comes behind a break of the graph would not know what is padded.
         self.padded_entry, self.padded = self._compiled(padded, True)
+        self.forms, self.padded_forms = _compat.CompiledForms(self.entry), _compat.CompiledForms(self.padded_entry)
         self._captured_before = len(self.backend.captured)
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
@@ -96,9 +106,9 @@ class Program:
         if elsewhere is not None:
             self._say_uncompiled_in(elsewhere)
             return self.target(*args, **kwargs)
-        self.check(args, kwargs)
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
+            self.check(args, kwargs)
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
         self.skipped_hooks()
         if self.ready:
@@ -115,6 +125,9 @@ class Program:
             except _compat.NeedsOriginal as needed:
                 self._say_uncompiled({needed.kind}, f"the model uses `{needed.name}`")
                 return self.target(*args, **kwargs)
+            except Exception:
+                self.check(args, kwargs)  # it may know better what is wrong with them
+                raise
             if self.wanted_whole & call.taken.kinds:
                 return self.target(*args, **kwargs)
             try:
@@ -178,7 +191,7 @@ class Program:
         if batch is not None:
             taken.largest = self._largest_number(batch)
         parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
-        return Call(*parts, taken, None if batch is None else batch.on_device)
+        return Call(*parts, taken, None if batch is None else batch.on_device, (args, kwargs))
 
     def _largest_number(self, batch: Bucketed) -> int:
         """The largest number that may be among the arguments of a call with a padded mini-batch.
@@ -210,6 +223,8 @@ class Program:
                 return ready(call.args, call.kwargs)
             with padding_to(call.taken.batch):
                 return ready(call.args, call.kwargs, call.counts)
+        if call.given is not None:
+            self.check(*call.given)  # what is ready was captured for arguments like these, which were
         if not self.backend.captured and self.backend.own["inductor"]:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
@@ -226,18 +241,20 @@ class Program:
         if self._seen[0] != count:
             whole = _compat.whole_captures(self.entry, self.padded_entry)
             self._seen = count, whole == count - self._captured_before
-        return _compat.compiled_form(*self._frame(call)) if self._seen[1] else None
+        if not self._seen[1]:
+            return None
+        forms = self.forms if call.counts is None else self.padded_forms
+        return forms.find(self._frame(call))
 
     def capture_for(self, call: Call) -> Any:
         """What stands for the capture that serves these arguments now; None where there is none."""
-        return _compat.valid_capture(*self._frame(call))
+        entry = self.entry if call.counts is None else self.padded_entry
+        return _compat.valid_capture(entry, self._frame(call))
 
-    def _frame(self, call: Call) -> tuple[types.FunctionType, dict[str, Any]]:
-        """What is compiled for such a call, and its arguments by name."""
+    def _frame(self, call: Call) -> dict[str, Any]:
+        """The arguments of what is compiled for such a call, by name."""
         given = {"args": call.args, "kwargs": call.kwargs}
-        if call.counts is None:
-            return self.entry, given
-        return self.padded_entry, {**given, "counts": call.counts}
+        return given if call.counts is None else {**given, "counts": call.counts}
 
     def _say_uncompiled_in(self, place: str) -> None:
         if place == _compat.GLOBAL_HOOKS:

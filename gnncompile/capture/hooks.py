@@ -34,10 +34,11 @@ class SkippedHooks:
             for attribute, register in _ATTRIBUTES.items()
             if hasattr(layer, attribute)
         ]
+        self._hooks = [hooks for hooks, _ in self._watched]
 
     def __call__(self) -> None:
         """Warns of hooks that were not there at the last call."""
-        if not any(hooks for hooks, _ in self._watched):
+        if not any(self._hooks):
             return
         for hooks, what in self._watched:
             if hooks:
@@ -48,3 +49,4 @@ class SkippedHooks:
                     stacklevel=4,
                 )
         self._watched = [(hooks, what) for hooks, what in self._watched if not hooks]
+        self._hooks = [hooks for hooks, _ in self._watched]

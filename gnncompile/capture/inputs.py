@@ -28,6 +28,7 @@ from gnncompile.runtime.identity import IdentityCache
 
 EDGE_INDEX = "edge_index"
 _INTEGERS = (torch.int64, torch.int32)
+_LEFT_AS_THEY_ARE = (type(None), float, str)
 
 
 class Sized(NamedTuple):
@@ -90,14 +91,6 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         taken: Gets what was taken apart.
     """
     kind = type(value)
-    if kind is EdgeIndex:
-        taken.kinds.add(kind)
-        edges = split(value.as_tensor(), (path, Field("edges")), derived, taken)
-        rows, cols = value.sparse_size()
-        return SizedEdges(edges, (_table(rows, value.device), _table(cols, value.device)))
-    if kind is Index:
-        taken.kinds.add(kind)
-        return split(value.as_tensor(), path, derived, taken)
     if kind is Tensor:
         if value.layout != torch.strided:
             return _matrix(value, path, derived, taken)
@@ -109,6 +102,16 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
         return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
+    if kind in _LEFT_AS_THEY_ARE:
+        return value
+    if kind is EdgeIndex:
+        taken.kinds.add(kind)
+        edges = split(value.as_tensor(), (path, Field("edges")), derived, taken)
+        rows, cols = value.sparse_size()
+        return SizedEdges(edges, (_table(rows, value.device), _table(cols, value.device)))
+    if kind is Index:
+        taken.kinds.add(kind)
+        return split(value.as_tensor(), path, derived, taken)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind(*(split(v, (path, Field(k)), derived, taken) for k, v in zip(kind._fields, value, strict=True)))
     if isinstance(value, SparseTensor):
