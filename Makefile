@@ -82,7 +82,7 @@ demo: $(STAMP)
 	$(PY) examples/demo.py $(DEMO_ARGS)
 
 test: lint
-	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	$(PY) examples/demo.py --quick
 
 CORE := compat packaging end_to_end compiled_module inputs errors bad_input caches cache_folder structure_cache layout \
