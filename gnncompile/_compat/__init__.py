@@ -37,6 +37,7 @@ from gnncompile._compat.inductor import (
     inductor_mode_options,
     inductor_option_names,
     prepare_inductor,
+    read_sizes_of_inputs,
     settings_for,
     wait_for_vectors,
 )
@@ -133,6 +134,7 @@ __all__ = [
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
+    "read_sizes_of_inputs",
     "refuse_in_backward",
     "refuse_tangents",
     "run_op_by_op",

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._inductor import codecache, cpu_vec_isa, ir
 from torch._inductor import config as inductor_config
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
@@ -30,6 +31,7 @@ __all__ = [
     "ir",
     "lowerings",
     "prepare_inductor",
+    "read_sizes_of_inputs",
     "register_lowering",
     "settings_for",
     "wait_for_vectors",
@@ -55,6 +57,21 @@ def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
     """
     doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
+
+
+def read_sizes_of_inputs() -> None:
+    """Makes Inductor's code read sizes that only the data knows from its inputs.
+
+    Torch 2.14 does so only where sizes are asserted; up to 2.13 a backward is handed each as a number.
+    """
+    read: Any = PythonWrapperCodegen.codegen_inputs
+
+    @functools.wraps(read)
+    def codegen_inputs(self: Any) -> None:
+        with inductor_config.patch(size_asserts=True):  # these are written elsewhere
+            read(self)
+
+    PythonWrapperCodegen.codegen_inputs = codegen_inputs  # type: ignore[method-assign]
 
 
 def prepare_inductor(for_cpu: bool) -> None:
