@@ -252,6 +252,8 @@ def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_last_node_of_each_graph_is_left_out():
     """Nodes in any order; a graph whose only node it is, and one without any."""
+    if torch.__version__ < "2.12":
+        pytest.xfail("Dynamo in torch 2.11 breaks the graph where a Data object is copied, at items() of its __dict__")
 
     def arguments(graph: Graph) -> tuple[Any, ...]:
         data = graph.data
