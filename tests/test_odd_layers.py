@@ -147,6 +147,18 @@ def test_writing_to_an_open_slice():
         torch.testing.assert_close(compiled(x), fn(x))
 
 
+def test_a_row_put_before_none():
+    """Inductor's code for the CPU would read a vector of rows where there are none, and the process would die."""
+
+    def fn(x: Tensor) -> Tensor:
+        return nn.functional.pad(x.sum(1), (1, 0))
+
+    compiled = gnncompile.compile(fn, fullgraph=True)
+    for nodes in (25, 0, 1, 40):
+        x = torch.randn(nodes, 3)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
 # -- messages with several feature axes ---------------------------------------------------------------------------
 
 KERNELS: dict[str, Callable[[], nn.Module]] = {
@@ -240,6 +252,8 @@ def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_last_node_of_each_graph_is_left_out():
     """Nodes in any order; a graph whose only node it is, and one without any."""
+    if torch.__version__ < "2.12":
+        pytest.xfail("Dynamo in torch 2.11 breaks the graph where a Data object is copied, at items() of its __dict__")
 
     def arguments(graph: Graph) -> tuple[Any, ...]:
         data = graph.data

@@ -166,6 +166,8 @@ def _check(fn: Callable[..., Any], sizes: Any = LADDER, **options: Any) -> tuple
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_selections_by_learned_numbers(name: str):
+    if name == "loss" and torch.__version__ < "2.12":
+        pytest.xfail("the cross entropy of torch 2.11 asks whether two sizes that only the data knows are equal")
     graphs, breaks, syncs = _check(LEARNED[name])
     assert (graphs, breaks) == (1, 0) and syncs > 0
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import codecache, cpu_vec_isa, ir
 from torch._inductor import config as inductor_config
+from torch._inductor.codegen.cpp import CppVecKernel
+from torch._inductor.codegen.cpp_utils import CppCSEVariable, cexpr_index
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
@@ -21,19 +24,29 @@ from torch._inductor.virtualized import V
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
-    "CustomGraphPass",
+    "OwnPass",
     "V",
     "compile_inductor",
     "fallback_handler",
     "inductor_mode_options",
     "inductor_option_names",
     "ir",
+    "keep_vectors_inside",
     "lowerings",
     "prepare_inductor",
+    "read_sizes_of_inputs",
     "register_lowering",
     "settings_for",
     "wait_for_vectors",
 ]
+
+
+class OwnPass(CustomGraphPass):
+    """A pass after differentiation that tells compiles of ours, of a later backward as well, from others."""
+
+
+def _ours() -> bool:
+    return isinstance(inductor_config.post_grad_custom_pre_pass, OwnPass)
 
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -55,6 +68,43 @@ def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
     """
     doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
+
+
+def keep_vectors_inside() -> None:
+    """Makes Inductor's code for the CPU read no rows behind the last one, in compiles of ours.
+
+    The last vector of a loop is cut off where the loop ends, but not where it reads under a condition: of rows behind
+    one that is put before them (``out[1:] = x``, ``F.pad(x, (1, 0))``) it reads as many as a vector has. Where there
+    are none it reads at no address: the process dies (torch 2.11; 2.12 to 2.14 if the first call had more rows).
+    """
+    masked: Any = CppVecKernel.masked
+
+    @contextmanager
+    def cut_off(self: Any, mask: Any) -> Iterator[Any]:
+        if self.tail_size and isinstance(mask, CppCSEVariable) and mask.is_vec and _ours():
+            kind, whole = f"decltype({mask})", mask
+            cut = f"{kind}::set({kind}(), {mask}, {cexpr_index(self.tail_size)})"
+            mask = self.cse.generate(self.compute, cut, dtype=torch.bool)
+            mask.is_vec, mask.dependent_itervars = True, whole.dependent_itervars
+        with masked(self, mask) as found:
+            yield found
+
+    CppVecKernel.masked = cut_off  # type: ignore[method-assign]
+
+
+def read_sizes_of_inputs() -> None:
+    """Makes Inductor's code read sizes that only the data knows from its inputs, in compiles of ours.
+
+    Torch 2.14 does so only where sizes are asserted; up to 2.13 a backward is handed each as a number.
+    """
+    read: Any = PythonWrapperCodegen.codegen_inputs
+
+    @functools.wraps(read)
+    def codegen_inputs(self: Any) -> None:
+        with inductor_config.patch(size_asserts=inductor_config.size_asserts or _ours()):  # asserts come elsewhere
+            read(self)
+
+    PythonWrapperCodegen.codegen_inputs = codegen_inputs  # type: ignore[method-assign]
 
 
 def prepare_inductor(for_cpu: bool) -> None:

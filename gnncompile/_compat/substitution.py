@@ -193,12 +193,12 @@ def substitute_largest(segments: Any, markers: Collection[Any], active: Callable
         markers: Ops that return an input, or several.
         active: Whether to.
     """
-    item = TensorVariable.method_item
+    method = TensorVariable.call_method
 
-    def method_item(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = _maximum_of(self.as_proxy().node) if active() else []
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        rows = _maximum_of(self.as_proxy().node) if name == "item" and active() else []
         if not rows or not all(_is_input(row, markers) for row in rows):
-            return item(self, tx, *args, **kwargs)
+            return method(self, tx, name, args, kwargs)
 
         def call(target: Callable[..., Any], *values: Any) -> Any:
             return tx.output.create_proxy("call_function", target, values, {})
@@ -210,7 +210,7 @@ def substitute_largest(segments: Any, markers: Collection[Any], active: Callable
         )
         return SymNodeVariable.create(tx, call(operator.sub, most, 1))
 
-    TensorVariable.method_item = method_item  # type: ignore[method-assign]
+    TensorVariable.call_method = call_method  # type: ignore[method-assign]
 
 
 def _is_input(node: fx.Node, markers: Collection[Any]) -> bool:

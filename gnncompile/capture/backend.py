@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from gnncompile import _compat, passes
-from gnncompile._compat.inductor import CustomGraphPass
+from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes, whole
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip
@@ -172,7 +172,7 @@ class Backend:
         }
 
 
-class _AfterDifferentiation(CustomGraphPass):
+class _AfterDifferentiation(OwnPass):
     """The last passes; then regions are called without their autograd layer.
 
     Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.

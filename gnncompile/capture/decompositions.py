@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,13 +30,22 @@ def attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *args: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """See :func:`torch.nn.functional.scaled_dot_product_attention`: whether a mask is for all rows it asks by sizes."""
+    """See :func:`torch.nn.functional.scaled_dot_product_attention`: whether a mask is for all rows it asks by sizes.
+
+    Of float64 the fused op's fake tells the wrong type of what it saves for its gradient, up to torch 2.12.
+    """
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
-    return ordinary(query, key, value, attn_mask, *args, **kwargs)
+    if query.dtype is torch.float64 and torch.__version__ < "2.13":
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.where(attn_mask, query.new_zeros(()), -math.inf)
+        plain = aten._scaled_dot_product_attention_math.default
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)[0]
+    return ordinary(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
 
 
 def install() -> None:

@@ -232,6 +232,8 @@ def install() -> None:
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
     _compat.know_widths_of_one()
+    _compat.keep_vectors_inside()
+    _compat.read_sizes_of_inputs()
     _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
