@@ -37,6 +37,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_join_config": torch.distributed.algorithms.join.Join,
     "_op_dk": torch._ops.OpOverload,
     "_shape_env": importlib.import_module("torch._library.fake_impl").FakeImplCtx,
+    "_torchdynamo_orig_callable": importlib.import_module("torch._dynamo.eval_frame"),
     "_unsafe_preserve_version_counter": torch.autograd,
     "_warned_capturable_if_run_uncaptured": importlib.import_module("torch.optim.optimizer"),
 }

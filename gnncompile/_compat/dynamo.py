@@ -118,7 +118,7 @@ class CompiledForms:
 
     def __init__(self, fn: types.FunctionType) -> None:
         self.fn = fn
-        self._called: dict[types.CodeType, types.FunctionType] = {}
+        self.known: dict[int, types.FunctionType] = {}  # by the address of its code: to hash that takes longer
 
     def find(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
         """The form for these arguments; None where there is none, or where torch has more to do than to call it."""
@@ -127,10 +127,13 @@ class CompiledForms:
         found = _valid_entry(self.fn, arguments)
         if found is None:
             return None
-        if found.code not in self._called:
-            self._called = {code: form for code, form in self._called.items() if code in _codes(self.fn)}
-            self._called[found.code] = _called_at_once(found.code, self.fn)
-        return self._called[found.code]
+        code = found.code
+        form = self.known.get(id(code))
+        if form is None:
+            left = {id(code) for code in _codes(self.fn)}
+            self.known = {key: known for key, known in self.known.items() if key in left}
+            form = self.known[id(code)] = _called_at_once(code, self.fn)
+        return form
 
 
 _RUN_WHAT_IS_CAPTURED = ("default", "eager_on_recompile", "fail_on_recompile")
