@@ -40,8 +40,10 @@ def highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
 def _highest(index: Tensor) -> int | None:
     if index.numel() == 0:
         return 0
-    low, high = map(int, index.aminmax())
-    return high + 1 if low >= 0 else None
+    # A negative number is a large one without its sign: one walk tells both.
+    values = index.numpy()
+    high = int(values.view(np.uint64 if index.dtype is torch.int64 else np.uint32).max())
+    return high + 1 if high <= np.iinfo(values.dtype).max else None
 
 
 def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits: tuple[int, int]) -> bool:
@@ -61,13 +63,18 @@ def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits
         return False
     if any(high is None or high > limit for high, limit in zip(found, limits, strict=True)):
         return False
-    col = edges[1]
-    if not bool((col[1:] >= col[:-1]).all()):
-        order = order_of(col)
+    if not is_sorted(edges[1]):
+        order = order_of(edges[1])
         for key, kind in rows.items():
             if kind == rows[EDGE_INDEX]:
                 store[key] = store[key].index_select(1 if key == EDGE_INDEX else 0, order)
     return True
+
+
+def is_sorted(index: Tensor) -> bool:
+    """Whether no number is smaller than the one before."""
+    values = index.numpy()
+    return bool((values[1:] >= values[:-1]).all())
 
 
 def pointers(index: Tensor, size: int) -> Tensor:
@@ -75,16 +82,3 @@ def pointers(index: Tensor, size: int) -> Tensor:
     made = torch.zeros(size + 1, dtype=torch.int32)
     torch.cumsum(index.bincount(minlength=size), 0, dtype=torch.int32, out=made[1:])
     return made
-
-
-def shared(number: int, first: int, end: int) -> Tensor:
-    """So many things shared by those from `first` to `end` evenly, in order, int64 ``[number]``."""
-    return first + torch.arange(number) * (end - first) // max(number, 1)
-
-
-def ring(number: int, sources: tuple[int, int], destinations: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Sources and destinations of padded edges, between padded nodes (from the first to the end of them), sorted by
-    destination.
-    """
-    col = shared(number, *destinations)
-    return sources[0] + (col - destinations[0] + 1) % max(sources[1] - sources[0], 1), col

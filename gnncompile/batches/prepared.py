@@ -20,18 +20,19 @@ from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
 from gnncompile.batches.buckets import Buckets
-from gnncompile.batches.edges import highest, order_of, pointers, ring, shared, sort
+from gnncompile.batches.edges import highest, is_sorted, order_of, pointers, sort
 from gnncompile.batches.fronts import Front, fronts
 from gnncompile.batches.kinds import BATCH, EDGE_INDEX, SEEDS, Kinds, kept_by_batch, kinds_of, tensors
 from gnncompile.batches.memory import Memory, Place
+from gnncompile.batches.rings import Ring, evenly, shared
 from gnncompile.runtime import attached, layout
 from gnncompile.runtime.attached import ENOUGH, Attached, Bucketed, Layout, attach, count
 
 _COUNTS = "counts"
 
-MANY_EDGES = 2**17
-"""More than these are laid out by destination only: a device sorts them by source in far less time than a step takes,
-a worker process in more.
+MANY_EDGES = 2**16
+"""Of more than these only where the edges of each destination begin is worked out: a device makes the rest, sorted by
+source as well, in far less time than a step takes, a worker process in more.
 """
 
 
@@ -109,7 +110,7 @@ class Prepared:
         return Layout(
             ends[0].on(memory, padded),
             ends[1].on(memory, padded),
-            self._by(by_col, memory, padded),
+            self._by(by_col, memory, padded, ends[0]),
             self._by(by_row, memory, padded) if both else None,
         )
 
@@ -126,13 +127,21 @@ class Prepared:
         index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
         return Layout(index.on(memory, padded), index.on(memory, padded), by, by)
 
-    def _by(self, name: str, memory: Tensor, padded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _by(
+        self, name: str, memory: Tensor, padded: bool, sources: Place | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         def part(what: str) -> Tensor:
             return self.places[name.format(what)].on(memory, padded)
 
-        rowptr, edge = part("rowptr"), part("edge")
-        # Nothing is gathered at graphs; one tensor twice would be a guard.
-        col = part("col" if name.format("col") in self.places else "edge")
+        rowptr = part("rowptr")
+        if name.format("edge") in self.places:
+            edge = part("edge")
+            # Nothing is gathered at graphs; one tensor twice would be a guard.
+            col = part("col" if name.format("col") in self.places else "edge")
+        else:
+            assert sources is not None
+            col = sources.on(memory, padded).to(torch.int32)
+            edge = torch.arange(col.numel(), dtype=torch.int32, device=memory.device)
         number, only_true = self.hubs.get(name, (None, False))
         if number == layout.NO_HUBS:
             layout.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), number)
@@ -212,7 +221,7 @@ class _Preparation:
         padding = self._padding(value, attribute)
         self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
         if numbers_graphs and values[0] is not None and rows is not None:
-            self._lay_out_index(attribute.name, torch.cat([value, *padding]), value.numel(), values[0])
+            self._lay_out_index(attribute.name, value, found[0], rows, values[0])
 
     def _padding(self, value: Tensor, attribute: _Attribute) -> list[Tensor]:
         """What follows a tensor."""
@@ -221,15 +230,16 @@ class _Preparation:
             return []
         number = self.sizes[rows] - self.counts[rows]
         if len(values) == 2:
-            return [torch.stack(self._ring(number, values))]  # type: ignore[arg-type]
+            ring = self._ring(number, values)  # type: ignore[arg-type]
+            return [torch.stack([ring.row, ring.col])]
         if values[0] is not None:
             return [shared(number, self.counts[values[0]], self.sizes[values[0]]).to(value.dtype)]
         whole, rest = divmod(number, max(value.size(0), 1))
         return [*[value] * whole, value[:rest]]
 
-    def _ring(self, number: int, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _ring(self, number: int, ends: tuple[int, int]) -> Ring:
         sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)
-        return ring(number, sources, destinations)
+        return Ring(number, sources, destinations)
 
     def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
         """By destination, and by source; padding comes behind everything true. Fronts, where they are padded, likewise,
@@ -238,45 +248,43 @@ class _Preparation:
         name, true, kind = f"{store}", edges.size(1), self.kinds.rows[store][EDGE_INDEX]
         rowptr = pointers(edges[1], self.counts[ends[1]])
         more = self._ring(self.sizes[kind] - true, ends)
-        places = torch.arange(true, dtype=torch.int32), torch.arange(true, self.sizes[kind], dtype=torch.int32)
-        self._add_layout(name, (edges[0], more[0]), places, rowptr, more[1], ends[1])
-        self._lay_out_by_source(name, edges, more, ends)
+        if true <= MANY_EDGES:
+            self._add_layout(name, edges[0], more, _places(true, self.sizes[kind]))
+            self._lay_out_by_source(name, edges, more, ends)
+        self._add_rowptr(f"{name} {{}} by col", rowptr, more.rowptr)
         for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
             name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
             first, pointed = edges[:, : front.edges], rowptr[: front.nodes + 1]
             more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
-            self._add_layout(name, (first[0], more[0]), (first[1], more[1]), pointed, more[1], nodes)
-            self._lay_out_by_source(name, first, more, (sources, nodes))
+            self._add_layout(name, first[0], more, (first[1], more.col))
+            self._add_rowptr(f"{name} {{}} by col", pointed, more.rowptr)
+            if front.edges <= MANY_EDGES:
+                self._lay_out_by_source(name, first, more, (sources, nodes))
 
-    def _add_layout(
-        self, name: str, row: Sequence[Tensor], edge: Sequence[Tensor], rowptr: Tensor, padding: Tensor, end: int
-    ) -> None:
-        by_col = f"{name} {{}} by col"
-        self.memory.add(by_col.format("col"), row, torch.int32)
-        self.memory.add(by_col.format("edge"), edge, torch.int32)
-        self._add_rowptr(by_col, rowptr, padding, end)
+    def _add_layout(self, name: str, row: Tensor, more: Ring, edge: Sequence[Tensor]) -> None:
+        self.memory.add(f"{name} col by col", (row, more.row), torch.int32)
+        self.memory.add(f"{name} edge by col", edge, torch.int32)
 
-    def _lay_out_by_source(self, name: str, edges: Tensor, more: tuple[Tensor, Tensor], ends: tuple[int, int]) -> None:
+    def _lay_out_by_source(self, name: str, edges: Tensor, more: Ring, ends: tuple[int, int]) -> None:
         row, col = edges
-        if row.numel() <= MANY_EDGES:
-            order, after = order_of(row), order_of(more[0])
-            by_row = f"{name} {{}} by row"
-            self.memory.add(by_row.format("col"), (col[order], more[1][after]), torch.int32)
-            self.memory.add(by_row.format("edge"), (order, after + row.numel()), torch.int32)
-            self._add_rowptr(by_row, pointers(row, self.counts[ends[0]]), more[0], ends[0])
+        order, (after, rowptr) = order_of(row), more.by_source()
+        by_row = f"{name} {{}} by row"
+        self.memory.add(by_row.format("col"), (col[order], more.col[after]), torch.int32)
+        self.memory.add(by_row.format("edge"), (order, after + row.numel()), torch.int32)
+        self._add_rowptr(by_row, pointers(row, self.counts[ends[0]]), rowptr)
 
-    def _lay_out_index(self, name: str, index: Tensor, true: int, end: int) -> None:
+    def _lay_out_index(self, name: str, index: Tensor, highest: int | None, rows: int, end: int) -> None:
         """An index that is sorted, as that of the graphs of nodes is."""
-        if not bool((index[1:] >= index[:-1]).all()):
+        if highest is None or highest > self.counts[end] or not is_sorted(index):
             return
-        places = torch.arange(index.numel(), dtype=torch.int32)
-        self.memory.add(f"{name} edge", [places[:true], places[true:]])
-        self._add_rowptr(f"{name} {{}}", pointers(index[:true], self.counts[end]), index[true:], end)
+        true, whole = self.counts[rows], self.sizes[rows]
+        self.memory.add(f"{name} edge", _places(true, whole))
+        padding = torch.from_numpy(evenly(whole - true, self.sizes[end] - self.counts[end]))
+        self._add_rowptr(f"{name} {{}}", pointers(index, self.counts[end]), padding)
 
-    def _add_rowptr(self, name: str, true: Tensor, padding: Tensor, end: int) -> None:
+    def _add_rowptr(self, name: str, true: Tensor, padding: Tensor) -> None:
         """Adds where rows begin, those of the padding behind the true ones, and lists hubs."""
-        first, size = self.counts[end], self.sizes[end]
-        more = pointers(padding - first, size - first)[1:] + true[-1]
+        more = padding[1:].to(true.dtype) + true[-1]
         self.memory.add(name.format("rowptr"), [true, more])
         rowptr = torch.cat([true, more])
         num_edges = int(rowptr[-1])
@@ -289,10 +297,15 @@ class _Preparation:
             return
         found = layout.hubs(rowptr, num_edges)
         assert found is not None and found.number is not None
-        only_true = first == size or int(rowptr[first:].diff().max()) <= layout.HUB
+        only_true = more.numel() == 0 or int(padding.diff().max()) <= layout.HUB
         self.hubs[name] = found.number, only_true
         self.memory.add(name.format("hub rows"), [found.rows])
         self.memory.add(name.format("hub pieces"), [found.pieces])
+
+
+def _places(true: int, whole: int) -> list[Tensor]:
+    """Of things that are in order: the true ones, and those behind them."""
+    return [torch.arange(true, dtype=torch.int32), torch.arange(true, whole, dtype=torch.int32)]
 
 
 def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> None:
