@@ -13,7 +13,9 @@ from torch_geometric.nn.models import GCN
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
+from gnncompile.runtime import cuda_graph
 from gnncompile.runtime.recordings import Recordings
+from tests.tape import tapes
 
 WARM = 2
 
@@ -345,6 +347,49 @@ def test_views_of_inputs_are_not_recorded(device: str, recording: None) -> None:
         model(*inputs)[0].sum().backward()
     assert number(model) == 0
     assert "shares memory" in str(recordings(model)[0].reason)
+
+
+@pytest.mark.parametrize(("failures", "recorded"), [(1, 1), (2, 1), (3, 0)])
+def test_a_capture_that_others_broke_is_tried_again(failures: int, recorded: int) -> None:
+    eager, model = pair("cpu")
+    inputs, left = graph("cpu"), [failures]
+
+    class Broken:
+        def __init__(self, record: Any) -> None:
+            self.record = record
+
+        def __call__(self, work: Any) -> Any:
+            found = self.record(work)
+            if left[0]:
+                left[0] -= 1
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture\nmore")
+            return found
+
+    with tapes(), pytest.MonkeyPatch.context() as patch:
+        recorder = cuda_graph.recorder
+        patch.setattr(cuda_graph, "recorder", lambda device: Broken(recorder(device)))
+        for _ in range(14):
+            same(step(model, *inputs), step(eager, *inputs))
+    assert number(model) == recorded and left == [0]
+    assert (recordings(model)[0].reason is None) == bool(recorded)
+
+
+def test_what_broke_a_capture_is_said() -> None:
+    """The end of the capture raises as well, and would hide it."""
+
+    def record(work: Any) -> Any:
+        try:
+            raise RuntimeError("the model waits for the device")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    _, model = pair("cpu")
+    inputs = graph("cpu")
+    with tapes(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "recorder", lambda device: record)
+        for _ in range(5):
+            step(model, *inputs)
+    assert recordings(model)[0].reason == "the model waits for the device"
 
 
 def test_nothing_is_recorded_on_a_cpu() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
@@ -45,11 +47,24 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         # The outer block restores the stream where a failed capture can't be ended.
         with (
+            _garbage_left_alone(),
             torch.cuda.stream(self._stream),
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
         ):
             made = work()
         return graph.replay, made
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """A block in which Python looks for no garbage: to destroy a graph that is among it breaks a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def recorder(device: torch.device) -> Recorder | None:

@@ -31,6 +31,14 @@ LONG = 64
 LOOK_EVERY = 32
 """Calls after which it is asked whether one that builds structure met an index outside its graph."""
 
+BROKEN = "previous error during capture"
+"""CUDA says so at the end of a capture that something broke: if no operation of the graph raised anything, something
+else in the process.
+"""
+
+TRIES = 3
+"""Of a graph whose captures are broken so."""
+
 MOST_SEEN = 256
 """Sizes that are remembered though they are not recorded."""
 
@@ -89,6 +97,7 @@ class Recordings:
         self.reason: str | None = None
         self._calls = 0
         self._builds_structure = True
+        self._broken = 0
         self._seen: OrderedDict[Any, _Seen] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -178,9 +187,14 @@ class Recordings:
             if oldest[1].free and self._calls - oldest[1].last_call > LONG:
                 self.recorded.remove(oldest)
 
-    def _refuse(self, seen: _Seen, reason: Exception, builds_structure: bool) -> None:
+    def _refuse(self, seen: _Seen, reason: BaseException, builds_structure: bool) -> None:
+        reason = _first(reason)
+        text = str(reason).strip().splitlines()[0]
+        if BROKEN in text and self._broken < TRIES - 1:
+            self._broken += 1
+            logger.info("a capture is tried again: %s", text)
+            return
         seen.refused = True
-        text = str(reason).splitlines()[0]
         logger.warning("a graph is not recorded: %s", text)
         if isinstance(reason, torch.OutOfMemoryError):
             self.recorded = [known for known in self.recorded if not known[1].free]
@@ -188,6 +202,13 @@ class Recordings:
             self._builds_structure = False
         else:
             self.reason = text
+
+
+def _first(error: BaseException) -> BaseException:
+    """What broke a capture, if that is known: its end is an error of its own."""
+    while BROKEN in str(error) and error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _version(value: Any) -> int:
