@@ -325,7 +325,7 @@ def test_inside(name: str) -> None:
         return [*out, *torch.autograd.grad(sum(t.sin().sum() for t in out), weights, allow_unused=True)]
 
     found = gnncompile.compile(INSIDE[name], **LIGHT)
-    if name == "dual":
+    if name == "dual" and torch.__version__ < "2.15":  # later Dynamo leaves what has a tangent to Python
         with pytest.raises(RuntimeError, match=r"would lose its tangent\. Call the original model"):
             found(model, X)
         return

@@ -63,9 +63,9 @@ def test_what_is_installed_is_allowed():
 
 def test_the_matrix_takes_the_newest_that_is_allowed():
     offered = (
-        "torch (9.0.0)\nAvailable versions: 9.0.0, 2.15.0, 2.14.1+cpu, 2.14.0, 2.13.0+cpu, 2.13.0, 2.10.0\nINSTALLED: 1"
+        "torch (9.0.0)\nAvailable versions: 9.0.0, 2.16.0, 2.15.1+cpu, 2.15.0, 2.13.0+cpu, 2.13.0, 2.10.0\nINSTALLED: 1"
     )
-    assert matrix.newest(offered) == "2.14.0"
+    assert matrix.newest(offered) == "2.15.0"
     assert matrix.lowest()["torch"] == "2.11" and matrix.pinned().startswith("2.")
 
 

@@ -87,15 +87,18 @@ def know_widths_of_one() -> None:
 def keep_strides_symbolic() -> None:
     """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
 
-    It would report those of the first call. The backward is compiled for them wherever it can't be told that they are
-    what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for other sizes.
+    Up to torch 2.14 it would report those of the first call. The backward is compiled for them wherever it can't be
+    told that they are what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for
+    other sizes. Torch 2.15 reports symbols.
     """
-    evaluate = ShapeEnv.evaluate_symexpr
+    evaluate: Any = getattr(ShapeEnv, "evaluate_symexpr", None)
+    if evaluate is None:
+        return
 
     def stride(self: ShapeEnv, code: str) -> Any:
         return evaluate(self, code) if compiling.patches is None else self.deserialize_symexpr(code)
 
-    ShapeEnv.evaluate_symexpr = stride  # type: ignore[method-assign]
+    cast(Any, ShapeEnv).evaluate_symexpr = stride
 
 
 def size_now(size: Any) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -25,17 +25,26 @@ def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]],
 
     ``torch.compiler.substitute_in_graph`` is for functions: Dynamo looks up methods without asking it.
     """
-    call = UserFunctionVariable.call_function
+    for kind in (UserFunctionVariable, UserMethodVariable):  # the second is one of the first, up to torch 2.14
+        _substitute_in_calls(kind, methods, active)
+
+
+def _substitute_in_calls(
+    kind: Any, methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]
+) -> None:
+    call = kind.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.fn in _WHILE_TRACING:
-            return _WHILE_TRACING[self.fn](*(arg.realize() for arg in args))
-        ours = methods.get(self.fn)
+        fn: Any = getattr(getattr(self, "im_func", self), "fn", None)  # a method has its function, from torch 2.15 on
+        if fn in _WHILE_TRACING:
+            return _WHILE_TRACING[fn](*(arg.realize() for arg in args))
+        ours = methods.get(fn)
         if ours is None or not active():
             return call(self, tx, args, kwargs)
-        return call(UserFunctionVariable(cast(types.FunctionType, ours)), tx, [*self.self_args(), *args], kwargs)
+        traced = UserFunctionVariable(cast(types.FunctionType, ours))
+        return traced.call_function(tx, [*self.self_args(), *args], kwargs)
 
-    UserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
+    kind.call_function = call_function
 
 
 _READ = "var_getattr" if hasattr(TensorVariable, "var_getattr") else "tp_getattro_impl"
