@@ -57,6 +57,12 @@ def _adjacency(h: Tensor, edge_index: Tensor, weight: Tensor) -> Any:
 DATA = "makes or reads data, no part of a layer"
 CONVERTS = "converts to or from another library's graph"
 
+_SINCE_PYG_2_8 = [
+    _case(name, ROWS, lambda h, i: utils.segment_logsumexp(h, torch.arange(h.size(0) + 1), 0))
+    for name in ("segment_logsumexp",)
+    if hasattr(utils, name)
+]
+
 UTILS: tuple[Case | Absent, ...] = (
     _case("scatter", ROWS, lambda h, i: utils.scatter(h, i, reduce="mean")),
     _case("scatter [any]", ROWS, lambda h, i: utils.scatter(h, i, dim_size=h.size(0), reduce="any")),
@@ -64,7 +70,7 @@ UTILS: tuple[Case | Absent, ...] = (
     _case("group_argsort", ROWS, lambda h, i: h * utils.group_argsort(h[:, 0], i, num_groups=h.size(0)).unsqueeze(1)),
     _case("group_cat", ROWS, lambda h, i: utils.group_cat([h, 2 * h], [i, i])),
     _case("segment", (*ROWS,), lambda h, i: utils.segment(h, torch.arange(h.size(0) + 1), reduce="sum")),
-    _case("segment_logsumexp", ROWS, lambda h, i: utils.segment_logsumexp(h, torch.arange(h.size(0) + 1), 0)),
+    *_SINCE_PYG_2_8,
     _case("index_sort", ROWS, lambda h, i: h[utils.index_sort(i.flip(0), stable=True)[1]]),
     _case("cumsum", ROWS, lambda h, i: h * utils.cumsum(i)[1:].unsqueeze(1)),
     _case("degree", EDGES, lambda h, e: h / utils.degree(e[1], h.size(0), h.dtype).clamp(min=1).unsqueeze(1)),
