@@ -241,15 +241,14 @@ class Program:
         if self._seen[0] != count:
             whole = _compat.whole_captures(self.entry, self.padded_entry)
             self._seen = count, whole == count - self._captured_before
-        if not self._seen[1]:
-            return None
-        forms = self.forms if call.counts is None else self.padded_forms
-        return forms.find(self._frame(call))
+        return self._forms(call).find(self._frame(call)) if self._seen[1] else None
 
     def capture_for(self, call: Call) -> Any:
         """What stands for the capture that serves these arguments now; None where there is none."""
-        entry = self.entry if call.counts is None else self.padded_entry
-        return _compat.valid_capture(entry, self._frame(call))
+        return _compat.valid_capture(self._forms(call).fn, self._frame(call))
+
+    def _forms(self, call: Call) -> _compat.CompiledForms:
+        return self.forms if call.counts is None else self.padded_forms
 
     def _frame(self, call: Call) -> dict[str, Any]:
         """The arguments of what is compiled for such a call, by name."""

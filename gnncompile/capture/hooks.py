@@ -6,6 +6,7 @@ PyG leaves them out under any compiler, without a word. Hooks of ``torch.nn.Modu
 from __future__ import annotations
 
 import warnings
+from operator import itemgetter
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,8 @@ _STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_up
 _ATTRIBUTES = {
     f"_{step}_forward{pre}_hooks": f"register_{step}_forward{pre}_hook" for step in _STEPS for pre in ("_pre", "")
 }
+
+_HOOKS = itemgetter(0)
 
 
 class SkippedHooks:
@@ -34,11 +37,10 @@ class SkippedHooks:
             for attribute, register in _ATTRIBUTES.items()
             if hasattr(layer, attribute)
         ]
-        self._hooks = [hooks for hooks, _ in self._watched]
 
     def __call__(self) -> None:
         """Warns of hooks that were not there at the last call."""
-        if not any(self._hooks):
+        if not any(map(_HOOKS, self._watched)):
             return
         for hooks, what in self._watched:
             if hooks:
@@ -49,4 +51,3 @@ class SkippedHooks:
                     stacklevel=4,
                 )
         self._watched = [(hooks, what) for hooks, what in self._watched if not hooks]
-        self._hooks = [hooks for hooks, _ in self._watched]

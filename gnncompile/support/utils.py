@@ -57,11 +57,11 @@ def _adjacency(h: Tensor, edge_index: Tensor, weight: Tensor) -> Any:
 DATA = "makes or reads data, no part of a layer"
 CONVERTS = "converts to or from another library's graph"
 
-_SINCE_PYG_2_8 = [
-    _case(name, ROWS, lambda h, i: utils.segment_logsumexp(h, torch.arange(h.size(0) + 1), 0))
-    for name in ("segment_logsumexp",)
-    if hasattr(utils, name)
-]
+_SINCE_PYG_2_8 = (
+    [_case("segment_logsumexp", ROWS, lambda h, i: utils.segment_logsumexp(h, torch.arange(h.size(0) + 1), 0))]
+    if hasattr(utils, "segment_logsumexp")
+    else []
+)
 
 UTILS: tuple[Case | Absent, ...] = (
     _case("scatter", ROWS, lambda h, i: utils.scatter(h, i, reduce="mean")),
