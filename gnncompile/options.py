@@ -12,6 +12,7 @@ DEFAULTS: dict[str, Any] = {
     "narrower": True,
     "siblings": True,
     "epilogues": True,
+    "products": True,
     "hoist": True,
     "mask_self_loops": True,
     "selections": True,
@@ -28,6 +29,8 @@ DEFAULTS: dict[str, Any] = {
 - ``narrower``: let linear layers and sums over edges change places where the edges' rows get narrower by it.
 - ``siblings``: let several reductions over the same edges share one walk.
 - ``epilogues``: take row-wise arithmetic behind a reduction into its kernel.
+- ``products``: compute float32 products of many rows on tensor cores, in bfloat16 parts, which is more accurate than in
+  float32: on H100 and H200, unless the user allows TensorFloat32, which is faster and far less accurate.
 - ``hoist``: build graph structure once per distinct graph, outside the step.
 - ``mask_self_loops``: remove self loops by masking, without a device sync.
 - ``selections``: capture sizes that depend on data, as of ``x[mask]``, instead of breaking the graph at them.

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile import _compat
-from gnncompile.codegen import triton_variant
+from gnncompile.codegen import triton_launcher
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_source import source
 from gnncompile.errors import Unsupported
@@ -61,7 +61,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch. One program
     serves all four rows.
     """
-    monkeypatch.setattr(triton_variant._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel._ordinary._kernel = jit
@@ -92,7 +92,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(triton_variant._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: lambda *arguments: launched.append(arguments))
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel._ordinary._kernel = jit
@@ -112,12 +112,12 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("special", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 8}])
 def test_a_special_launch_is_left_to_triton(special: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_variant._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: pytest.fail)
     jit = FakeJit()
     compiled = FakeCompiled(jit)
     compiled.metadata = SimpleNamespace(**{**vars(FakeCompiled.metadata), **special})
-    triton_variant._Launcher(compiled, "O")(3, 1, 0, [8])
+    triton_launcher.Launcher(compiled, "O")(3, 1, 0, [8])
     assert jit.launched == [(3, 1, 1, 77, "function", "metadata", None, None, None, 8)]
 
 

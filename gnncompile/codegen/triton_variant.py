@@ -18,8 +18,8 @@ import torch
 import triton
 from torch import Tensor
 
-from gnncompile import _compat
 from gnncompile.codegen.cache_dir import cache_dir, chosen, give_up
+from gnncompile.codegen.triton_launcher import Launcher
 from gnncompile.codegen.triton_layers import read_as_words
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, power_of_two
 from gnncompile.codegen.triton_source import source
@@ -31,9 +31,6 @@ from gnncompile.ir.region import Region
 GIVEN = (*Layout._fields, "hubs", "rows", "pieces", "partial")
 """What a kernel is given before its outputs and tensors: the edges, which rows are hubs, the row of each edge, the
 pieces of hubs, and what pieces or programs reduce to."""
-
-_NO_HOOKS = (None, None, None)
-"""Launch metadata and hooks of a launch that nobody watches."""
 
 
 class Variant:
@@ -60,7 +57,7 @@ class Variant:
         self._options: dict[str, Any] = {}
         if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
             self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
-        self.compiled: dict[int | tuple[int, ...], _Launcher] = {}
+        self.compiled: dict[int | tuple[int, ...], Launcher] = {}
 
     def __call__(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
         """Launches programs for so many rows, or so many of them, on the current device; its index is -1 under the
@@ -93,7 +90,7 @@ class Variant:
         arguments += pointers[len(arguments) :]  # the number of rows
         compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
         if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = _Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
+            self.compiled[key] = Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
 
     def trusted(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
         """The same without a look at types and devices."""
@@ -106,60 +103,6 @@ class Variant:
             launcher(programs or -(-rows // self._rows), self._columns, device, pointers)
         else:
             launcher(rows, self._columns, device, pointers)
-
-
-class _Launcher:
-    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
-
-    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
-    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
-
-    Args:
-        compiled: Triton's compiled kernel.
-        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
-    """
-
-    def __init__(self, compiled: Any, types: str) -> None:
-        self.compiled = compiled  # unloads its machine code when it is collected
-        self.run = compiled.run
-        self.constant = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
-        self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
-        if self.scratch is None:
-            self.start = None
-        else:
-            self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
-
-    def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
-        stream = _compat.current_stream(device)
-        if _hooked():
-            self.compiled[programs, columns, 1](*arguments)
-        elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
-            given = (*arguments, *self.scratch)
-            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
-        else:
-            self.run(programs, columns, 1, stream, *self.constant, *arguments)
-
-
-def _scratch(metadata: Any) -> tuple[None, ...] | None:
-    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
-    special way.
-    """
-    sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
-    special = metadata.num_ctas != 1 or any(
-        getattr(metadata, f"launch_{how}", 0) for how in ("cooperative_grid", "pdl")
-    )
-    return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
-
-
-def _hooked() -> bool:
-    """Whether a profiler (or anyone else) watches Triton's launches."""
-    runtime = triton.knobs.runtime
-    return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
-
-
-def _holds(hook: Any) -> bool:
-    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
-    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:

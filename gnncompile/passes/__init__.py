@@ -35,6 +35,7 @@ from gnncompile.passes import (
     ordered,
     padding,
     per_node,
+    products,
     recomputed,
     regions,
     scaled,
@@ -80,6 +81,8 @@ def finish(graph: fx.Graph, options: dict[str, Any]) -> None:
     if options["epilogues"]:
         epilogue.run(graph)
         dense.run(graph)
+    if options["products"]:
+        products.run(graph)
 
 
 @dataclass(frozen=True)

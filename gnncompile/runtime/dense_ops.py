@@ -1,17 +1,147 @@
-"""``gnncompile::add_product(total, left, right)``: ``total + left @ right`` in the memory of `total`, once compiled.
+"""Products of matrices that end in what follows them: sums, biases and activations.
 
+``gnncompile::add_product(total, left, right)``: ``total + left @ right`` in the memory of `total`, once compiled.
 Torch's ``addmm`` copies what it adds to before the library adds the product. Here the caller promises that nobody reads
 `total` afterwards, and :mod:`gnncompile.capture.inductor_dense` adds to it in place. Called in any other way the op
 returns a new tensor, so that a graph is right with or without Inductor.
+
+``gnncompile::product(left, right, added, gate, relu, in_place)`` and ``gnncompile::product_over_rows(left, right)``:
+the same of many rows, by kernels that compute float32 products on tensor cores
+(:mod:`gnncompile.codegen.triton_products`).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from gnncompile.runtime.launch import generator
+
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 LIBRARY.define("add_product(Tensor total, Tensor left, Tensor right) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    "product(Tensor left, Tensor right, Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define("product_over_rows(Tensor left, Tensor right) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+LEAST, LEAST_BY_ROWS = 2**28, 2**27
+"""Multiplications from which on a product is ours: below, a second launch costs as much as the first one saves. The
+second number is for products with a weight, which are faster."""
+
+SMALLEST = 2**19
+"""Elements from which on a product with a weight is ours: there are tiles for all multiprocessors of the GPU."""
+
+MOST = 2**31
+"""Rows, and elements of a weight, are counted in int32."""
+
+_TUNED_FOR = (9, 0)
+"""Compute capability of the GPUs on which our kernels were seen to be faster than the library's: H100, H200."""
+
+
+def in_parts(device: torch.device) -> bool:
+    """Whether float32 products on a device are to be computed in bfloat16 parts: where that is faster, and where the
+    user has not chosen the less accurate TensorFloat32 (``torch.backends.cuda.matmul.fp32_precision``).
+    """
+    if generator(device.type) != "triton" or torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return False
+    return device.type != "cuda" or _capability(device.index) == _TUNED_FOR
+
+
+@lru_cache(maxsize=64)
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def write_product(
+    left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
+) -> None:
+    """Writes ``left @ right + added``; all float32.
+
+    Args:
+        left: ``[rows, depth]``, contiguous; depth is a multiple of 4.
+        right: ``[depth, columns]``.
+        added: ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
+        gate: ``[rows, columns]``, contiguous: zeros are written where it is not positive.
+        relu: Whether to write zeros for what is negative.
+        out: ``[rows, columns]``, contiguous.
+    """
+    if out.numel() >= SMALLEST and left.numel() * right.size(1) >= LEAST_BY_ROWS and _can(left):
+        from gnncompile.codegen import products
+
+        products.by_rows(left, right, added, gate, relu, out)
+        return
+    if added is None:
+        torch.mm(left, right, out=out)
+    elif relu and added.dim() == 1:
+        torch._addmm_activation(added, left, right, out=out)
+    else:
+        torch.addmm(added, left, right, out=out)
+    if relu and (added is None or added.dim() == 2):
+        out.relu_()
+    if gate is not None:
+        out.masked_fill_(gate <= 0, 0)
+
+
+def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
+    """Writes ``left.T @ right``; all float32 and contiguous.
+
+    Args:
+        left: ``[rows, depth]``; depth is a multiple of 4.
+        right: ``[rows, columns]``; columns are a multiple of 4.
+        out: ``[depth, columns]``.
+        sums: ``[depth]``, for ``left.sum(0)``.
+    """
+    if left.numel() * right.size(1) >= LEAST and _can(left):
+        from gnncompile.codegen import products
+
+        products.over_rows(left, right, out, sums)
+        return
+    torch.mm(left.t(), right, out=out)
+    if sums is not None:
+        torch.sum(left, 0, out=sums)
+
+
+def _can(left: Tensor) -> bool:
+    return left.size(0) < MOST and generator(left.device.type) == "triton"
+
+
+def _product(
+    left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
+) -> Tensor:
+    """``[n, k] @ [k, m]``, plus ``[m]`` or ``[n, m]``, all of one floating dtype."""
+    result = left @ right if added is None else torch.addmm(added, left, right)
+    result = result.relu() if relu else result
+    return result if gate is None else result.masked_fill(gate <= 0, 0)
+
+
+def _fake_product(
+    left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
+) -> Tensor:
+    return left.new_empty((left.size(0), right.size(1)))
+
+
+def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """``[n, k].T @ [n, m]``, all of one floating dtype."""
+    return left.t() @ right
+
+
+def _fake_product_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty((left.size(1), right.size(1)))
+
+
+def _product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``[n, k].T @ [n, m]`` and ``[n, k].sum(0)``, all of one floating dtype."""
+    return left.t() @ right, left.sum(0)
+
+
+def _fake_product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    return _fake_product_over_rows(left, right), left.new_empty(left.size(1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -23,5 +153,11 @@ def _fake(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return total.new_empty((left.size(0), right.size(1)))
 
 
-LIBRARY.impl("add_product", _add_product, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::add_product", _fake, lib=LIBRARY)
+for _name, _op, _of_fakes in (
+    ("add_product", _add_product, _fake),
+    ("product", _product, _fake_product),
+    ("product_over_rows", _product_over_rows, _fake_product_over_rows),
+    ("product_and_sums_over_rows", _product_and_sums_over_rows, _fake_product_and_sums_over_rows),
+):
+    LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_name}", _of_fakes, lib=LIBRARY)

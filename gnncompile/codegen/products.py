@@ -1,0 +1,98 @@
+"""Launches the kernels of :mod:`gnncompile.codegen.triton_products`. Imports Triton."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gnncompile.codegen import triton_products as kernels
+from gnncompile.codegen.triton_launcher import Kernel
+
+_BLOCK = 1024
+"""Elements that a program splits."""
+
+_PROCESSORS = 132
+"""Multiprocessors of the GPUs that these kernels were tuned on."""
+
+_split = Kernel(kernels.split, num_warps=4)
+_by_rows = Kernel(kernels.by_rows, num_warps=kernels.WARPS, num_stages=kernels.STAGES)
+
+
+def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor) -> None:
+    """Writes ``left @ right + added``.
+
+    Args:
+        left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
+        right: float32 ``[depth, columns]``, or a transposed view of a contiguous matrix.
+        added: float32 ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
+        gate: float32 ``[rows, columns]``, contiguous: zeros are written where it is not positive.
+        relu: Whether to write zeros for what is negative.
+        out: float32 ``[rows, columns]``, contiguous.
+    """
+    rows, depth = left.shape
+    columns = right.size(1)
+    if not right.is_contiguous() and not right.t().is_contiguous():
+        right = right.contiguous()
+    blocks, across = -(-depth // kernels.DEPTH), -(-columns // kernels.COLUMNS)
+    high, wide = blocks * kernels.DEPTH, across * kernels.COLUMNS
+    parts = torch.empty((3, high, wide), dtype=torch.bfloat16, device=left.device)
+    constants = {"TRANSPOSED": not right.is_contiguous(), "BLOCK": _BLOCK}
+    _split(-(-high * wide // _BLOCK), (right, parts), (depth, columns, high, wide), constants)
+    unit = 1 if columns % 4 else 4
+    _by_rows(
+        -(-rows // kernels.ROWS) * across,
+        (left, parts, out if added is None else added, out if gate is None else gate, out),
+        (rows, depth // 4, columns // unit, across),
+        {
+            "BLOCKS": blocks,
+            "WHOLE": depth == high,
+            "UNIT": unit,
+            "ADDED": "nothing" if added is None else ("row", "matrix")[added.dim() - 1],
+            "RELU": relu,
+            "GATED": gate is not None,
+            "ROWS": kernels.ROWS,
+            "COLUMNS": kernels.COLUMNS,
+            "DEPTH": kernels.DEPTH,
+        },
+    )
+
+
+def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> None:
+    """Writes ``left.T @ right``, the same for the same numbers of rows and columns on every call.
+
+    Args:
+        left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
+        right: float32 ``[rows, columns]``, likewise.
+        out: float32 ``[depth, columns]``, contiguous.
+        sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``.
+    """
+    rows, depth = left.shape
+    columns = right.size(1)
+    high, wide = _block(depth), _block(columns)
+    tiles = -(-depth // high) * -(-columns // wide)
+    # Narrow tiles leave room for several programs on a multiprocessor.
+    shares = max(_PROCESSORS * {128: 1, 96: 2, 64: 3}[(high + wide) // 2] // tiles, 1)
+    share = -(-rows // (shares * kernels.SUMMED)) * kernels.SUMMED
+    shares = -(-rows // share)
+    partial = left.new_empty((shares, depth, columns))
+    partial_sums = partial if sums is None else left.new_empty((shares, depth))
+    _over_rows(8 if high + wide == 256 else 4)(
+        tiles * shares,
+        (left, right, partial, partial_sums),
+        (rows, depth // 4, columns // 4, share),
+        {"SUMS": sums is not None, "BLOCK_DEPTH": high, "BLOCK_COLUMNS": wide, "BLOCK_ROWS": kernels.SUMMED},
+    )
+    torch.sum(partial, 0, out=out)
+    if sums is not None:
+        torch.sum(partial_sums, 0, out=sums)
+
+
+@lru_cache(maxsize=2)
+def _over_rows(warps: int) -> Kernel:
+    return Kernel(kernels.over_rows, num_warps=warps, num_stages=kernels.STAGES)
+
+
+def _block(columns: int) -> int:
+    return 128 if columns > 64 else 64

@@ -1,0 +1,107 @@
+"""Launches compiled Triton kernels at little cost to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from gnncompile import _compat
+
+_NO_HOOKS = (None, None, None)
+"""Launch metadata and hooks of a launch that nobody watches."""
+
+
+class Launcher:
+    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
+
+    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
+    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
+        constants: What it was compiled for, in the order of its last parameters.
+    """
+
+    def __init__(self, compiled: Any, types: str, constants: Sequence[Any] = ()) -> None:
+        self.constants = constants
+        self.compiled = compiled  # unloads its machine code when it is collected
+        self.run = compiled.run
+        self.settings = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+        self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
+        if self.scratch is None:
+            self.start = None
+        else:
+            self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
+
+    def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
+        """Launches ``programs x columns`` programs on the current stream of a device."""
+        stream = _compat.current_stream(device)
+        if _hooked():
+            self.compiled[programs, columns, 1](*arguments, *self.constants)
+        elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
+            given = (*arguments, *self.scratch)
+            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
+        else:
+            self.run(programs, columns, 1, stream, *self.settings, *arguments, *self.constants)
+
+
+def _scratch(metadata: Any) -> tuple[None, ...] | None:
+    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
+    special way.
+    """
+    sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    special = metadata.num_ctas != 1 or any(
+        getattr(metadata, f"launch_{how}", 0) for how in ("cooperative_grid", "pdl")
+    )
+    return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
+
+
+def _hooked() -> bool:
+    """Whether a profiler (or anyone else) watches Triton's launches."""
+    runtime = triton.knobs.runtime
+    return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
+
+
+def _holds(hook: Any) -> bool:
+    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+class Kernel:
+    """A written kernel. Its parameters are pointers, int32 numbers that Triton does not specialise, and constants.
+
+    Args:
+        kernel: What ``triton.jit`` made.
+        options: Compile options, as ``num_warps``.
+    """
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self._kernel = kernel
+        self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
+        self._launchers: dict[tuple[Any, ...], Launcher] = {}
+
+    def __call__(
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, Any]
+    ) -> None:
+        """Launches so many programs on the current device, which must be that of the tensors.
+
+        `constants` are given in the order of the parameters.
+        """
+        device = tensors[0].get_device()
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        # What was compiled for aligned pointers serves every call with such.
+        aligned = not reduce(or_, pointers) & 15
+        key = (device, *constants.values())
+        launcher = self._launchers.get(key) if aligned else None
+        if launcher is not None:
+            launcher(programs, 1, device, [*pointers, *numbers])
+            return
+        compiled = self._kernel[programs, 1, 1](*tensors, *numbers, **constants, **self._options)
+        if aligned and compiled is not None:  # the interpreter returns None
+            self._launchers[key] = Launcher(compiled, "O" * len(tensors) + "i" * len(numbers), [*constants.values()])

@@ -1,0 +1,233 @@
+"""Float32 products on tensor cores: the kernels, and where the passes put them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+from torch_geometric.nn import GCNConv, SAGEConv
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+import gnncompile
+from gnncompile.codegen import products
+from gnncompile.passes import products as products_pass
+from gnncompile.runtime import dense_ops
+from tests.triton_regions import DEVICE, INF, NAN
+
+pytestmark = triton_regions.INTERPRETED
+
+BY_ROWS, OVER_ROWS = re.compile(r"write_product\((.*)\)"), re.compile(r"write_product_over_rows\((.*)\)")
+EXACT = 1.5e-7
+"""Of the norm of a product: what one rounding to float32 may cost, and what the tensor cores' rounding adds."""
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 16), (65, 32, 64), (130, 100, 47), (64, 260, 130)])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
+def test_by_rows(rows: int, depth: int, columns: int, transposed: bool, added: str):
+    torch.manual_seed(0)
+    left = torch.randn(rows, depth, device=DEVICE)
+    right = torch.randn(columns, depth, device=DEVICE).t() if transposed else torch.randn(depth, columns, device=DEVICE)
+    out = torch.full((rows, columns), NAN, device=DEVICE)
+    given = {
+        "nothing": None,
+        "row": torch.randn(columns, device=DEVICE),
+        "matrix": torch.randn(rows, columns, device=DEVICE),
+        "out": out,
+    }[added]
+    if given is out:
+        out.normal_()
+    expected = left.double() @ right.double() + (0 if given is None else given.double())
+    relu = added != "nothing"
+    products.by_rows(left, right, given, None, relu, out)
+    assert _off(out, expected.relu() if relu else expected) < EXACT
+
+
+def test_gate():
+    """Zeros where a matrix is not positive, as in the gradient of a ReLU: where it is no number, the gradient is."""
+    left, right = torch.randn(70, 32, device=DEVICE), torch.randn(32, 40, device=DEVICE)
+    gate = torch.randn(70, 40, device=DEVICE)
+    gate[::7], gate[::11] = 0, NAN
+    out = torch.full((70, 40), NAN, device=DEVICE)
+    products.by_rows(left, right, None, gate, False, out)
+    assert _off(out, (left.double() @ right.double()).masked_fill(gate <= 0, 0)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(1, 16, 16), (31, 64, 64), (300, 100, 36), (100, 36, 132), (260, 132, 256)]
+)
+def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(products, "_PROCESSORS", 4)  # several shares, of which the last one is short
+    left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
+    results = [torch.full((depth, columns), NAN, device=DEVICE) for _ in range(2)]
+    sums = torch.full((depth,), NAN, device=DEVICE)
+    products.over_rows(left, right, results[0], None)
+    products.over_rows(left, right, results[1], sums)
+    assert _off(results[0], left.double().t() @ right.double()) < EXACT
+    assert torch.equal(*results)
+    torch.testing.assert_close(sums.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+def test_views_that_begin_anywhere():
+    """Memory that does not begin at a multiple of 16 bytes, and a weight with gaps."""
+    left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
+    right = torch.randn(32, 64, device=DEVICE)[:, ::2]
+    out = torch.empty(70, 32, device=DEVICE)
+    products.by_rows(left, right, None, None, False, out)
+    assert _off(out, left.double() @ right.double()) < EXACT
+    out = torch.empty(32, 32, device=DEVICE)
+    products.over_rows(left, left, out, None)
+    assert _off(out, left.double().t() @ left.double()) < EXACT
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e18])
+def test_numbers_of_all_sizes(scale: float):
+    """Every element is as exact as in float32, whatever stands beside it in its row."""
+    torch.manual_seed(0)
+    left = torch.randn(64, 32, device=DEVICE)
+    left[:, ::2] *= scale
+    right = torch.randn(32, 32, device=DEVICE)
+    right[::2, ::2] = 0  # every other column of the result is of the small or large numbers alone
+    right[1::2, 1::2] = 0
+    out = torch.empty(64, 32, device=DEVICE)
+    products.by_rows(left, right, None, None, False, out)
+    expected = left.double() @ right.double()
+    bound = left.double().abs() @ right.double().abs()
+    assert float(((out - expected).abs() / bound).max()) < 2.0**-21
+
+
+def test_infinities_and_no_numbers():
+    left, right = torch.ones(4, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE) * 1.01
+    left[0, 3], left[1, 3], left[2, 3] = INF, -INF, NAN
+    left[3, 3], left[3, 4] = INF, -INF
+    right[3, 5] = 0
+    out = torch.empty(4, 16, device=DEVICE)
+    products.by_rows(left, right, None, None, False, out)
+    torch.testing.assert_close(out, left @ right, equal_nan=True)
+    again = torch.empty(16, 16, device=DEVICE)
+    products.over_rows(left.t().contiguous(), right, again[:4], None)
+    torch.testing.assert_close(again[:4], left @ right, equal_nan=True)
+
+
+@pytest.fixture
+def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products go to the kernels too, on whatever device there is."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    for bound in ("LEAST", "LEAST_BY_ROWS", "SMALLEST"):
+        monkeypatch.setattr(dense_ops, bound, 1)
+    monkeypatch.setattr(dense_ops, "_TUNED_FOR", dense_ops._capability(0) if DEVICE == "cuda" else None)
+    torch._dynamo.reset()
+
+
+class _Graph(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        return x
+
+
+class _Layers(nn.Sequential):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[list[int]]]] = {
+    "dense": (
+        lambda: _Layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 17, bias=False)),
+        [[2, 0, 1, 0, 0], [1, 1, 0, 0, 1]],
+    ),
+    "gcn": (lambda: _Graph(GCNConv(16, 32), GCNConv(32, 16)), [[2, 0, 1, 0, 0], [2, 2, 0, 1, 1]]),
+    "sage": (lambda: _Graph(SAGEConv(16, 32), SAGEConv(32, 16)), [[4, 0, 1, 0, 0], [4, 4, 0, 1, 2]]),
+}
+"""Models, and what :func:`_taken_in` says of their forward and backward."""
+
+
+def _taken_in(code: str) -> list[int]:
+    """How many products of rows and over rows there are, and how many take in a ReLU, its gradient, and a sum."""
+    by_rows = [found.split(", ")[-3:] for found in BY_ROWS.findall(code)]
+    over_rows = [found.split(", ") for found in OVER_ROWS.findall(code)]
+    relus, gates = sum(call[1] == "True" for call in by_rows), sum(call[0] != "None" for call in by_rows)
+    return [len(by_rows), len(over_rows), relus, gates, sum(len(call) == 4 for call in over_rows)]
+
+
+def _steps(model: nn.Module, run: Any, x: Tensor, edge_index: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    inputs = x.to(dtype).requires_grad_()
+    out = run(inputs, edge_index)
+    return [out, *torch.autograd.grad(out.square().sum(), [inputs, *model.parameters()])]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, on_tensor_cores: None):
+    torch.manual_seed(0)
+    make, expected = MODELS[name]
+    model = make().to(DEVICE)
+    exact = copy.deepcopy(model).double()
+    compiled = gnncompile.compile(model)
+    for nodes in (70, 1, 0, 3):
+        x = torch.randn(nodes, 16, device=DEVICE)
+        edge_index = torch.randint(nodes, (2, 3 * nodes), device=DEVICE) if nodes else x.new_empty(2, 0).long()
+        found = _steps(model, compiled, x, edge_index, torch.float32)
+        for a, b in zip(found, _steps(exact, exact, x, edge_index, torch.float64), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    x = torch.randn(9, 16, device=DEVICE, requires_grad=True)
+    edges = torch.randint(9, (2, 20), device=DEVICE)
+    torch._dynamo.reset()
+    _, codes = run_and_get_code(lambda: gnncompile.compile(model)(x, edges).sum().backward())
+    assert [_taken_in(code) for code in codes] == expected
+
+
+def _code_of(options: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32, width: int = 16) -> str:
+    model, x = nn.Linear(width, 32).to(DEVICE, dtype), torch.randn(70, width, device=DEVICE, dtype=dtype)
+    torch._dynamo.reset()
+    found, codes = run_and_get_code(gnncompile.compile(model, options=options), x)
+    torch.testing.assert_close(found, model(x), rtol=1e-3, atol=1e-3)
+    return "".join(codes)
+
+
+def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
+    assert BY_ROWS.search(_code_of())
+    assert not BY_ROWS.search(_code_of({"products": False}))
+    assert not BY_ROWS.search(_code_of(dtype=torch.float64))
+    assert not BY_ROWS.search(_code_of(width=15)) and not BY_ROWS.search(_code_of(width=18))
+    with monkeypatch.context() as other:
+        other.setattr(dense_ops, "_TUNED_FOR", (1, 0))
+        assert dense_ops.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")
+    with monkeypatch.context() as small:
+        small.setattr(products_pass, "LEAST_BY_ROWS", 2**30)
+        assert BY_ROWS.search(_code_of())  # nobody knows how many rows there will be
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert not BY_ROWS.search(_code_of())
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
+    torch._dynamo.utils.counters.clear()
+    rows: list[int] = []
+    ours = products.by_rows
+    monkeypatch.setattr(products, "by_rows", lambda left, *rest: (rows.append(left.size(0)), ours(left, *rest))[1])
+    monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", 16 * 32 * 40)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
+    compiled = gnncompile.compile(model)
+    for count in (50, 39, 40, 1, 0):
+        x = torch.randn(count, 16, device=DEVICE)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert rows == [50, 40]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
