@@ -165,6 +165,12 @@ def _gine(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", rules.relu(b, b.op("add", x, b.linear(e, w)))), F64, (3,))]
 
 
+def _biased_gine(b: Builder) -> list[Output]:
+    x, e, w = b.input(0, S, (1, 3), F64), b.input(1, E, (1, 2), F64), b.input(2, Space.FEATURE, (1, 3), F64)
+    layer = b.op("add", b.linear(e, w), b.input(3, P, (1, 3), F64))
+    return [Output(b.reduce("sum", rules.relu(b, b.op("add", x, layer))), F64, (3,))]
+
+
 def _attended_layer(b: Builder) -> list[Output]:
     q, k = b.input(0, D, (2, 3), F64), b.input(1, S, (2, 3), F64)
     e = b.linear(b.input(2, E, (1, 4), F64), b.input(3, Space.FEATURE, (2, 3), F64))
@@ -195,6 +201,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "narrow": (_narrow, [(C, 3), (R, 3)]),
     "edge output": (_edge_output, [(C, 3), (R, 3), (K,)]),
     "gine": (_gine, [(C, 3), (K, 2), (2, 3)]),
+    "biased gine": (_biased_gine, [(C, 3), (K, 2), (2, 3), (3,)]),
     "attention with a layer": (_attended_layer, [(R, 2, 3), (C, 2, 3), (K, 4), (4, 6)]),
     "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
 }
@@ -368,6 +375,19 @@ def test_softmax_without_the_shortcut_walks_for_its_dot_product(name: str):
     assert any(s.region.by is D and s.region.walks_edges and s.region.reductions for s in plan_of(name).stages[:-1])
 
 
+def test_a_bias_is_summed_by_the_walk_for_the_weights_of_its_layer():
+    """The forward keeps no sum for it, unless that walk is not needed."""
+    region = REGIONS["biased gine"]
+    assert [region.nodes[o.node].op for o in region.outputs] == ["reduce_sum"]
+    without_features = vjp(region, (True, False, True, True), (True,)).stages
+    assert [[s.region.nodes[o.node].op for o in s.region.outputs] for s in without_features] == [
+        ["reduce_sum"],
+        ["outer", "outer"],
+    ]
+    frozen = with_residuals(PLAIN[region], (True, False, False, True))
+    assert [frozen.nodes[o.node].op for o in frozen.outputs] == ["reduce_sum", "reduce_sum"]
+
+
 def test_unwanted_gradients_cost_nothing():
     region = REGIONS["mixed"]
     given = (True, *(False for _ in region.outputs[1:]))
@@ -407,7 +427,7 @@ def _copied(b: Builder, region: Region) -> list[Output]:
     "name",
     [
         *("weighted sum", "mixed", "gat", "dot attention", "max of softmax", "feature sums"),
-        *("gine", "attention with a layer", "features twice"),
+        *("gine", "biased gine", "attention with a layer", "features twice"),
     ],
 )
 def test_kernels_and_their_gradients(name: str, device: str):

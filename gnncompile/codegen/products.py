@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -33,30 +34,45 @@ def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | No
     """
     rows, depth = left.shape
     columns = right.size(1)
-    if not right.is_contiguous() and not right.t().is_contiguous():
-        right = right.contiguous()
-    blocks, across = -(-depth // kernels.DEPTH), -(-columns // kernels.COLUMNS)
-    high, wide = blocks * kernels.DEPTH, across * kernels.COLUMNS
-    parts = torch.empty((3, high, wide), dtype=torch.bfloat16, device=left.device)
-    constants = {"TRANSPOSED": not right.is_contiguous(), "BLOCK": _BLOCK}
-    _split(-(-high * wide // _BLOCK), (right, parts), (depth, columns, high, wide), constants)
-    unit = 1 if columns % 4 else 4
+    transposed = not right.is_contiguous()
+    if transposed and not right.t().is_contiguous():
+        right, transposed = right.contiguous(), False
+    of = _shape(depth, columns)
+    parts = torch.empty(of.parts, dtype=torch.bfloat16, device=left.device)
+    _split(of.splitters, (right, parts), (depth, columns, *of.parts[1:]), (transposed, _BLOCK))
+    kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
     _by_rows(
-        -(-rows // kernels.ROWS) * across,
+        -(-rows // kernels.ROWS) * of.across,
         (left, parts, out if added is None else added, out if gate is None else gate, out),
-        (rows, depth // 4, columns // unit, across),
-        {
-            "BLOCKS": blocks,
-            "WHOLE": depth == high,
-            "UNIT": unit,
-            "ADDED": "nothing" if added is None else ("row", "matrix")[added.dim() - 1],
-            "RELU": relu,
-            "GATED": gate is not None,
-            "ROWS": kernels.ROWS,
-            "COLUMNS": kernels.COLUMNS,
-            "DEPTH": kernels.DEPTH,
-        },
+        (rows, depth // 4, columns // of.unit, of.across),
+        (*of.constants, kind, relu, gate is not None, kernels.ROWS, kernels.COLUMNS, kernels.DEPTH),
     )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What follows from the size of a weight.
+
+    Attributes:
+        parts: Size of its parts.
+        splitters: Programs that write them.
+        across: Programs side by side.
+        unit: What divides its columns.
+        constants: Blocks one above the other, whether they are full, and the unit.
+    """
+
+    parts: tuple[int, int, int]
+    splitters: int
+    across: int
+    unit: int
+    constants: tuple[int, bool, int]
+
+
+@lru_cache(maxsize=4096)
+def _shape(depth: int, columns: int) -> _Shape:
+    blocks, across = -(-depth // kernels.DEPTH), -(-columns // kernels.COLUMNS)
+    high, wide, unit = blocks * kernels.DEPTH, across * kernels.COLUMNS, 1 if columns % 4 else 4
+    return _Shape((3, high, wide), -(-high * wide // _BLOCK), across, unit, (blocks, depth == high, unit))
 
 
 def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> None:
@@ -82,7 +98,7 @@ def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> 
         tiles * shares,
         (left, right, partial, partial_sums),
         (rows, depth // 4, columns // 4, share),
-        {"SUMS": sums is not None, "BLOCK_DEPTH": high, "BLOCK_COLUMNS": wide, "BLOCK_ROWS": kernels.SUMMED},
+        (sums is not None, high, wide, kernels.SUMMED),
     )
     torch.sum(partial, 0, out=out)
     if sums is not None:

@@ -199,8 +199,9 @@ class TritonTotals:
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
         start(given, rowptr.size(0) - 1, rowptr.get_device(), programs)
+        total = partial.sum(0)
         for offset, output in zip(self._offsets, outputs, strict=True):
-            output.view(-1).copy_(partial[:, offset : offset + output.numel()].sum(0))
+            output.view(-1).copy_(total[offset : offset + output.numel()])
 
 
 def _on(device: int) -> AbstractContextManager[object]:

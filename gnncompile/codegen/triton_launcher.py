@@ -84,24 +84,24 @@ class Kernel:
     def __init__(self, kernel: Any, **options: Any) -> None:
         self._kernel = kernel
         self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
-        self._launchers: dict[tuple[Any, ...], Launcher] = {}
+        self._launchers: dict[tuple[int, tuple[Any, ...]], Launcher] = {}
 
     def __call__(
-        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, Any]
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
         """Launches so many programs on the current device, which must be that of the tensors.
 
-        `constants` are given in the order of the parameters.
+        Arguments are given in the order of the parameters.
         """
         device = tensors[0].get_device()
         pointers = [tensor.data_ptr() for tensor in tensors]
         # What was compiled for aligned pointers serves every call with such.
         aligned = not reduce(or_, pointers) & 15
-        key = (device, *constants.values())
-        launcher = self._launchers.get(key) if aligned else None
+        launcher = self._launchers.get((device, constants)) if aligned else None
         if launcher is not None:
             launcher(programs, 1, device, [*pointers, *numbers])
             return
-        compiled = self._kernel[programs, 1, 1](*tensors, *numbers, **constants, **self._options)
+        compiled = self._kernel[programs, 1, 1](*tensors, *numbers, *constants, **self._options)
         if aligned and compiled is not None:  # the interpreter returns None
-            self._launchers[key] = Launcher(compiled, "O" * len(tensors) + "i" * len(numbers), [*constants.values()])
+            types = "O" * len(tensors) + "i" * len(numbers)
+            self._launchers[device, constants] = Launcher(compiled, types, constants)

@@ -267,17 +267,32 @@ class Differentiation:
             b: A builder that goes on from the region; the values are made in it.
             wanted: For each tensor, whether a gradient may be asked for; all if left out.
         """
-        inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
-        inputs = [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
+        inputs = self._inputs(wanted)
         if self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
             return []  # their gradient makes the same values per edge, and hands them over
         copy = Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
-        edges = [self.cotangents[at].edge for at, n in inputs if n.space is not self.region.by.opposite]
+        biases = self._biases(wanted)
+        own = [at for at, n in inputs if n.space is not self.region.by.opposite and at not in biases]
+        edges = [self.cotangents[at].edge for at in own]
         sums = {edge: self._sums(self._sum_over_edges(edge)) for edge in edges if edge is not None}
         free = {e: arguments for e, arguments in sums.items() if all(map(self._known_to_the_walk, arguments))}
         if len(free) < len(sums) or not self._pays(free):
             free = {e: arguments for e, arguments in free.items() if self._hand_over(e)}
         return [copy(a) for arguments in free.values() for a in arguments]
+
+    def _inputs(self, wanted: tuple[bool, ...] | None) -> list[tuple[int, Node]]:
+        """The inputs whose gradients are wanted; all if `wanted` is None."""
+        inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
+        return [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
+
+    def _biases(self, wanted: tuple[bool, ...] | None) -> set[int]:
+        """Parameters whose cotangent per edge is summed over all edges, times features, for the weights of a layer: the
+        same walk sums it without.
+        """
+        inputs = self._inputs(wanted)
+        summed = {self.b.nodes[sum_].args[1] for at, _ in inputs for sum_ in self.cotangents[at].layers}
+        parameters = [(at, self.cotangents[at]) for at, n in inputs if n.space is Space.PARAMETER]
+        return {at for at, total in parameters if total.edge in summed and total.row is None}
 
     def _pays(self, sums: dict[int, list[int]]) -> bool:
         """Whether keeping sums costs less than a walk that gathers what they are made of, at a few edges a row."""
@@ -333,13 +348,16 @@ class Differentiation:
         """Cuts the cotangents of the wanted inputs into stages."""
         gradients: list[Gradient | None] = [None] * len(wanted)
         found, layers = [], []
-        for at, node in enumerate(self.region.nodes):
-            if node.op == "input" and node.differentiable and wanted[int(node.value or 0)]:
-                total = self.cotangents[at]
-                if total.edge is not None or total.row is not None:
-                    found.append((int(node.value or 0), node, total))
-                elif total.layers:
-                    layers.append((int(node.value or 0), total.layers))
+        biases = self._biases(wanted)
+        for at, node in self._inputs(wanted):
+            total = self.cotangents[at]
+            if at in biases:
+                one = self.b.on_edges(self.b.const(1))
+                layers.append((int(node.value or 0), True, [self.b.outer(one, total.edge or 0, node.shape)]))
+            elif total.edge is not None or total.row is not None:
+                found.append((int(node.value or 0), node, total))
+            elif total.layers:
+                layers.append((int(node.value or 0), False, total.layers))
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
@@ -352,9 +370,9 @@ class Differentiation:
         else:
             given = self._walk(self.region.by.opposite, opposite, edges, {}, handed, gradients)
             self._row_stage(rows, [], given, [], gradients)
-        made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, sums in layers for sum_ in sums])
-        for k, sums in layers:
-            gradients[k] = Gradient(tuple(made[: len(sums)]), False)
+        made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, _, sums in layers for sum_ in sums])
+        for k, is_bias, sums in layers:
+            gradients[k] = Gradient(tuple(made[: len(sums)]), is_bias)
             made = made[len(sums) :]
         return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 
