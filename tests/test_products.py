@@ -54,6 +54,26 @@ def test_by_rows(rows: int, depth: int, columns: int, transposed: bool, added: s
     assert _off(out, expected.relu() if relu else expected) < EXACT
 
 
+@pytest.mark.parametrize("added", ["nothing", "row", "matrix"])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("ours", [True, False])
+def test_product_writes_the_same_by_the_library(
+    added: str, relu: bool, gated: bool, ours: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if ours:
+        monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+        monkeypatch.setattr(dense_ops, "SMALLEST", 1)
+        monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", 1)
+    left, right, gate = (torch.randn(n, 16, device=DEVICE) for n in (5, 16, 5))
+    given = {"nothing": None, "row": torch.randn(16, device=DEVICE), "matrix": torch.randn(5, 16, device=DEVICE)}[added]
+    gate[0, 0], gate[1, 1] = NAN, 0
+    out = torch.full((5, 16), NAN, device=DEVICE)
+    dense_ops.write_product(left, right, given, gate if gated else None, relu, out)
+    expected = torch.ops.gnncompile.product(left, right, given, gate if gated else None, relu, False)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_gate():
     """Zeros where a matrix is not positive, as in the gradient of a ReLU: where it is no number, the gradient is."""
     left, right = torch.randn(70, 32, device=DEVICE), torch.randn(32, 40, device=DEVICE)
@@ -127,6 +147,7 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     for bound in ("LEAST", "LEAST_BY_ROWS", "SMALLEST"):
         monkeypatch.setattr(dense_ops, bound, 1)
+    monkeypatch.setattr(products_pass, "SMALLEST_WEIGHT", 1)
     monkeypatch.setattr(dense_ops, "_TUNED_FOR", dense_ops._capability(0) if DEVICE == "cuda" else None)
     torch._dynamo.reset()
 
@@ -195,7 +216,9 @@ def test_models(name: str, on_tensor_cores: None):
 def _code_of(options: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32, width: int = 16) -> str:
     model, x = nn.Linear(width, 32).to(DEVICE, dtype), torch.randn(70, width, device=DEVICE, dtype=dtype)
     torch._dynamo.reset()
-    found, codes = run_and_get_code(gnncompile.compile(model, options=options), x)
+    compiled = gnncompile.compile(model, options=options)
+    with torch._inductor.config.patch(force_disable_caches=True):  # what is patched here is no part of their keys
+        found, codes = run_and_get_code(compiled, x)
     torch.testing.assert_close(found, model(x), rtol=1e-3, atol=1e-3)
     return "".join(codes)
 
@@ -205,6 +228,9 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
     assert not BY_ROWS.search(_code_of({"products": False}))
     assert not BY_ROWS.search(_code_of(dtype=torch.float64))
     assert not BY_ROWS.search(_code_of(width=15)) and not BY_ROWS.search(_code_of(width=18))
+    with monkeypatch.context() as narrow:
+        narrow.setattr(products_pass, "SMALLEST_WEIGHT", 1024)
+        assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))
     with monkeypatch.context() as other:
         other.setattr(dense_ops, "_TUNED_FOR", (1, 0))
         assert dense_ops.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")

@@ -21,6 +21,9 @@ from gnncompile.runtime.dense_ops import LEAST_BY_ROWS, in_parts
 NARROWEST = 16
 """Columns of the matrices: tensor cores multiply blocks of 16."""
 
+SMALLEST_WEIGHT = 2048
+"""Elements of a weight: with fewer, the library's products wait for memory as ours do."""
+
 
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
@@ -51,7 +54,7 @@ def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
     args: Any = node.args
     left, right = args[-2:]
     added = args[0] if len(args) == 3 else None
-    if node.kwargs or not _fits(left, right) or not _has_rows(left, value(right).shape[1]) or not _is_weight(right):
+    if node.kwargs or not _fits(left, right) or not _is_weight(right) or not _has_rows(left, value(right).shape[1]):
         return
     if added is not None and not (_is_row(added, node) or alike(added, node)):
         return
@@ -152,10 +155,11 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def _is_weight(right: fx.Node) -> bool:
-    """Whether a matrix's size is known, and it or its transpose lies in memory row by row."""
-    matrix = value(right)
-    depth, columns = matrix.shape
-    return isinstance(depth, int) and isinstance(columns, int) and _strides(right) in ((columns, 1), (1, depth))
+    """Whether a matrix's size is known and not too small, and it or its transpose lies in memory row by row."""
+    depth, columns = value(right).shape
+    if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < SMALLEST_WEIGHT:
+        return False
+    return _strides(right) in ((columns, 1), (1, depth))
 
 
 def _strides(node: fx.Node) -> tuple[int | None, ...]:

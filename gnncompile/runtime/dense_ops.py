@@ -85,7 +85,7 @@ def write_product(
     if relu and (added is None or added.dim() == 2):
         out.relu_()
     if gate is not None:
-        out.masked_fill_(gate <= 0, 0)
+        torch.ops.aten.threshold_backward.grad_input(out, gate, 0, grad_input=out)
 
 
 def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
