@@ -100,6 +100,14 @@ def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.Monk
     torch.testing.assert_close(sums.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 4), (31, 64), (700, 36), (300, 260)])
+def test_sums(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "_PROCESSORS", 1)
+    matrix, out = torch.randn(rows, columns, device=DEVICE), torch.full((columns,), NAN, device=DEVICE)
+    products.sums(matrix, out)
+    torch.testing.assert_close(out.double(), matrix.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
 def test_views_that_begin_anywhere():
     """Memory that does not begin at a multiple of 16 bytes, and a weight with gaps."""
     left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
@@ -242,6 +250,20 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
         assert not BY_ROWS.search(_code_of())
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def test_a_sum_waits_for_the_walk_over_the_edges(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dense_ops, "LEAST_SUMMED", 1)
+    model, x = GCNConv(16, 16).to(DEVICE), torch.randn(9, 16, device=DEVICE)
+    edges = torch.randint(9, (2, 20), device=DEVICE)
+    compiled = gnncompile.compile(model)
+    found = _steps(model, compiled, x, edges, torch.float32)
+    for a, b in zip(found, _steps(model, model, x, edges, torch.float32), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+    _, codes = run_and_get_code(lambda: compiled(x.requires_grad_(), edges).sum().backward())
+    body = codes[1].partition("def call(")[2]
+    assert 0 < body.index("region_") < body.index("write_sums_over_rows(") < body.index("write_product_over_rows(")
 
 
 def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):

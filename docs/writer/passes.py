@@ -81,7 +81,7 @@ def in_order(root: Path) -> list[Pass]:
     names = [(name, options.get(name)) for name in modules]
     names += [("gnncompile.passes.hoist", "hoist")]
     names += [(f"gnncompile.passes.{name}", "epilogues") for name in ("epilogue", "dense")]
-    names += [("gnncompile.passes.products", "products")]
+    names += [("gnncompile.passes.products", "products"), ("gnncompile.passes.late", None)]
     found = []
     for name, option in names:
         short = name.rpartition(".")[2]

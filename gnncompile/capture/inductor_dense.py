@@ -47,6 +47,16 @@ class ProductOverRows(Call):
         wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({', '.join(self.references())})")
 
 
+class SumsOverRows(Call):
+    """Writes ``rows.sum(0)``: the rows, what must have been launched before, and the result."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        rows, _, out = self.references()
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_dense.write_sums_over_rows({rows}, {out})")
+
+
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
     if V.graph.cpp_wrapper:
         return fallback_handler(_own.add_product.default, add_to_fallback_set=False)(total, left, right)
@@ -84,6 +94,14 @@ def _lower_product_and_sums(left: Any, right: Any) -> Any:
     return made
 
 
+def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
+    if V.graph.cpp_wrapper:
+        return fallback_handler(_own.sums_over_rows.default, add_to_fallback_set=False)(rows, behind)
+    out = _empty(rows, rows.get_size()[1])
+    SumsOverRows([_contiguous(rows), ir.ExternKernel.realize_input(behind), out], [out])
+    return out
+
+
 def _contiguous(tensor: Any) -> Any:
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))
 
@@ -99,3 +117,4 @@ def install() -> None:
     register_lowering(_own.product.default, type_promotion_kind=None)(_lower_product)
     register_lowering(_own.product_over_rows.default, type_promotion_kind=None)(_lower_product_over_rows)
     register_lowering(_own.product_and_sums_over_rows.default, type_promotion_kind=None)(_lower_product_and_sums)
+    register_lowering(_own.sums_over_rows.default, type_promotion_kind=None)(_lower_sums_over_rows)

@@ -17,8 +17,12 @@ _BLOCK = 1024
 _PROCESSORS = 132
 """Multiprocessors of the GPUs that these kernels were tuned on."""
 
+_SUMMED = 4096
+"""Elements that a program of :func:`sums` reads at a time."""
+
 _split = Kernel(kernels.split, num_warps=4)
 _by_rows = Kernel(kernels.by_rows, num_warps=kernels.WARPS, num_stages=kernels.STAGES)
+_sums = Kernel(kernels.sums, num_warps=4)
 
 
 def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor) -> None:
@@ -103,6 +107,25 @@ def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> 
     torch.sum(partial, 0, out=out)
     if sums is not None:
         torch.sum(partial_sums, 0, out=sums)
+
+
+def sums(rows: Tensor, out: Tensor) -> None:
+    """Writes ``rows.sum(0)``, the same for the same numbers of rows and columns on every call.
+
+    Args:
+        rows: float32 ``[rows, columns]``, contiguous; columns are a multiple of 4.
+        out: float32 ``[columns]``, contiguous.
+    """
+    count, columns = rows.shape
+    wide = _block(columns)
+    high = _SUMMED // wide
+    across = -(-columns // wide)
+    shares = max(8 * _PROCESSORS // across, 1)
+    share = -(-count // (shares * high)) * high
+    shares = -(-count // share)
+    partial = rows.new_empty((shares, columns))
+    _sums(shares * across, (rows, partial), (count, columns // 4, share), (high, wide))
+    torch.sum(partial, 0, out=out)
 
 
 @lru_cache(maxsize=2)

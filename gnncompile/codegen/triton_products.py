@@ -198,3 +198,21 @@ def over_rows(
     if SUMS:  # noqa: SIM102 (a constant and a tensor)
         if tile % across == 0:
             tl.store(sums_ptr + part * depth + i, tl.sum(summed, 1), mask=i < depth)
+
+
+@triton.jit(do_not_specialize=["rows", "fours", "share"])
+def sums(matrix_ptr, partial_ptr, rows, fours, share, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """The sum of each share of the rows of ``[rows, columns]``, to ``[shares, columns]``; columns come in fours."""
+    columns = fours * 4
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
+    part = tl.program_id(0) // across
+    j = (tl.program_id(0) % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    row = tl.arange(0, BLOCK_ROWS)
+    begin = part * share
+    end = tl.minimum(begin + share, rows)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for start in range(begin, end, BLOCK_ROWS):
+        here = start + row
+        at = here.to(tl.int64)[:, None] * columns + j[None, :]
+        total += tl.load(matrix_ptr + at, mask=(here < end)[:, None] & (j < columns)[None, :], other=0.0)
+    tl.store(partial_ptr + part * columns + j, tl.sum(total, 0), mask=j < columns)

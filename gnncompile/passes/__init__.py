@@ -29,6 +29,7 @@ from gnncompile.passes import (
     hoist,
     idioms,
     laid_out,
+    late,
     lower,
     narrower,
     node_side,
@@ -83,6 +84,7 @@ def finish(graph: fx.Graph, options: dict[str, Any]) -> None:
         dense.run(graph)
     if options["products"]:
         products.run(graph)
+    late.run(graph)
 
 
 @dataclass(frozen=True)

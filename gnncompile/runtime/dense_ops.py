@@ -8,6 +8,8 @@ returns a new tensor, so that a graph is right with or without Inductor.
 ``gnncompile::product(left, right, added, gate, relu, in_place)`` and ``gnncompile::product_over_rows(left, right)``:
 the same of many rows, by kernels that compute float32 products on tensor cores
 (:mod:`gnncompile.codegen.triton_products`).
+
+``gnncompile::sums_over_rows(rows, behind)``: sums of rows that wait until another call has been launched.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ LIBRARY.define("product_over_rows(Tensor left, Tensor right) -> Tensor", tags=(t
 LIBRARY.define(
     "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
 )
+LIBRARY.define("sums_over_rows(Tensor rows, Tensor behind) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 LEAST, LEAST_BY_ROWS = 2**28, 2**27
 """Multiplications from which on a product is ours: below, a second launch costs as much as the first one saves. The
@@ -36,6 +39,9 @@ second number is for products with a weight, which are faster."""
 
 SMALLEST = 2**19
 """Elements from which on a product with a weight is ours: there are tiles for all multiprocessors of the GPU."""
+
+LEAST_SUMMED = 2**20
+"""Elements from which on a sum of rows is ours: below, the library needs one launch, and we two."""
 
 MOST = 2**31
 """Rows, and elements of a weight, are counted in int32."""
@@ -79,7 +85,7 @@ def write_product(
     if added is None:
         torch.mm(left, right, out=out)
     elif relu and added.dim() == 1:
-        torch._addmm_activation(added, left, right, out=out)
+        torch.ops.aten._addmm_activation.out(added, left, right, out=out)
     else:
         torch.addmm(added, left, right, out=out)
     if relu and (added is None or added.dim() == 2):
@@ -105,6 +111,16 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
     torch.mm(left.t(), right, out=out)
     if sums is not None:
         torch.sum(left, 0, out=sums)
+
+
+def write_sums_over_rows(rows: Tensor, out: Tensor) -> None:
+    """Writes ``rows.sum(0)``: float32 ``[rows, columns]`` and ``[columns]``, contiguous; columns come in fours."""
+    if rows.numel() >= LEAST_SUMMED and _can(rows):
+        from gnncompile.codegen import products
+
+        products.sums(rows, out)
+    else:
+        torch.sum(rows, 0, out=out)
 
 
 def _can(left: Tensor) -> bool:
@@ -144,6 +160,15 @@ def _fake_product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tenso
     return _fake_product_over_rows(left, right), left.new_empty(left.size(1))
 
 
+def _sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
+    """``[n, m].sum(0)``, launched when what makes `behind` has been."""
+    return rows.sum(0)
+
+
+def _fake_sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
+    return rows.new_empty(rows.size(1))
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """``[n, m] + [n, k] @ [k, m]``, all of one floating dtype."""
     return torch.addmm(total, left, right)
@@ -157,6 +182,7 @@ for _name, _op, _of_fakes in (
     ("add_product", _add_product, _fake),
     ("product", _product, _fake_product),
     ("product_over_rows", _product_over_rows, _fake_product_over_rows),
+    ("sums_over_rows", _sums_over_rows, _fake_sums_over_rows),
     ("product_and_sums_over_rows", _product_and_sums_over_rows, _fake_product_and_sums_over_rows),
 ):
     LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")

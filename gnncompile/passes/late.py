@@ -1,0 +1,68 @@
+"""Sums over rows wait until there is long work in front of them. Runs after differentiation, on each graph.
+
+Before: ``b = sum(dy, 0); dx = region([dy], ...)[0]``
+After:  ``dx = region([dy], ...)[0]; b = sums_over_rows(dy, dx)``, launched behind what makes `dx`
+Why it pays: a GPU computes what was launched while the host launches more. A gradient begins with the sums for biases,
+of a few microseconds each, for which the host takes longer; behind a walk over the edges, nobody waits for the host.
+The order has to be part of the graph, since Inductor orders anew what does not depend on each other.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from gnncompile.passes.context import aten, known_size, own, value
+from gnncompile.runtime.launch import generator
+
+_LONG = (own.region.default, own.product.default)
+_VIEWS = (aten.view.default, aten.reshape.default, aten.squeeze.dim)
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+        (rows,) = node.all_input_nodes
+        if _is_sum_of_rows(node, rows):
+            long = min((user for user in rows.users if user.target in _LONG and user > node), default=None)
+            if long is not None:
+                _put_behind(graph, node, rows, _result(long))
+
+
+def _is_sum_of_rows(node: fx.Node, rows: fx.Node) -> bool:
+    """Whether a node sums rows that are in memory anyway, so that Inductor has nothing to fuse the sum with."""
+    matrix = value(rows)
+    if node.args[1] not in ([0], [-2]) or node.kwargs or matrix.dim() != 2 or matrix.dtype != torch.float32:
+        return False
+    if not (rows.op == "placeholder" or rows.target in _LONG or _is_result(rows)):
+        return False
+    columns = matrix.shape[1]
+    is_wide = isinstance(columns, int) and columns % 4 == 0
+    in_order = [known_size(stride) for stride in matrix.stride()] == [columns, 1]
+    return is_wide and in_order and generator(matrix.device.type) == "triton"
+
+
+def _is_result(node: fx.Node) -> bool:
+    return node.target is operator.getitem and node.args[0].target is own.region.default  # type: ignore[union-attr]
+
+
+def _result(long: fx.Node) -> fx.Node:
+    """A tensor that a call makes."""
+    return long if long.target is not own.region.default else min(long.users)
+
+
+def _put_behind(graph: fx.Graph, node: fx.Node, rows: fx.Node, behind: fx.Node) -> None:
+    early = [user for user in node.users if user < behind]
+    if not all(view.target in _VIEWS and all(user > behind for user in view.users) for view in early):
+        return
+    with graph.inserting_after(behind):
+        made = graph.call_function(own.sums_over_rows.default, (rows, behind))
+    with graph.inserting_after(made):
+        shaped = graph.call_function(aten.reshape.default, (made, list(value(node).shape)))
+    made.meta["val"], shaped.meta = value(node).reshape(-1), node.meta
+    node.replace_all_uses_with(shaped)
+    graph.erase_node(node)
+    for view in early:
+        shaped.append(view)
