@@ -120,7 +120,7 @@ def sums(rows: Tensor, out: Tensor) -> None:
     wide = _block(columns)
     high = _SUMMED // wide
     across = -(-columns // wide)
-    shares = max(8 * _PROCESSORS // across, 1)
+    shares = max(2 * _PROCESSORS // across, 1)
     share = -(-count // (shares * high)) * high
     shares = -(-count // share)
     partial = rows.new_empty((shares, columns))
