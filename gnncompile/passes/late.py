@@ -26,9 +26,10 @@ def run(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
         (rows,) = node.all_input_nodes
         if _is_sum_of_rows(node, rows):
-            long = min((user for user in rows.users if user.target in _LONG and user > node), default=None)
-            if long is not None:
-                _put_behind(graph, node, rows, _result(long))
+            made = (_result(user) for user in rows.users if user.target in _LONG and user > node)
+            behind = min((one for one in made if one is not None), default=None)
+            if behind is not None:
+                _put_behind(graph, node, rows, behind)
 
 
 def _is_sum_of_rows(node: fx.Node, rows: fx.Node) -> bool:
@@ -48,9 +49,9 @@ def _is_result(node: fx.Node) -> bool:
     return node.target is operator.getitem and node.args[0].target is own.region.default  # type: ignore[union-attr]
 
 
-def _result(long: fx.Node) -> fx.Node:
-    """A tensor that a call makes."""
-    return long if long.target is not own.region.default else min(long.users)
+def _result(call: fx.Node) -> fx.Node | None:
+    """A tensor that a call makes; None if nobody wants any."""
+    return call if call.target is not own.region.default else min(call.users, default=None)
 
 
 def _put_behind(graph: fx.Graph, node: fx.Node, rows: fx.Node, behind: fx.Node) -> None:

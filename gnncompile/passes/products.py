@@ -25,6 +25,9 @@ SMALLEST_WEIGHT = 2048
 """Elements of a weight: with fewer, the library's products wait for memory as ours do."""
 
 
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
+
+
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     for target in _PRODUCTS:
@@ -33,21 +36,13 @@ def run(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.mm.default):
         _over_rows(graph, node)
     for node in graph.find_nodes(op="call_function", target=aten.relu.default):
-        _take_in(graph, node, node.args[0], {"relu": True})
+        _take_in(graph, node, node.args[0], relu=True)
     for node in graph.find_nodes(op="call_function", target=aten.where.self):
         gate = _gate(node)
         if gate is not None:
-            _take_in(graph, node, node.args[2], {"gate": gate})
+            _take_in(graph, node, node.args[2], gate=gate)
     for node in graph.find_nodes(op="call_function", target=own.product_over_rows.default):
         _take_in_sums(graph, node)
-
-
-_PRODUCTS = (
-    aten.mm.default,
-    aten.addmm.default,
-    aten._addmm_activation.default,
-    own.add_product.default,
-)
 
 
 def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
@@ -73,12 +68,11 @@ def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
         _replace(graph, node, own.product_over_rows.default, left, right)
 
 
-def _take_in(graph: fx.Graph, node: fx.Node, product: Any, changes: dict[str, Any]) -> None:
+def _take_in(graph: fx.Graph, node: fx.Node, product: Any, *, relu: bool = False, gate: fx.Node | None = None) -> None:
     """Lets a product do what a node does with it, if nobody else reads it."""
     if product.target is own.product.default and len(product.users) == 1 and product.args[3] is None:
-        left, right, added, gate, relu, in_place = product.args
-        relu, gate = changes.get("relu", relu), changes.get("gate", gate)
-        _replace(graph, node, own.product.default, left, right, added, gate, relu, in_place)
+        left, right, added, _, clamped, in_place = product.args
+        _replace(graph, node, own.product.default, left, right, added, gate, relu or clamped, in_place)
         graph.erase_node(product)
 
 

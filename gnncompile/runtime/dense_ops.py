@@ -47,7 +47,8 @@ MOST = 2**31
 """Rows, and elements of a weight, are counted in int32."""
 
 _TUNED_FOR = (9, 0)
-"""Compute capability of the GPUs on which our kernels were seen to be faster than the library's: H100, H200."""
+"""Compute capability of the GPU on which our kernels were seen to be faster than the library's, an H200; an H100 has
+the same multiprocessors."""
 
 
 def in_parts(device: torch.device) -> bool:
