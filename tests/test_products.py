@@ -108,6 +108,23 @@ def test_sums(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     torch.testing.assert_close(out.double(), matrix.double().sum(0), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("depth", "columns"), [(100, 256), (256, 256), (256, 47), (128, 512)])
+def test_many_rows(depth: int, columns: int):
+    """As many as a sampled mini-batch has: the programs' shares are long, and all of a launch is used."""
+    rows = 316_499
+    left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(columns, depth, device=DEVICE).t()
+    added, gate = torch.randn(rows, columns, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
+    out, expected = added.clone(), left.double() @ right.double() + added.double()
+    products.by_rows(left, right, out, gate, True, out)
+    assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
+    if columns % 4 == 0:
+        product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
+        products.over_rows(gate, left, product, sums)
+        assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
+        assert _off(sums, gate.double().sum(0)) < 2 * EXACT
+
+
 def test_views_that_begin_anywhere():
     """Memory that does not begin at a multiple of 16 bytes, and a weight with gaps."""
     left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
