@@ -173,7 +173,7 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("LEAST", "LEAST_BY_ROWS", "SMALLEST"):
         monkeypatch.setattr(dense_ops, bound, 1)
     monkeypatch.setattr(products_pass, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(dense_ops, "_TUNED_FOR", dense_ops._capability(0) if DEVICE == "cuda" else None)
+    monkeypatch.setattr(dense_ops, "_TUNED_FOR", torch.cuda.get_device_capability() if DEVICE == "cuda" else None)
     torch._dynamo.reset()
 
 

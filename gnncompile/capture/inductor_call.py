@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import V, ir
+from gnncompile._compat.inductor import V, fallback_handler, ir, register_lowering
 
 
 class Call(ir.ExternKernel):
@@ -41,3 +41,19 @@ class Call(ir.ExternKernel):
     def get_unbacked_symbol_defs(self) -> Any:
         """The call makes no new sizes."""
         return type(super().get_unbacked_symbol_defs())()
+
+
+def contiguous(tensor: Any) -> Any:
+    """A tensor of Inductor's graph, in memory and in order."""
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))
+
+
+def install(op: Any, lower: Callable[..., Any]) -> None:
+    """Tells Inductor how to lower an op; where it writes C++, in which there are no such lines, it calls the op."""
+
+    def lowered(*args: Any) -> Any:
+        if V.graph.cpp_wrapper:
+            return fallback_handler(op, add_to_fallback_set=False)(*args)
+        return lower(*args)
+
+    register_lowering(op, type_promotion_kind=None)(lowered)

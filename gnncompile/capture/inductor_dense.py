@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import V, fallback_handler, ir, lowerings, register_lowering
-from gnncompile.capture.inductor_call import Call
+from gnncompile._compat.inductor import ir, lowerings
+from gnncompile.capture import inductor_call
+from gnncompile.capture.inductor_call import Call, contiguous
 from gnncompile.runtime import dense_ops  # noqa: F401  (defines the ops)
 
 _own = torch.ops.gnncompile
@@ -58,52 +59,37 @@ class SumsOverRows(Call):
 
 
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
-    if V.graph.cpp_wrapper:
-        return fallback_handler(_own.add_product.default, add_to_fallback_set=False)(total, left, right)
     given = [ir.ExternKernel.realize_input(t) for t in (total, left, right)]
     ProductInPlace(given, given[:1])
     return total
 
 
 def _lower_product(left: Any, right: Any, added: Any, gate: Any, relu: bool, in_place: bool) -> Any:
-    if V.graph.cpp_wrapper:
-        op = fallback_handler(_own.product.default, add_to_fallback_set=False)
-        return op(left, right, added, gate, relu, in_place)
     out = added if in_place else _empty(left, left.get_size()[0], right.get_size()[1])
-    extra = [None if t is None else _contiguous(t) for t in (added, gate)]
-    given = [_contiguous(left), ir.ExternKernel.realize_input(right), *extra, extra[0] if in_place else out]
+    extra = [None if t is None else contiguous(t) for t in (added, gate)]
+    given = [contiguous(left), ir.ExternKernel.realize_input(right), *extra, extra[0] if in_place else out]
     there = tuple(t is not None for t in given)
     Product([t for t in given if t is not None], given[-1:], (there, relu))
     return out
 
 
 def _lower_product_over_rows(left: Any, right: Any) -> Any:
-    if V.graph.cpp_wrapper:
-        return fallback_handler(_own.product_over_rows.default, add_to_fallback_set=False)(left, right)
     out = _empty(left, left.get_size()[1], right.get_size()[1])
-    ProductOverRows([_contiguous(left), _contiguous(right), out], [out])
+    ProductOverRows([contiguous(left), contiguous(right), out], [out])
     return out
 
 
 def _lower_product_and_sums(left: Any, right: Any) -> Any:
-    if V.graph.cpp_wrapper:
-        return fallback_handler(_own.product_and_sums_over_rows.default, add_to_fallback_set=False)(left, right)
     columns = left.get_size()[1]
     made = [_empty(left, columns, right.get_size()[1]), _empty(left, columns)]
-    ProductOverRows([_contiguous(left), _contiguous(right), *made], made)
+    ProductOverRows([contiguous(left), contiguous(right), *made], made)
     return made
 
 
 def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
-    if V.graph.cpp_wrapper:
-        return fallback_handler(_own.sums_over_rows.default, add_to_fallback_set=False)(rows, behind)
     out = _empty(rows, rows.get_size()[1])
-    SumsOverRows([_contiguous(rows), ir.ExternKernel.realize_input(behind), out], [out])
+    SumsOverRows([contiguous(rows), ir.ExternKernel.realize_input(behind), out], [out])
     return out
-
-
-def _contiguous(tensor: Any) -> Any:
-    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))
 
 
 def _empty(like: Any, *size: Any) -> Any:
@@ -113,8 +99,8 @@ def _empty(like: Any, *size: Any) -> Any:
 
 def install() -> None:
     """Tells Inductor."""
-    register_lowering(_own.add_product.default, type_promotion_kind=None)(_lower_add_product)
-    register_lowering(_own.product.default, type_promotion_kind=None)(_lower_product)
-    register_lowering(_own.product_over_rows.default, type_promotion_kind=None)(_lower_product_over_rows)
-    register_lowering(_own.product_and_sums_over_rows.default, type_promotion_kind=None)(_lower_product_and_sums)
-    register_lowering(_own.sums_over_rows.default, type_promotion_kind=None)(_lower_sums_over_rows)
+    inductor_call.install(_own.add_product.default, _lower_add_product)
+    inductor_call.install(_own.product.default, _lower_product)
+    inductor_call.install(_own.product_over_rows.default, _lower_product_over_rows)
+    inductor_call.install(_own.product_and_sums_over_rows.default, _lower_product_and_sums)
+    inductor_call.install(_own.sums_over_rows.default, _lower_sums_over_rows)

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import V, fallback_handler, ir, lowerings, register_lowering
-from gnncompile.capture.inductor_call import Call
+from gnncompile._compat.inductor import lowerings
+from gnncompile.capture import inductor_call
+from gnncompile.capture.inductor_call import Call, contiguous
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.runtime import (
@@ -52,10 +53,8 @@ class RegionCall(Call):
 
 
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
-    if V.graph.cpp_wrapper:
-        return fallback_handler(_OP, add_to_fallback_set=False)(tensors, layout, spec)  # type: ignore[no-any-return]
     layout = layout[:3]  # the rest is for the gradient
-    given = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (*tensors, *layout)]
+    given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _allocate(layout, spec)
     launch.prepare(spec, outputs[0].get_device().type)
     RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
@@ -81,4 +80,4 @@ def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
 
 def install() -> None:
     """Tells Inductor."""
-    register_lowering(_OP, type_promotion_kind=None)(_lower)
+    inductor_call.install(_OP, _lower)

@@ -17,7 +17,7 @@ _BLOCK = 1024
 _PROCESSORS = 132
 """Multiprocessors of the GPUs that these kernels were tuned on."""
 
-_SUMMED = 4096
+_TILE = 4096
 """Elements that a program of :func:`sums` reads at a time."""
 
 _split = Kernel(kernels.split, num_warps=4)
@@ -93,9 +93,8 @@ def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> 
     high, wide = _block(depth), _block(columns)
     tiles = -(-depth // high) * -(-columns // wide)
     # Narrow tiles leave room for several programs on a multiprocessor.
-    shares = max(_PROCESSORS * {128: 1, 96: 2, 64: 3}[(high + wide) // 2] // tiles, 1)
-    share = -(-rows // (shares * kernels.SUMMED)) * kernels.SUMMED
-    shares = -(-rows // share)
+    programs = _PROCESSORS * {128: 1, 96: 2, 64: 3}[(high + wide) // 2]
+    share, shares = _shares(rows, programs // tiles, kernels.SUMMED)
     partial = left.new_empty((shares, depth, columns))
     partial_sums = partial if sums is None else left.new_empty((shares, depth))
     _over_rows(8 if high + wide == 256 else 4)(
@@ -118,11 +117,9 @@ def sums(rows: Tensor, out: Tensor) -> None:
     """
     count, columns = rows.shape
     wide = _block(columns)
-    high = _SUMMED // wide
+    high = _TILE // wide
     across = -(-columns // wide)
-    shares = max(2 * _PROCESSORS // across, 1)
-    share = -(-count // (shares * high)) * high
-    shares = -(-count // share)
+    share, shares = _shares(count, 2 * _PROCESSORS // across, high)
     partial = rows.new_empty((shares, columns))
     _sums(shares * across, (rows, partial), (count, columns // 4, share), (high, wide))
     torch.sum(partial, 0, out=out)
@@ -131,6 +128,12 @@ def sums(rows: Tensor, out: Tensor) -> None:
 @lru_cache(maxsize=2)
 def _over_rows(warps: int) -> Kernel:
     return Kernel(kernels.over_rows, num_warps=warps, num_stages=kernels.STAGES)
+
+
+def _shares(rows: int, most: int, block: int) -> tuple[int, int]:
+    """Rows of a share, a multiple of `block`, and how many shares there are, one or at most so many."""
+    share = -(-rows // (max(most, 1) * block)) * block
+    return share, -(-rows // share)
 
 
 def _block(columns: int) -> int:

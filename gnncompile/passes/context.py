@@ -283,6 +283,11 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
+
+
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are equal for every graph, without adding a guard."""
     return bool(statically_known_true(a == b))
@@ -315,12 +320,29 @@ def same_shape(one: Any, other: Any) -> bool:
     return len(a) == len(b) and all(map(same_size, a, b))
 
 
+def is_packed(fake: torch.Tensor) -> bool:
+    """Whether the elements stand in memory row after row, for every graph."""
+    expected: Any = 1
+    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+        if not is_one(size) and not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
 def per_row(factor: Any) -> bool:
     """Whether a factor, a number or a tensor, is the same for all features of a row."""
     if not is_tensor(factor):
         return True
     shape = value(factor).shape
     return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
+
+
+def sums_rows(node: fx.Node) -> bool:
+    """Whether a node sums over the rows of a matrix, in the type that it has."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs:
+        return False
+    return node.args[1] in ([0], [-2]) and value(node.all_input_nodes[0]).dim() == 2
 
 
 def is_switch(node: fx.Node) -> bool:

@@ -20,8 +20,8 @@ from torch import fx
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import aten, is_tensor, own, same_size, value
-from gnncompile.passes.message import POINTWISE, NotFusable, Slots, is_one
+from gnncompile.passes.context import aten, is_one, is_packed, is_tensor, own, same_size, value
+from gnncompile.passes.message import POINTWISE, NotFusable, Slots
 
 _VIEWS = {
     aten.view.default,
@@ -138,7 +138,7 @@ class _Rows:
             raise NotFusable(f"an operand has type {fake.dtype}")
         if (fake.dtype == torch.float64) != self.region.double and fake.dtype != torch.bool:
             raise NotFusable("an operand has another precision")
-        if not _is_packed(fake):
+        if not is_packed(fake):
             raise NotFusable("an operand would have to be copied")
         own_rows = self._has_rows(node)
         space = self.region.by if own_rows else Space.PARAMETER
@@ -192,16 +192,6 @@ class _Rows:
     def _same_rows(self, node: fx.Node) -> bool:
         fake = value(node)
         return bool(fake.dim() > 0 and same_size(fake.shape[0], self.num_rows))
-
-
-def _is_packed(fake: torch.Tensor) -> bool:
-    """Whether the elements stand in memory row after row, for every graph."""
-    expected: Any = 1
-    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
-        if not is_one(size) and not same_size(stride, expected):
-            return False
-        expected = expected * size
-    return True
 
 
 def _count(sizes: Sequence[Any]) -> int:

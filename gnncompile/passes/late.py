@@ -14,7 +14,7 @@ import operator
 import torch
 from torch import fx
 
-from gnncompile.passes.context import aten, known_size, own, value
+from gnncompile.passes.context import aten, is_packed, own, sums_rows, value
 from gnncompile.runtime.launch import generator
 
 _LONG = (own.region.default, own.product.default)
@@ -35,14 +35,12 @@ def run(graph: fx.Graph) -> None:
 def _is_sum_of_rows(node: fx.Node, rows: fx.Node) -> bool:
     """Whether a node sums rows that are in memory anyway, so that Inductor has nothing to fuse the sum with."""
     matrix = value(rows)
-    if node.args[1] not in ([0], [-2]) or node.kwargs or matrix.dim() != 2 or matrix.dtype != torch.float32:
+    if not sums_rows(node) or matrix.dtype != torch.float32 or not is_packed(matrix):
         return False
     if not (rows.op == "placeholder" or rows.target in _LONG or _is_result(rows)):
         return False
     columns = matrix.shape[1]
-    is_wide = isinstance(columns, int) and columns % 4 == 0
-    in_order = [known_size(stride) for stride in matrix.stride()] == [columns, 1]
-    return is_wide and in_order and generator(matrix.device.type) == "triton"
+    return isinstance(columns, int) and columns % 4 == 0 and generator(matrix.device.type) == "triton"
 
 
 def _is_result(node: fx.Node) -> bool:

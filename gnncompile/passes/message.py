@@ -19,7 +19,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
 from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
 from gnncompile.passes import edge_layers
-from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
+from gnncompile.passes.context import Context, aten, guarded_same, is_one, own, same_size, value
 from gnncompile.passes.dropout import seed_of
 from gnncompile.passes.sizes import Symbols
 
@@ -353,11 +353,6 @@ def size_node(ctx: Context, table: fx.Node, at: fx.Node) -> Any:
         known = size if size is not None else ctx.call(aten.sym_size.int, table, 0)
         ctx.shared_nodes[key] = known
     return known
-
-
-def is_one(size: Any) -> bool:
-    """Whether a size is known to be 1."""
-    return isinstance(size, int) and size == 1
 
 
 def narrow(sizes: Iterable[Any], slots: Slots) -> Slots:

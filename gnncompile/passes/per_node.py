@@ -23,8 +23,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, is_tensor, own, per_row, same_shape, same_size, value
-from gnncompile.passes.message import is_one
+from gnncompile.passes.context import (
+    Context,
+    alike,
+    aten,
+    is_one,
+    is_tensor,
+    own,
+    per_row,
+    same_shape,
+    same_size,
+    value,
+)
 
 _VIEWS = (aten.view.default, aten.reshape.default)
 _SUMS = ("sum", "mean")

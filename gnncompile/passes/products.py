@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import alike, aten, is_tensor, known_size, own, value
+from gnncompile.passes.context import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 from gnncompile.runtime.dense_ops import LEAST_BY_ROWS, in_parts
 
 NARROWEST = 16
@@ -61,7 +61,7 @@ def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
 def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
     transposed, right = node.args
     left = _before_transposing(transposed)
-    if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not _is_contiguous(right):
+    if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not is_packed(value(right)):
         return
     columns = value(right).shape[1]
     if columns % 4 == 0 and _has_rows(left, columns):
@@ -84,13 +84,13 @@ def _gate(node: fx.Node) -> fx.Node | None:
     if not isinstance(zeros, fx.Node) or zeros.target is not aten.full.default or zeros.args != ([], 0):
         return None
     gate: Any = condition.args[0]
-    return gate if alike(gate, product) and alike(gate, node) and _is_contiguous(gate) else None
+    return gate if alike(gate, product) and alike(gate, node) and is_packed(value(gate)) else None
 
 
 def _take_in_sums(graph: fx.Graph, node: fx.Node) -> None:
     """Lets a product over rows sum the rows of its left matrix, which it reads anyway."""
     left, right = node.all_input_nodes[0], node.all_input_nodes[-1]
-    sums = [user for user in left.users if _is_sum(user)]
+    sums = [user for user in left.users if sums_rows(user)]
     if not sums:
         return
     place = max(left, right).next
@@ -111,11 +111,6 @@ def _take_in_sums(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(one)
 
 
-def _is_sum(node: fx.Node) -> bool:
-    """Whether a node is the sum of a matrix's rows."""
-    return node.target is aten.sum.dim_IntList and node.args[1] in ([0], [-2]) and not node.kwargs
-
-
 def _replace(graph: fx.Graph, node: fx.Node, target: Any, *args: Any) -> None:
     with graph.inserting_before(node):
         made = graph.call_function(target, args)
@@ -134,7 +129,7 @@ def _fits(left: Any, right: Any) -> bool:
     widths = one.shape[1], other.shape[1]
     if not all(isinstance(width, int) and width >= NARROWEST for width in widths):
         return False
-    return widths[0] % 4 == 0 and _is_contiguous(left)
+    return widths[0] % 4 == 0 and is_packed(one)
 
 
 def _has_rows(left: fx.Node, columns: int) -> bool:
@@ -144,20 +139,12 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
     return known is None or known * depth * columns >= LEAST_BY_ROWS
 
 
-def _is_contiguous(node: fx.Node) -> bool:
-    return _strides(node) == (value(node).shape[1], 1)
-
-
 def _is_weight(right: fx.Node) -> bool:
     """Whether a matrix's size is known and not too small, and it or its transpose lies in memory row by row."""
     depth, columns = value(right).shape
     if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < SMALLEST_WEIGHT:
         return False
-    return _strides(right) in ((columns, 1), (1, depth))
-
-
-def _strides(node: fx.Node) -> tuple[int | None, ...]:
-    return tuple(map(known_size, value(node).stride()))
+    return is_packed(value(right)) or is_packed(value(right).t())
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:
@@ -174,6 +161,6 @@ def _before_transposing(node: Any) -> fx.Node | None:
     """What a node transposes."""
     if not is_tensor(node) or value(node).dim() != 2:
         return None
-    if node.target is aten.permute.default and list(node.args[1]) in ([1, 0], [-1, -2], [-1, 0], [1, -2]):
+    if node.target is aten.permute.default and [dim % 2 for dim in node.args[1]] == [1, 0]:
         return node.args[0]  # type: ignore[no-any-return]
     return node.args[0] if node.target is aten.t.default else None

@@ -14,25 +14,12 @@ the same of many rows, by kernels that compute float32 products on tensor cores
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from gnncompile.runtime.launch import generator
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
-LIBRARY.define("add_product(Tensor total, Tensor left, Tensor right) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(
-    "product(Tensor left, Tensor right, Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define("product_over_rows(Tensor left, Tensor right) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(
-    "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
-)
-LIBRARY.define("sums_over_rows(Tensor rows, Tensor behind) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-
 LEAST, LEAST_BY_ROWS = 2**28, 2**27
 """Multiplications from which on a product is ours: below, a second launch costs as much as the first one saves. The
 second number is for products with a weight, which are faster."""
@@ -57,12 +44,7 @@ def in_parts(device: torch.device) -> bool:
     """
     if generator(device.type) != "triton" or torch.backends.cuda.matmul.fp32_precision == "tf32":
         return False
-    return device.type != "cuda" or _capability(device.index) == _TUNED_FOR
-
-
-@lru_cache(maxsize=64)
-def _capability(index: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _TUNED_FOR
 
 
 def write_product(
@@ -175,16 +157,25 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return torch.addmm(total, left, right)
 
 
-def _fake(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _fake_add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return total.new_empty((left.size(0), right.size(1)))
 
 
-for _name, _op, _of_fakes in (
-    ("add_product", _add_product, _fake),
-    ("product", _product, _fake_product),
-    ("product_over_rows", _product_over_rows, _fake_product_over_rows),
-    ("sums_over_rows", _sums_over_rows, _fake_sums_over_rows),
-    ("product_and_sums_over_rows", _product_and_sums_over_rows, _fake_product_and_sums_over_rows),
+for _schema, _op, _of_fakes in (
+    ("add_product(Tensor total, Tensor left, Tensor right) -> Tensor", _add_product, _fake_add_product),
+    (
+        "product(Tensor left, Tensor right, Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
+        _product,
+        _fake_product,
+    ),
+    ("product_over_rows(Tensor left, Tensor right) -> Tensor", _product_over_rows, _fake_product_over_rows),
+    (
+        "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)",
+        _product_and_sums_over_rows,
+        _fake_product_and_sums_over_rows,
+    ),
+    ("sums_over_rows(Tensor rows, Tensor behind) -> Tensor", _sums_over_rows, _fake_sums_over_rows),
 ):
+    _name = LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_name}", _of_fakes, lib=LIBRARY)
