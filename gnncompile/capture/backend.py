@@ -19,6 +19,7 @@ from gnncompile.capture import inductor_dense, inductor_region, recordable, subs
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip
 from gnncompile.runtime.attached import true_rows
+from gnncompile.runtime.backward_thread import in_caller
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.stand_ins import with_stand_ins
 from gnncompile.runtime.structure import Structure
@@ -95,11 +96,13 @@ class Backend:
     ) -> Callable[..., Any]:
         self.captured.append(captured)
         padded = captured.record.padded
-        if padded is None or not any(padded):
-            return self._recorded(compiled, gm, inputs, captured)
-        if not self.narrows:
+        if padded is not None and any(padded) and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
         whole = self._recorded(compiled, gm, inputs, captured)
+        if self.own["backward_in_caller"]:
+            whole = in_caller(whole)
+        if padded is None or not any(padded):
+            return whole
         return lambda *args: true_rows(whole(*args), padded)
 
     def _recorded(

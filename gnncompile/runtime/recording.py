@@ -99,9 +99,10 @@ class Recording:
 
     def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:
         self._cotangents = [torch.empty_like(m) for m in made]
-        self._backward, self._gradients = record(
-            lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
-        )
+        with torch.autograd.set_multithreading_enabled(False):  # what is captured is the work of one thread
+            self._backward, self._gradients = record(
+                lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
+            )
 
     def _saved_inputs(self, made: list[Tensor], args: Sequence[Any]) -> list[int]:
         """Positions of the inputs that the backward reads where the caller has them: to be kept as they are."""
@@ -177,33 +178,44 @@ class Gradients:
     """
 
     def __init__(self, made: Sequence[Tensor | None]) -> None:
-        self._alone = [g if g is not None and g.numel() * g.element_size() > SMALL else None for g in made]
-        self._places: list[tuple[int, torch.Size, tuple[int, ...], int] | None] = []
-        lengths: dict[torch.dtype, int] = {}
-        for gradient, alone in zip(made, self._alone, strict=True):
-            if gradient is None or alone is not None:
-                self._places.append(None)
-                continue
-            start = lengths.get(gradient.dtype, 0)
-            group = [*lengths, gradient.dtype].index(gradient.dtype)
-            self._places.append((group, gradient.shape, _contiguous(gradient.shape), start))
-            step = max(ALIGNMENT // gradient.element_size(), 1)
-            lengths[gradient.dtype] = start + -(-gradient.numel() // step) * step
-        device = next((g.device for g in made if g is not None), None)
-        self._buffers = [torch.zeros(n, dtype=dtype, device=device) for dtype, n in lengths.items()]
-        for gradient, place in zip(made, self._places, strict=True):
-            if gradient is not None and place is not None:
-                self._buffers[place[0]].as_strided(*place[1:]).copy_(gradient)
+        self._number = len(made)
+        self._alone: dict[int, Tensor] = {}
+        small: dict[torch.dtype, dict[int, Tensor]] = {}
+        for k, gradient in enumerate(made):
+            if gradient is not None:
+                is_small = gradient.numel() * gradient.element_size() <= SMALL
+                (small.setdefault(gradient.dtype, {}) if is_small else self._alone)[k] = gradient
+        self._common = [_Common(members) for members in small.values()]
 
     def copies(self) -> list[Tensor | None]:
         """The gradients, for the caller to keep."""
-        buffers = [b.clone() for b in self._buffers]
-        return [
-            buffers[place[0]].as_strided(*place[1:])
-            if place is not None
-            else (None if alone is None else alone.clone())
-            for place, alone in zip(self._places, self._alone, strict=True)
-        ]
+        found: list[Tensor | None] = [None] * self._number
+        for k, gradient in self._alone.items():
+            found[k] = gradient.clone()
+        for common in self._common:
+            common.copy_to(found)
+        return found
+
+
+class _Common:
+    """Copies of gradients of one type, in one buffer."""
+
+    def __init__(self, members: dict[int, Tensor]) -> None:
+        self._places: list[tuple[int, tuple[Any, Any, int]]] = []
+        end = 0
+        for k, gradient in members.items():
+            self._places.append((k, (gradient.shape, _contiguous(gradient.shape), end)))
+            step = max(ALIGNMENT // gradient.element_size(), 1)
+            end += -(-gradient.numel() // step) * step
+        gradients = [gradient.contiguous() for gradient in members.values()]
+        self._buffer = gradients[0].new_empty(end)
+        torch._foreach_copy_([self._buffer.as_strided(*place) for _, place in self._places], gradients)  # one launch
+
+    def copy_to(self, found: list[Tensor | None]) -> None:
+        """Puts views of a copy where they belong."""
+        buffer = self._buffer.clone()
+        for k, place in self._places:
+            found[k] = buffer.as_strided(*place)
 
 
 class _Replay(torch.autograd.Function):

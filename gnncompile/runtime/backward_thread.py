@@ -1,0 +1,90 @@
+"""The backward of a compiled model on a GPU runs in the thread that asks for it.
+
+Autograd gives nodes that work on a GPU to a thread of its own, one per GPU. To wake that one, and at the end the one
+that asked, takes longer than all launches of a small step. ``torch.autograd.set_multithreading_enabled(False)`` turns
+this off for the thread that calls it; here it is off as long as there is a result of a compiled model in this thread
+whose backward may come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from gnncompile import _compat
+
+_KEY = "gnncompile: its backward may come"
+
+
+class _Thread:
+    """What one thread waits for.
+
+    Attributes:
+        waiting: Identities of what :func:`in_caller` has left at nodes that are alive.
+        ours: Whether it was turned off here, and not by the user.
+    """
+
+    def __init__(self) -> None:
+        self.identity, self.waiting, self.ours = threading.get_ident(), set[int](), False
+
+    def begin(self, awaited: int) -> None:
+        self.waiting.add(awaited)
+        if _compat.has_backward_threads():
+            _compat.set_backward_threads(False)
+            self.ours = True
+
+    def end(self, awaited: int) -> None:
+        self.waiting.discard(awaited)
+        # In a backward, torch would undo it at its end; of another thread it can't be set.
+        here = self.identity == threading.get_ident() and not _compat.in_backward()
+        if self.ours and here and not self.waiting:
+            _compat.set_backward_threads(True)
+            self.ours = False
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+class _Awaited:
+    """One backward that may come; ends with the node that would be run."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, thread: _Thread) -> None:
+        self._thread = thread
+        thread.begin(id(self))
+
+    def __del__(self) -> None:
+        self._thread.end(id(self))
+
+
+_local = _Local()
+
+
+def in_caller(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph, the backward of whose results runs in the thread that asks for it, if they are on a GPU."""
+
+    def call(*args: Any) -> Any:
+        made = run(*args)
+        _await(made)
+        return made
+
+    return call
+
+
+def _await(made: Iterable[Any]) -> None:
+    node: Any = next(
+        (m.grad_fn for m in made if isinstance(m, Tensor) and _has_thread(m) and m.grad_fn is not None), None
+    )
+    if node is not None and not _compat.in_backward():
+        node.metadata[_KEY] = _Awaited(_local.thread)
+
+
+def _has_thread(tensor: Tensor) -> bool:
+    """Whether autograd has a thread for nodes that work where a tensor is."""
+    return tensor.is_cuda
