@@ -128,16 +128,32 @@ def test_nan_and_infinity_in_extremes(several_rows: bool, device: str) -> None:
     check(region, g, device, [x], rows_tile(region) if several_rows else None)
 
 
+@pytest.mark.parametrize("channels", [2, 70])
 @pytest.mark.parametrize("several_rows", [False, True])
-def test_nan_and_infinity_in_softmax(several_rows: bool, device: str) -> None:
-    """Rows of all -inf, with one -inf, with +inf, with NaN, with large logits; as torch, NaN where exp(inf - inf)."""
-    region = attention(D, "float32", 1, 2)
+@pytest.mark.parametrize("edges", [1, 2, 4])
+def test_nan_and_infinity_in_softmax(edges: int, several_rows: bool, channels: int, device: str) -> None:
+    """Rows of all -inf, with one -inf, with +inf, with NaN, with large logits; as torch, NaN where exp(inf - inf). The
+    edges of wide rows share one maximum: -inf may come before anything else.
+    """
+    region = attention(D, "float32", 1, channels)
     a = torch.tensor([[-INF], [1.0], [INF], [NAN], [3e38], [-3e38], [200.0]])
     row = [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4, 6, 6]
     col = [0, 0, 0, 1, 6, 1, 2, 3, 1, 5, 4, 1, 6, 0]
     g = graph(row, col, 7, 7)
-    tensors = [torch.zeros(7, 1), a, torch.randn(7, 2), torch.randn(1, 2)]
-    check(region, g, device, tensors, rows_tile(region) if several_rows else None)
+    tensors = [torch.zeros(7, 1), a, torch.randn(7, channels), torch.randn(1, channels)]
+    tile = rows_tile(region, rows=2 if several_rows else 1, edges=edges)
+    check(region, g, device, tensors, tile)
+
+
+@pytest.mark.parametrize("several_rows", [False, True])
+def test_infinity_behind_another_step(several_rows: bool, device: str) -> None:
+    """What is weighed with 0 in the end may be infinite: 0 times infinity is no number, wherever it stands."""
+    region = attention(D, "float32", 1, 64)
+    x = torch.ones(3, 64)
+    x[0, 0], x[1, 1] = INF, -INF
+    g = graph([0, 0, 0, 1, 1], [0, 1, 2, 2, 2], 2, 3)
+    tensors = [torch.zeros(2, 1), torch.tensor([[-2e3], [0.0], [2e3]]), x, torch.zeros(1, 64)]
+    check(region, g, device, tensors, rows_tile(region, rows=2 if several_rows else 1, edges=1))
 
 
 def test_padded_lanes_do_not_count(device: str) -> None:

@@ -20,7 +20,7 @@ from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
-from tests.triton_regions import MIXED, D, S, attention, dot_attention, neighbour_sum, row_wise
+from tests.triton_regions import MIXED, D, S, attention, attention_gradient, dot_attention, neighbour_sum, row_wise
 
 pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
@@ -144,9 +144,14 @@ def test_source_is_deterministic_and_free_of_sizes() -> None:
     assert 'do_not_specialize=["num_rows"]' in source(row_wise(D, "float32", 1, 16))
 
 
-def test_logits_are_all_that_the_first_pass_reads() -> None:
-    first, second = source(attention(D, "float32", 4, 16)).split("# pass 2 of 2")
-    assert "load(t1" in first and "load(t2" not in first and "load(t2" in second and "load(t3" in second
+def test_what_a_softmax_weighs_is_gathered_with_its_logits() -> None:
+    text = source(attention(D, "float32", 4, 16))
+    assert text.count("over the edges\n") == 1 and all(text.count(f"load(t{k}") == 1 for k in range(4))
+
+
+def test_what_waits_for_a_sum_is_gathered_again() -> None:
+    first, second = source(attention_gradient(D, "float32", 4, 16)).split("# pass ")[1:]
+    assert "load(t1" in first and "load(t2" in first and "load(t1" in second and "load(t2" in second
 
 
 def test_unsupported() -> None:

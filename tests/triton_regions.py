@@ -188,6 +188,22 @@ def channel_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish([Output(y, dtype, (heads, channels))])
 
 
+def weighed_sums(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Sums by one softmax, wide and narrow, in its own pass; sums that must wait for a later pass; the softmax."""
+    b = Builder(by)
+    logits = attention_logits(b, by, dtype, heads)
+    alpha = b.softmax(logits)
+    x, gate = b.input(2, by.opposite, (heads, channels), dtype), b.input(3, E, (heads, 1), dtype)
+    wide = b.reduce("sum", b.op("mul", gate, b.op("mul", alpha, x)))
+    narrow = b.reduce("sum", b.op("mul", b.op("sigmoid", gate), alpha))
+    twice = b.reduce("sum", b.op("mul", b.op("mul", x, alpha), alpha))
+    later = b.reduce("sum", b.op("mul", alpha, b.op("tanh", b.op("mul", x, narrow))))
+    other = b.softmax(b.op("mul", logits, narrow))
+    both = b.reduce("sum", b.op("mul", b.op("mul", alpha, x), other))
+    sums = [(one, (heads, channels)) for one in (wide, twice, later, both)]
+    return b.finish([Output(v, dtype, size) for v, size in [*sums, (narrow, (heads,)), (alpha, (heads,))]])
+
+
 def several(by: Space, dtype: str, heads: int, channels: int) -> Region:
     """Sum, sum of squares and maximum at once, then a standard deviation: an epilogue on reductions."""
     b = Builder(by)
@@ -266,6 +282,7 @@ CASES: list[Case] = [
     dot_attention,
     attention_gradient,
     channel_softmax,
+    weighed_sums,
     several,
     edge_values,
     degree_and_constants,

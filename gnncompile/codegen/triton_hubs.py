@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gnncompile.codegen import triton_softmax
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
 from gnncompile.codegen.triton_text import masked
-from gnncompile.codegen.triton_writer import PROPAGATE, START, Writer
+from gnncompile.codegen.triton_writer import START, Writer
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout
 
@@ -59,7 +60,10 @@ class HubWriter(Writer):
         for i in targets:
             node = self.region.nodes[i]
             if node.op == "softmax":
-                self._merge_softmax(i)
+                sums = self._load_partial(i, "0.0", node.shape[0] * node.shape[1])
+                triton_softmax.merge(self, i, self._load_partial(i, 'float("-inf")'), sums)
+            elif i in self.plan.weighed:
+                self._combine(i, f"{self._load_partial(i, '0.0')} * weight{self.plan.weighed[i].softmax}")
             else:
                 self._combine(i, self._load_partial(i, START[node.op]))
         self.indent -= 1
@@ -67,15 +71,6 @@ class HubWriter(Writer):
     def _load_partial(self, i: int, other: str, further: int = 0) -> str:
         place, masks = self._partial(i, "part", further)
         return f"tl.load({place}{masked(['alive', *masks], other)})"
-
-    def _merge_softmax(self, i: int) -> None:
-        shape = self.region.nodes[i].shape
-        self.line(f"""x = {self._load_partial(i, 'float("-inf")')}""")
-        self.line(f"y = {self._load_partial(i, '0.0', shape[0] * shape[1])}")
-        self.line(f"top = tl.maximum(m{i}, x, {PROPAGATE})")
-        self.line("y *= tl.where(x == top, 1.0, tl.exp(x - top))")
-        self.line(f"s{i} = s{i} * tl.where(m{i} == top, 1.0, tl.exp(m{i} - top)) + y")
-        self.line(f"m{i} = top")
 
 
 class PieceWriter(HubWriter):
@@ -106,10 +101,7 @@ class PieceWriter(HubWriter):
         for i in self._reduced_in(self.part.step):
             node = self.region.nodes[i]
             if node.op == "softmax":
-                self.line(f"max{i} = {self._over_edges(f'm{i}', node.shape, 'maximum')}")
-                # A piece whose logits are all -inf must not make a NaN of its row.
-                scale = f"tl.where(m{i} == max{i}, 1.0, tl.exp(m{i} - max{i}))"
-                self.line(f"sum{i} = {self._over_edges(f's{i} * {scale}', node.shape)}")
+                triton_softmax.join_lanes(self, i)
                 self._store_partial(i, f"max{i}")
                 self._store_partial(i, f"sum{i}", node.shape[0] * node.shape[1])
             else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gnncompile.codegen.triton_weighed import Weighed, weighed
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
@@ -87,10 +89,12 @@ class Schedule:
     Attributes:
         passes: Number of passes over the edges of a row; 0 in a region without edges.
         need: From node position to pass, for the nodes that the outputs need.
+        weighed: The sums that are added up in the pass of the softmax that weighs them.
     """
 
     passes: int
     need: dict[int, int]
+    weighed: dict[int, Weighed]
 
     def finished_in(self, step: int) -> list[int]:
         """Positions of all nodes with ``need == step + 1``."""
@@ -103,11 +107,15 @@ def schedule(region: Region) -> Schedule:
     Raises:
         Unsupported: The region has a value that the Triton generator can't express, or needs too many passes.
     """
+    together = weighed(region)
     ready: list[int] = []  # number of passes behind which a value can be had
-    for node in region.nodes:
+    for i, node in enumerate(region.nodes):
         _check(region, node)
-        before = max((ready[a] for a in reads(region, node)), default=0)
-        ready.append(before + 1 if node.op in ENDS else before)
+        if i in together and any(ready[a] >= ready[together[i].softmax] for a in together[i].factors):
+            del together[i]  # another pass comes first
+        before = max((ready[a] for a in reads(region, together, i)), default=0)
+        behind_one_more = ready[together[i].softmax] if i in together else before + 1
+        ready.append(behind_one_more if node.op in ENDS else before)
     wanted = behind(region.nodes, (o.node for o in region.outputs))
     passes = max((ready[i] for i in wanted), default=0)
     for out in region.outputs:
@@ -118,19 +126,31 @@ def schedule(region: Region) -> Schedule:
             passes = max(passes, ready[out.node] + 1)
     if passes > MAX_PASSES:
         raise Unsupported(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
+    return Schedule(passes, _needs(region, together, passes), together)
 
+
+def _needs(region: Region, together: dict[int, Weighed], passes: int) -> dict[int, int]:
+    """Before which pass each value must be ready (see :class:`Schedule`)."""
     need: dict[int, int] = {}
     for out in region.outputs:
         last = passes - 1 if region.per_edge(out) else passes
         need[out.node] = min(need.get(out.node, last), last)
-    for i in reversed(range(len(region.nodes))):
-        if i not in need:
-            continue
-        node = region.nodes[i]
-        k = need[i] - 1 if node.op in ENDS else need[i]
-        for a in reads(region, node):
-            need[a] = min(need.get(a, k), k)
-    return Schedule(passes, need)
+    before: dict[int, int] = {}
+    while need != before:  # a softmax and what it weighs are needed as soon as one of them is
+        before = dict(need)
+        for i in reversed(range(len(region.nodes))):
+            if i in need:
+                k = need[i] - 1 if region.nodes[i].op in ENDS else need[i]
+                _lower(need, reads(region, together, i), k)
+                if i in together:
+                    _lower(need, (together[i].softmax,), need[i])
+                    _lower(need, (i,), need[together[i].softmax])
+    return need
+
+
+def _lower(need: dict[int, int], nodes: Iterable[int], k: int) -> None:
+    for a in nodes:
+        need[a] = min(need.get(a, k), k)
 
 
 def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
@@ -139,7 +159,7 @@ def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
     found = []
     for step in range(plan.passes):
         ends = [i for i in plan.finished_in(step) if region.nodes[i].op in ENDS]
-        todo = [a for i in ends for a in reads(region, region.nodes[i])]
+        todo = [a for i in ends for a in reads(region, plan.weighed, i)]
         if step == plan.passes - 1:
             todo += [o.node for o in region.outputs if region.per_edge(o)]
         seen: set[int] = set()
@@ -158,9 +178,17 @@ in the caches by then, and to count in the same pass takes longer (SAGE with max
 2.14)."""
 
 
-def reads(region: Region, node: Node) -> tuple[int, ...]:
-    """The values that an operation needs."""
+def reads(region: Region, together: dict[int, Weighed], i: int) -> tuple[int, ...]:
+    """The values that an operation needs; what a softmax weighs does not need it, but is added up with it."""
+    if i in together:
+        return together[i].factors
+    node = region.nodes[i]
     return (*node.args, *region.nodes[node.args[0]].args) if node.op == "ties" else node.args
+
+
+def shares_maximum(region: Region, plan: Schedule, softmax: int) -> bool:
+    """Whether the edges of a row share the largest logit so far, as a sum that it weighs is combined in each step."""
+    return any(one.softmax == softmax and every_step(region.nodes[i]) for i, one in plan.weighed.items())
 
 
 def _check(region: Region, node: Node) -> None:
@@ -429,6 +457,6 @@ def _wide_streams(region: Region, plan: Schedule) -> int:
 def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
     """Whether a pass keeps an accumulator about as large as its tile in registers."""
     width = region.grid[0] * region.grid[1]
-    nodes = [region.nodes[i] for i in plan.finished_in(step)]
+    nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
     lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS) and not every_step(n)]
     return any(4 * n.shape[0] * n.shape[1] >= width for n in lanes) and width >= WIDE // 2

@@ -53,12 +53,12 @@ class TotalsWriter(Writer):
         self.line(f"x = tl.where(alive, {self.operand(value)}, 0.0)")
         for k in range(self.region.features(i)):
             text = f"c{features}_{k} * x"
-            self.line(f"acc{i}_{k} += {self._over_edges(text, node.shape) if every_step(node) else text}")
+            self.line(f"acc{i}_{k} += {self.over_edges(text, node.shape) if every_step(node) else text}")
 
     def _store_sum(self, i: int) -> None:
         node = self.region.nodes[i]
         offset, masks = self.feature(node.shape)
         for k in range(self.region.features(i)):
-            total = f"acc{i}_{k}" if every_step(node) else self._over_edges(f"acc{i}_{k}", node.shape)
+            total = f"acc{i}_{k}" if every_step(node) else self.over_edges(f"acc{i}_{k}", node.shape)
             at = self.partials[i] + k * node.shape[0] * node.shape[1]
             self.line(f"tl.store(partial + program * {self.partial_length} + {at}{offset}, {total}{masked(masks)})")

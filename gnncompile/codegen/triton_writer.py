@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from gnncompile.codegen import triton_bits, triton_layers
+from gnncompile.codegen import triton_bits, triton_layers, triton_softmax
 from gnncompile.codegen.triton_plan import (
     ENDS,
     WHOLE,
@@ -22,8 +22,9 @@ from gnncompile.codegen.triton_plan import (
     every_step,
     power_of_two,
     reads,
+    shares_maximum,
 )
-from gnncompile.codegen.triton_text import literal, masked, without_parentheses
+from gnncompile.codegen.triton_text import PROPAGATE, literal, masked, without_parentheses
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
@@ -46,7 +47,6 @@ from gnncompile.runtime import layout
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
 
-PROPAGATE = "propagate_nan=tl.PropagateNan.ALL"
 COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
 START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
@@ -250,7 +250,7 @@ class Writer:
             if node.op in (*REDUCTIONS, "ties"):
                 self._finish_reduction(i)
             elif node.op == "softmax":
-                self._finish_softmax(i)
+                triton_softmax.finish(self, i)
             elif not self.varies(node) and node.op != "const" and node.space is not Space.FEATURE:
                 self._compute(i)
 
@@ -259,7 +259,7 @@ class Writer:
         targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
-        roots = [a for i in targets for a in reads(self.region, self.region.nodes[i])] + [o.node for _, o in stores]
+        roots = [a for i in targets for a in reads(self.region, self.plan.weighed, i)] + [o.node for _, o in stores]
         needed = self._edge_closure(roots)
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in targets:
@@ -331,27 +331,34 @@ class Writer:
         }
         return f"[{', '.join(str(lengths[a]) for a in self.axes)}]"
 
+    def row_shape(self, shape: Shape) -> str:
+        """The lengths of a tile that holds a value of this shape per row, as sums over its edges have."""
+        return "()" if self.tile.rows == 1 and shape == (1, 1) else self.tile_shape(shape, 1)
+
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
-        shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
         if node.op == "softmax":
-            self.line(f'm{i} = tl.full({shape}, float("-inf"), {self.compute})')
-            self.line(f"s{i} = tl.full({shape}, 0.0, {self.compute})")
+            triton_softmax.start(self, i)
         else:
+            shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
             self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
 
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
+        if node.op == "softmax":
+            triton_softmax.accumulate(self, i)
+        elif i in self.plan.weighed:
+            softmax, factors = self.plan.weighed[i]
+            product = " * ".join([f"weight{softmax}", *map(self.operand, factors)])
+            self._combine(i, f"tl.where(alive, {product}, 0.0)")
+        else:
+            self._accumulate_alone(i)
+
+    def _accumulate_alone(self, i: int) -> None:
+        node = self.region.nodes[i]
         arg = node.args[0]
         value = self.operand(arg)
-        if node.op == "softmax":
-            # Every lane keeps its own maximum and sum; they meet after the loop. One exponential serves both cases:
-            # the larger of the old maximum and the new logit has exponential 1.
-            self.line(f'x = tl.where(alive, {value}, float("-inf"))')
-            self.line(f"scale = tl.where(m{i} == x, 1.0, tl.exp(-tl.abs(m{i} - x)))")
-            self.line(f"s{i} = tl.where(x > m{i}, s{i} * scale + 1.0, s{i} + scale)")
-            self.line(f"m{i} = tl.maximum(m{i}, x, {PROPAGATE})")
-        elif node.op == "reduce_sum":
+        if node.op == "reduce_sum":
             source_node = self.region.nodes[arg]
             zero_already = source_node.op == "input" and self.varies(source_node)
             self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
@@ -364,13 +371,15 @@ class Writer:
         """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
         node = self.region.nodes[i]
         combine = COMBINE.get(node.op, "")
-        masked = self._over_edges(masked, node.shape, combine) if every_step(node) else masked
+        masked = self.over_edges(masked, node.shape, combine) if every_step(node) else masked
         if combine:
             self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {PROPAGATE})")
+        elif i in self.plan.weighed:
+            self.line(f"acc{i} = acc{i} * keep{self.plan.weighed[i].softmax} + {masked}")
         else:
             self.line(f"acc{i} += {masked}")
 
-    def _over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
+    def over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""
         scalar = self.tile.rows == 1 and shape == (1, 1)
         axis = "None" if scalar else str(self.axes.index("edge"))
@@ -382,7 +391,9 @@ class Writer:
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
         total = self._reduced(i)
-        if node.op in COMBINE:
+        if i in self.plan.weighed:
+            total = f"tl.where(occupied, {total} / sum{self.plan.weighed[i].softmax}, 0.0)"
+        elif node.op in COMBINE:
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
             self.names[i] = total
@@ -394,14 +405,10 @@ class Writer:
         node = self.region.nodes[i]
         if every_step(node):
             return f"acc{i}"
-        return self._over_edges(f"acc{i}", node.shape, COMBINE.get(node.op, ""))
-
-    def _finish_softmax(self, i: int) -> None:
-        shape = self.region.nodes[i].shape
-        self.line(f"max{i} = {self._over_edges(f'm{i}', shape, 'maximum')}")
-        total = self._over_edges(f"s{i} * tl.exp(m{i} - max{i})", shape)
-        self.line(f"sum{i} = tl.where(occupied, {total}, 0.0)")
-        self.line(f"max{i} = tl.where(occupied, max{i}, 0.0)")
+        softmax = self.plan.weighed[i].softmax if i in self.plan.weighed else None
+        own = softmax is not None and not shares_maximum(self.region, self.plan, softmax)
+        lanes = f"acc{i} * share{softmax}" if own else f"acc{i}"
+        return self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
 
     # -- values ---------------------------------------------------------------------------------------------------
 

@@ -78,11 +78,12 @@ def in_caller(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _await(made: Iterable[Any]) -> None:
-    node: Any = next(
-        (m.grad_fn for m in made if isinstance(m, Tensor) and _has_thread(m) and m.grad_fn is not None), None
-    )
-    if node is not None and not _compat.in_backward():
-        node.metadata[_KEY] = _Awaited(_local.thread)
+    for one in made:
+        node: Any = one.grad_fn if isinstance(one, Tensor) else None
+        if node is not None and _has_thread(one):
+            if not _compat.in_backward():
+                node.metadata[_KEY] = _Awaited(_local.thread)
+            return
 
 
 def _has_thread(tensor: Tensor) -> bool:
