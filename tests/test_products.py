@@ -122,7 +122,7 @@ def test_many_rows(depth: int, columns: int):
         product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
         products.over_rows(gate, left, product, sums)
         assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
-        assert _off(sums, gate.double().sum(0)) < 2 * EXACT
+        assert _off(sums, gate.double().sum(0)) < 4 * EXACT
 
 
 def test_views_that_begin_anywhere():
