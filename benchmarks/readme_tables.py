@@ -1,5 +1,6 @@
 """The tables of README and speed guide, made from stored results: each is named by a marker."""
 
+import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,47 @@ def memory_cpu(folder: Path) -> str:
     return markdown(header, rows)
 
 
+def layers_gpu(folder: Path) -> str:
+    """One layer at a time on the large graph, by the order of its edges; times, with peak memory in brackets."""
+    found: dict[str, dict[str, dict[str, Record]]] = {}
+    with (folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = {name: float(row[name]) if row[name] else None for name in ("median_ms", "peak_mib")}
+            found.setdefault(row["model"], {}).setdefault(row["order"], {})[row["row"]] = numbers
+    header = ["layer"]
+    for order in ("random", "sorted"):
+        header += [f"{order} edges: better torch.compile", "gnncompile", "over compile"]
+    rows = []
+    for model, orders in found.items():
+        cells = [model]
+        for order in ("random", "sorted"):
+            given = orders.get(order)
+            cells += ["", "", ""] if given is None else _against_compile(given)
+        rows.append(cells)
+    return markdown(header, rows)
+
+
+def _against_compile(found: dict[str, Record]) -> list[str]:
+    """The better row of `torch.compile`, ours, and the ratio; that over eager where nothing else ran."""
+    compiled, ours = best(found, COMPILE, "median_ms"), found["gnncompile"]
+    ran = "fails" if compiled is None else _with_memory(compiled, best(found, COMPILE, "peak_mib"))
+    ratio = times(compiled, ours["median_ms"], 2)
+    if compiled is None and "eager" in found:
+        ratio = f"{times(found['eager']['median_ms'], ours['median_ms'], 1)} over eager"
+    return [ran, _with_memory(ours["median_ms"], ours["peak_mib"]), ratio]
+
+
+def attention_gpu(folder: Path) -> str:
+    """The core of attention and of a maximum alone."""
+    rows = Stored(folder / "nvidia-h200" / "attention-cuda.json").rows
+    shown = [[row["graph"], row["model"], _with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
+    return markdown(["graph", "core", "gnncompile"], shown)
+
+
+def _with_memory(milliseconds: float | None, peak: float | None) -> str:
+    return number(milliseconds) + ("" if peak is None else f" ({peak:.0f})")
+
+
 def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
     """The medians of eager, of the better row of `torch.compile`, and ours."""
     return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
@@ -199,6 +241,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "compile-time": compile_time,
     "powerlaw": power_law,
     "guide-gpu": guide_gpu,
+    "layers-gpu": layers_gpu,
+    "attention-gpu": attention_gpu,
     "memory-cpu": memory_cpu,
     "guide-cpu": guide_cpu,
 }
