@@ -74,6 +74,11 @@ def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str,
                 f"options: found {name!r}, expected one of {sorted(DEFAULTS)} or a setting of torch._inductor.config. "
                 "Check the spelling."
             )
+    if inductor.get("cpp_wrapper"):
+        raise ValueError(
+            'options["cpp_wrapper"]: found True, expected False, since kernels are called from Python. Leave it out; '
+            'mode="reduce-overhead" takes more of the host\'s time away.'
+        )
     if own["record"] and own["double_backward"]:
         raise ValueError(
             'options["double_backward"]: found True with recordings, expected them off, since gradients are replayed. '

@@ -131,6 +131,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "option type": ({"options": {"regions": 1}}, ValueError, r"options\['regions'\]: found 1, expected a bool"),
     "number as bool": ({"options": {"structure_cache_entries": True}}, ValueError, r"found True, expected a int"),
+    "calls from C++": ({"options": {"cpp_wrapper": True}}, ValueError, r"cpp_wrapper.*found True, expected False"),
     "mode": ({"mode": "fast"}, ValueError, r"mode: found 'fast', expected one of .*'reduce-overhead'"),
 }
 
@@ -140,6 +141,12 @@ def test_bad_settings(case: str, model: GCNConv):
     settings, error, message = BAD_SETTINGS[case]
     with pytest.raises(error, match=message):
         gnncompile.compile(model, **settings)
+
+
+def test_a_setting_for_all_compiles_that_kernels_cannot_be_called_under(model: GCNConv):
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        found = gnncompile.compile(model)(X, EDGES)
+    torch.testing.assert_close(found, model(X, EDGES))
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)

@@ -18,7 +18,7 @@ from torch._inductor.codegen.cpp_utils import CppCSEVariable, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
 
 from gnncompile._compat.transforms import told_apart
@@ -27,7 +27,6 @@ __all__ = [
     "OwnPass",
     "V",
     "compile_inductor",
-    "fallback_handler",
     "inductor_mode_options",
     "inductor_option_names",
     "ir",

@@ -171,6 +171,8 @@ class Backend:
             "shape_padding": False,
             # Asserts on every intermediate cost more host time than a launch.
             "size_asserts": False,
+            # Kernels are called from Python, whatever is set for other compiles.
+            "cpp_wrapper": False,
             **self.inductor,
         }
 

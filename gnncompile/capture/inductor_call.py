@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import V, fallback_handler, ir, register_lowering
+from gnncompile._compat.inductor import V, ir, register_lowering
 
 
 class Call(ir.ExternKernel):
@@ -49,11 +49,5 @@ def contiguous(tensor: Any) -> Any:
 
 
 def install(op: Any, lower: Callable[..., Any]) -> None:
-    """Tells Inductor how to lower an op; where it writes C++, in which there are no such lines, it calls the op."""
-
-    def lowered(*args: Any) -> Any:
-        if V.graph.cpp_wrapper:
-            return fallback_handler(op, add_to_fallback_set=False)(*args)
-        return lower(*args)
-
-    register_lowering(op, type_promotion_kind=None)(lowered)
+    """Tells Inductor how to lower an op."""
+    register_lowering(op, type_promotion_kind=None)(lower)
