@@ -45,7 +45,7 @@ from gnncompile._compat.inductor import (
     settings_for,
     wait_for_vectors,
 )
-from gnncompile._compat.memory import StorageWeakRef, shared_bytes, storage_address
+from gnncompile._compat.memory import StorageWeakRef, copy_each, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
@@ -103,6 +103,7 @@ __all__ = [
     "backend_fake_mode",
     "calling_file",
     "compile_inductor",
+    "copy_each",
     "copy_of",
     "counters",
     "current_backend",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["StorageWeakRef", "shared_bytes", "storage_address"]
+__all__ = ["StorageWeakRef", "copy_each", "shared_bytes", "storage_address"]
 
 
 def shared_bytes(length: int) -> Tensor:
@@ -18,3 +18,8 @@ def shared_bytes(length: int) -> Tensor:
 def storage_address(tensor: Tensor) -> int:
     """Tells the storage of a tensor from all others that are there, or to which there is a ``StorageWeakRef``."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies tensors of one type to others of their sizes; contiguous ones on a GPU by one launch."""
+    torch._foreach_copy_(targets, sources)

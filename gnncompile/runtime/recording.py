@@ -209,7 +209,7 @@ class _Common:
             end += -(-gradient.numel() // step) * step
         gradients = [gradient.contiguous() for gradient in members.values()]
         self._buffer = gradients[0].new_empty(end)
-        torch._foreach_copy_([self._buffer.as_strided(*place) for _, place in self._places], gradients)  # one launch
+        _compat.copy_each([self._buffer.as_strided(*place) for _, place in self._places], gradients)
 
     def copy_to(self, found: list[Tensor | None]) -> None:
         """Puts views of a copy where they belong."""
