@@ -30,6 +30,11 @@ def number(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def with_memory(milliseconds: float | None, peak: float | None) -> str:
+    """A time, and behind it the peak memory in brackets where one is known."""
+    return number(milliseconds) + (f" ({peak:.0f})" if peak is not None and peak > 0 else "")
+
+
 def times(base: float | None, value: float | None, digits: int | None = None) -> str:
     """How many times faster `value` is than `base`; with two digits at least where it is not said how many follow."""
     if base is None or value is None:
@@ -208,22 +213,18 @@ def layers_gpu(folder: Path) -> str:
 def _against_compile(found: dict[str, Record]) -> list[str]:
     """The better row of `torch.compile`, ours, and the ratio; that over eager where nothing else ran."""
     compiled, ours = best(found, COMPILE, "median_ms"), found["gnncompile"]
-    ran = "fails" if compiled is None else _with_memory(compiled, best(found, COMPILE, "peak_mib"))
+    ran = "fails" if compiled is None else with_memory(compiled, best(found, COMPILE, "peak_mib"))
     ratio = times(compiled, ours["median_ms"], 2)
     if compiled is None and "eager" in found:
         ratio = f"{times(found['eager']['median_ms'], ours['median_ms'], 1)} over eager"
-    return [ran, _with_memory(ours["median_ms"], ours["peak_mib"]), ratio]
+    return [ran, with_memory(ours["median_ms"], ours["peak_mib"]), ratio]
 
 
 def attention_gpu(folder: Path) -> str:
     """The core of attention and of a maximum alone."""
     rows = Stored(folder / "nvidia-h200" / "attention-cuda.json").rows
-    shown = [[row["graph"], row["model"], _with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
+    shown = [[row["graph"], row["model"], with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
     return markdown(["graph", "core", "gnncompile"], shown)
-
-
-def _with_memory(milliseconds: float | None, peak: float | None) -> str:
-    return number(milliseconds) + ("" if peak is None else f" ({peak:.0f})")
 
 
 def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .readme_tables import markdown, number
+from .readme_tables import markdown, with_memory
 from .stored import Record, Stored
 
 QUANTITIES = {
@@ -64,4 +64,4 @@ def _cell(row: Record | None, column: str) -> str:
     if row["status"] != "ok":
         return str(row["status"]).lower()
     peak = row.get("peak_mib") if column == "median_ms" else None
-    return number(row.get(column)) + (f" ({peak:.0f})" if peak is not None and peak > 0 else "")
+    return with_memory(row.get(column), peak)

@@ -22,7 +22,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backward_thread, "_has_thread", lambda tensor: True)
     assert is_multithreading_enabled()
     yield
-    torch._C._set_multithreading_enabled(True)
+    set_multithreading_enabled(True)
 
 
 def _model(**options: bool) -> nn.Module:

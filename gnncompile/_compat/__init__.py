@@ -3,7 +3,6 @@
 from gnncompile._compat.autograd import (
     backend_fake_mode,
     decompose,
-    has_backward_threads,
     has_hooks,
     in_backward,
     inside_an_op_with_autograd,
@@ -11,7 +10,6 @@ from gnncompile._compat.autograd import (
     keeps_graph,
     run_op_by_op,
     saved_tensors,
-    set_backward_threads,
     trace_aten,
     without_saved_hooks,
 )
@@ -115,7 +113,6 @@ __all__ = [
     "fresh_sizes",
     "graph_breaks",
     "guards_on",
-    "has_backward_threads",
     "has_hooks",
     "identified",
     "in_backward",
@@ -148,7 +145,6 @@ __all__ = [
     "run_op_by_op",
     "run_uncompiled",
     "saved_tensors",
-    "set_backward_threads",
     "settings_for",
     "shared_bytes",
     "size_now",

@@ -90,16 +90,6 @@ def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
     return kept
 
 
-def has_backward_threads() -> bool:
-    """Whether a backward asked for by this thread gives work of a GPU to another one."""
-    return torch._C._is_multithreading_enabled()
-
-
-def set_backward_threads(wanted: bool) -> None:
-    """Sets :func:`has_backward_threads`, which torch's public way does for a block."""
-    torch._C._set_multithreading_enabled(wanted)
-
-
 def in_backward() -> bool:
     """Whether this thread is running a backward."""
     return torch._C._current_graph_task_id() >= 0

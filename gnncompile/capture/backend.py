@@ -95,15 +95,13 @@ class Backend:
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
-        padded = captured.record.padded
-        if padded is not None and any(padded) and not self.narrows:
+        padded = captured.record.padded or []
+        if any(padded) and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
         whole = self._recorded(compiled, gm, inputs, captured)
         if self.own["backward_in_caller"]:
             whole = in_caller(whole)
-        if padded is None or not any(padded):
-            return whole
-        return lambda *args: true_rows(whole(*args), padded)
+        return (lambda *args: true_rows(whole(*args), padded)) if any(padded) else whole
 
     def _recorded(
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured

@@ -29,11 +29,7 @@ def accumulate(w: Writer, i: int) -> None:
     node = w.region.nodes[i]
     w.line(f'x = tl.where(alive, {w.operand(node.args[0])}, float("-inf"))')
     if shares_maximum(w.region, w.plan, i):
-        w.line(f"top = tl.maximum(m{i}, {w.over_edges('x', node.shape, 'maximum')}, {PROPAGATE})")
-        w.line(f"keep{i} = {_scale(f'm{i}', 'top')}")
-        w.line(f"weight{i} = tl.where(alive, {_scale('x', 'top')}, 0.0)")
-        w.line(f"s{i} = s{i} * keep{i} + {w.over_edges(f'weight{i}', node.shape)}")
-        w.line(f"m{i} = top")
+        _add(w, i, f"tl.where(alive, {_scale('x', 'top')}, 0.0)", f"weight{i}")
         return
     # One exponential serves both cases: the larger of the old maximum and the new logit has exponential 1.
     w.line(f"scale = tl.where(m{i} == x, 1.0, tl.exp(-tl.abs(m{i} - x)))")
@@ -45,14 +41,20 @@ def accumulate(w: Writer, i: int) -> None:
 
 def merge(w: Writer, i: int, maximum: str, total: str) -> None:
     """Adds the maxima and the sums of pieces, one in each lane."""
-    shape = w.region.nodes[i].shape
-    shared = shares_maximum(w.region, w.plan, i)
     w.line(f"x = {maximum}")
-    w.line(f"top = tl.maximum(m{i}, {w.over_edges('x', shape, 'maximum') if shared else 'x'}, {PROPAGATE})")
+    _add(w, i, _scale("x", "top"), f"{total} * weight{i}")
+
+
+def _add(w: Writer, i: int, weight: str, added: str) -> None:
+    """Adds lanes whose maxima are ``x``, ``top`` being the new maximum."""
+    shape = w.region.nodes[i].shape
+    largest = "x"
+    if shares_maximum(w.region, w.plan, i):
+        largest, added = w.over_edges("x", shape, "maximum"), w.over_edges(added, shape)
+    w.line(f"top = tl.maximum(m{i}, {largest}, {PROPAGATE})")
     w.line(f"keep{i} = {_scale(f'm{i}', 'top')}")
-    w.line(f"weight{i} = {_scale('x', 'top')}")
-    added = f"{total} * weight{i}"
-    w.line(f"s{i} = s{i} * keep{i} + {w.over_edges(added, shape) if shared else added}")
+    w.line(f"weight{i} = {weight}")
+    w.line(f"s{i} = s{i} * keep{i} + {added}")
     w.line(f"m{i} = top")
 
 

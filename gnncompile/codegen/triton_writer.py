@@ -405,9 +405,9 @@ class Writer:
         node = self.region.nodes[i]
         if every_step(node):
             return f"acc{i}"
-        softmax = self.plan.weighed[i].softmax if i in self.plan.weighed else None
-        own = softmax is not None and not shares_maximum(self.region, self.plan, softmax)
-        lanes = f"acc{i} * share{softmax}" if own else f"acc{i}"
+        lanes = f"acc{i}"
+        if i in self.plan.weighed and not shares_maximum(self.region, self.plan, self.plan.weighed[i].softmax):
+            lanes += f" * share{self.plan.weighed[i].softmax}"
         return self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
 
     # -- values ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnncompile import _compat
@@ -32,8 +33,8 @@ class _Thread:
 
     def begin(self, awaited: int) -> None:
         self.waiting.add(awaited)
-        if _compat.has_backward_threads():
-            _compat.set_backward_threads(False)
+        if torch.autograd.is_multithreading_enabled():
+            torch.autograd.set_multithreading_enabled(False)
             self.ours = True
 
     def end(self, awaited: int) -> None:
@@ -41,7 +42,7 @@ class _Thread:
         # In a backward, torch would undo it at its end; of another thread it can't be set.
         here = self.identity == threading.get_ident() and not _compat.in_backward()
         if self.ours and here and not self.waiting:
-            _compat.set_backward_threads(True)
+            torch.autograd.set_multithreading_enabled(True)
             self.ours = False
 
 
