@@ -35,8 +35,12 @@ def _off(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 16), (65, 32, 64), (130, 100, 47), (64, 260, 130)])
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
-def test_by_rows(rows: int, depth: int, columns: int, transposed: bool, added: str):
+@pytest.mark.parametrize("few", [True, False])
+def test_by_rows(
+    rows: int, depth: int, columns: int, transposed: bool, added: str, few: bool, monkeypatch: pytest.MonkeyPatch
+):
     torch.manual_seed(0)
+    monkeypatch.setattr(products, "_FEW", rows if few else 0)
     left = torch.randn(rows, depth, device=DEVICE)
     right = torch.randn(columns, depth, device=DEVICE).t() if transposed else torch.randn(depth, columns, device=DEVICE)
     out = torch.full((rows, columns), NAN, device=DEVICE)
@@ -90,6 +94,7 @@ def test_gate():
 def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     monkeypatch.setattr(products, "_PROCESSORS", 4)  # several shares, of which the last one is short
+    monkeypatch.setattr(products, "_JOINED", (2, 64))  # put together in several steps
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     results = [torch.full((depth, columns), NAN, device=DEVICE) for _ in range(2)]
     sums = torch.full((depth,), NAN, device=DEVICE)
@@ -106,6 +111,24 @@ def test_sums(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     matrix, out = torch.randn(rows, columns, device=DEVICE), torch.full((columns,), NAN, device=DEVICE)
     products.sums(matrix, out)
     torch.testing.assert_close(out.double(), matrix.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_products_over_few_rows_write_sums(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """The library sums nothing to zeros, and products of few rows without sums."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    calls: list[int] = []
+    ours = products.over_rows
+    monkeypatch.setattr(products, "over_rows", lambda left, *rest: (calls.append(left.size(0)), ours(left, *rest))[1])
+    left, right = torch.randn(rows, 16, device=DEVICE), torch.randn(rows, 32, device=DEVICE)
+    out, sums = torch.full((16, 32), NAN, device=DEVICE), torch.full((16,), NAN, device=DEVICE)
+    dense_ops.write_product_over_rows(left, right, out, sums)
+    assert calls == ([rows] if rows else [])
+    torch.testing.assert_close(out, left.t() @ right)
+    torch.testing.assert_close(sums, left.sum(0))
+    dense_ops.write_product_over_rows(left, right, out.fill_(NAN))
+    assert len(calls) == (1 if rows else 0)
+    torch.testing.assert_close(out, left.t() @ right)
 
 
 @pytest.mark.gpu

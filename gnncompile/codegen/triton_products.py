@@ -12,17 +12,37 @@ Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-ROWS, COLUMNS, DEPTH = 64, 64, 32
-"""What a program of :func:`by_rows` computes, and how many columns of the left matrix it takes at a time."""
+
+class Tile(NamedTuple):
+    """What a program of :func:`by_rows` computes.
+
+    Attributes:
+        rows: Of the result.
+        columns: Of the result.
+        depth: Columns of the left matrix that it takes at a time.
+        stages: In how many steps before it is needed Triton asks for what a step reads, plus one.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+
+
+MANY = Tile(64, 64, 32, 3)
+FEW = Tile(64, 32, 64, 2)
+"""For few rows: more programs, of fewer steps."""
 
 SUMMED = 32
 """Rows that a program of :func:`over_rows` sums at a time."""
 
 WARPS, STAGES = 4, 3
-"""Of :func:`by_rows`; the stages of :func:`over_rows` too."""
+"""Warps of :func:`by_rows`, stages of :func:`over_rows`."""
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Triton's interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
@@ -94,7 +114,7 @@ def split(
 @triton.jit(do_not_specialize=["rows", "fours", "units", "across"])
 def by_rows(
     left_ptr,
-    parts_ptr,
+    right_ptr,
     added_ptr,
     gate_ptr,
     out_ptr,
@@ -105,6 +125,7 @@ def by_rows(
     BLOCKS: tl.constexpr,
     WHOLE: tl.constexpr,
     UNIT: tl.constexpr,
+    RIGHT: tl.constexpr,
     ADDED: tl.constexpr,
     RELU: tl.constexpr,
     GATED: tl.constexpr,
@@ -112,12 +133,13 @@ def by_rows(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """``left @ right + added``: ``[rows, depth] @ [depth, columns]``, the right matrix in parts.
+    """``left @ right + added``: ``[rows, depth] @ [depth, columns]``.
 
     Depth comes in fours and columns in units, so that Triton knows where four numbers can be read at once; the size of
     the parts comes in blocks.
-    WHOLE: depth is a multiple of DEPTH. ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix,
-    and where it is not positive, zeros are written.
+    WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
+    "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
+    positive, zeros are written.
     """
     depth, columns, padded_columns = fours * 4, units * UNIT, across * COLUMNS
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -125,14 +147,22 @@ def by_rows(
     exists = row[:, None] < rows
     k = tl.arange(0, DEPTH)
     left = left_ptr + row[:, None].to(tl.int64) * depth + k[None, :]
-    right = parts_ptr + k[:, None] * padded_columns + column[None, :]
     size = BLOCKS * DEPTH * padded_columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, BLOCKS * DEPTH, DEPTH):
-        mask = exists if WHOLE else exists & (start + k[None, :] < depth)
+        down = start + k
+        mask = exists if WHOLE else exists & (down[None, :] < depth)
         x = tl.load(left + start, mask=mask, other=0.0)
-        y = right + start * padded_columns
-        y_high, y_middle, y_low = tl.load(y), tl.load(y + size), tl.load(y + 2 * size)
+        if RIGHT == "parts":
+            y = right_ptr + down[:, None] * padded_columns + column[None, :]
+            y_high, y_middle, y_low = tl.load(y), tl.load(y + size), tl.load(y + 2 * size)
+        else:
+            if RIGHT == "rows":
+                y = right_ptr + down[:, None] * columns + column[None, :]
+            else:
+                y = right_ptr + down[:, None] + column[None, :] * depth
+            there = (down[:, None] < depth) & (column[None, :] < columns)
+            y_high, y_middle, y_low = parts(tl.load(y, mask=there, other=0.0))
         x_high, x_middle, x_low = parts(x)
         total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
     at = row[:, None].to(tl.int64) * columns + column[None, :]
@@ -153,7 +183,6 @@ def over_rows(
     left_ptr,
     right_ptr,
     partial_ptr,
-    sums_ptr,
     rows,
     depth_in_fours,
     columns_in_fours,
@@ -165,7 +194,7 @@ def over_rows(
 ):
     """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
 
-    SUMS: the sum of the left matrix's rows as well, ``[shares, depth]``.
+    SUMS: behind it the sum of the left matrix's rows, ``[depth]``.
     """
     depth, columns = depth_in_fours * 4, columns_in_fours * 4
     across = tl.cdiv(columns, BLOCK_COLUMNS)
@@ -193,11 +222,12 @@ def over_rows(
         total += product(x, y)
         if SUMS:
             summed += x
-    out = partial_ptr + part.to(tl.int64) * depth * columns + i[:, None] * columns + j[None, :]
-    tl.store(out, total, mask=(i < depth)[:, None] & (j < columns)[None, :])
+    size = depth * columns + depth if SUMS else depth * columns
+    out = partial_ptr + part.to(tl.int64) * size
+    tl.store(out + i[:, None] * columns + j[None, :], total, mask=(i < depth)[:, None] & (j < columns)[None, :])
     if SUMS:  # noqa: SIM102 (a constant and a tensor)
         if tile % across == 0:
-            tl.store(sums_ptr + part * depth + i, tl.sum(summed, 1), mask=i < depth)
+            tl.store(out + depth * columns + i, tl.sum(summed, 1), mask=i < depth)
 
 
 @triton.jit(do_not_specialize=["rows", "fours", "share"])
@@ -216,3 +246,22 @@ def sums(matrix_ptr, partial_ptr, rows, fours, share, BLOCK_ROWS: tl.constexpr, 
         at = here.to(tl.int64)[:, None] * columns + j[None, :]
         total += tl.load(matrix_ptr + at, mask=(here < end)[:, None] & (j < columns)[None, :], other=0.0)
     tl.store(partial_ptr + part * columns + j, tl.sum(total, 0), mask=j < columns)
+
+
+@triton.jit(do_not_specialize=["shares", "fours", "first_fours"])
+def join(partial_ptr, first_ptr, second_ptr, shares, fours, first_fours, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum over all shares, ``[shares, size]``: its beginning to the first result, what is behind it to the second.
+
+    Sizes come in fours.
+    """
+    size, first = fours * 4, first_fours * 4
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    share = tl.arange(0, SHARES)
+    total = tl.zeros((SHARES, BLOCK), tl.float32)
+    for start in range(0, shares, SHARES):
+        here = start + share
+        place = here.to(tl.int64)[:, None] * size + at[None, :]
+        total += tl.load(partial_ptr + place, mask=(here < shares)[:, None] & (at < size)[None, :], other=0.0)
+    summed = tl.sum(total, 0)
+    tl.store(first_ptr + at, summed, mask=at < first)
+    tl.store(second_ptr + (at - first), summed, mask=(at >= first) & (at < size))

@@ -20,14 +20,14 @@ from torch import Tensor
 from gnncompile.runtime.launch import generator
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
-LEAST, LEAST_BY_ROWS = 2**28, 2**27
-"""Multiplications from which on a product is ours: below, a second launch costs as much as the first one saves. The
-second number is for products with a weight, which are faster."""
+LEAST, LEAST_BY_ROWS = 2**25, 2**23
+"""Multiplications from which on a product is ours, one over rows and one with a weight. Below, the library is as fast,
+unless the rows are to be summed as well: to do both at once always pays."""
 
-SMALLEST = 2**19
-"""Elements from which on a product with a weight is ours: there are tiles for all multiprocessors of the GPU."""
+SMALLEST = 2**17
+"""Elements from which on a product with a weight is ours: there are tiles for many multiprocessors of the GPU."""
 
-LEAST_SUMMED = 2**20
+LEAST_SUMMED = 2**16
 """Elements from which on a sum of rows is ours: below, the library needs one launch, and we two."""
 
 MOST = 2**31
@@ -86,7 +86,7 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
         out: ``[depth, columns]``.
         sums: ``[depth]``, for ``left.sum(0)``.
     """
-    if left.numel() * right.size(1) >= LEAST and _can(left):
+    if left.numel() * right.size(1) >= (LEAST if sums is None else 1) and _can(left):
         from gnncompile.codegen import products
 
         products.over_rows(left, right, out, sums)
