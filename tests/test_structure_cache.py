@@ -205,7 +205,7 @@ def test_info_and_clear(model: Net) -> None:
     assert torch.equal(compiled(X, graph, BATCH), expected)
     assert gnncompile.cache_info().misses > two.misses
     alive = set(map(id, identity._all()))
-    ours = id(program_of(compiled).derived._rows)
+    ours = id(program_of(compiled).derived._met)
     assert ours in alive
     torch._dynamo.reset()
     del compiled
@@ -291,7 +291,7 @@ class Compiled(Dataset[Tensor]):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_workers_that_are_forked(model: Net, compiled: Any) -> None:
     """They have the caches of the parent, whose other threads may have been in the middle of something."""
-    locked = program_of(compiled).derived._rows._lock
+    locked = program_of(compiled).derived._met._lock
     data = Compiled(compiled)
     with torch.no_grad():
         compiled(X, data.graph, BATCH)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.dlpack import from_dlpack
 
-__all__ = ["StorageWeakRef", "copy_each", "shared_bytes", "storage_address"]
+__all__ = ["StorageWeakRef", "copy_each", "same_memory", "shared_bytes", "storage_address"]
 
 
 def shared_bytes(length: int) -> Tensor:
@@ -23,3 +24,13 @@ def storage_address(tensor: Tensor) -> int:
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copies tensors of one type to others of their sizes; contiguous ones on a GPU by one launch."""
     torch._foreach_copy_(targets, sources)
+
+
+def same_memory(tensor: Tensor) -> Tensor:
+    """A tensor with a storage that begins at the first element of another one, which it keeps, and with its version.
+
+    It is no view, and notices no later change.
+    """
+    found: Tensor = from_dlpack(torch._C._to_dlpack(tensor.detach()))
+    torch._C._autograd._unsafe_set_version_counter((found,), (tensor._version,))
+    return found

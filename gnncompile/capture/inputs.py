@@ -1,8 +1,8 @@
 """Takes a call's inputs apart before the compiled code sees them, and checks them.
 
-An edge list enters as two 1-D tensors of their own: the strides of ``[2, num_edges]`` and the offset of its second row
-depend on its size, which would cost a recompile for a graph without edges. They are copied once per distinct edge
-list. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
+An edge list enters as two 1-D tensors of their own (:mod:`gnncompile.capture.edge_rows`): the strides of
+``[2, num_edges]`` and the offset of its second row depend on its size, which would cost a recompile for a graph without
+edges. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
 :mod:`gnncompile.capture.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry its
 number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct batch
 and keeps it out of the compiled code.
@@ -11,7 +11,7 @@ and keeps it out of the compiled code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
-from gnncompile.capture import minibatches, sparse
+from gnncompile.capture import edge_rows, minibatches, sparse
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.runtime.attached import Attached, Bucketed, Count, attached
 from gnncompile.runtime.identity import IdentityCache
@@ -169,7 +169,7 @@ def _matrix(value: Tensor, path: Path, derived: Derived, taken: Taken) -> sparse
             "matrix in COO, CSR or CSC layout. Convert it with .to_sparse_csr()."
         )
     taken.kinds.add(value.layout)
-    return sparse.take_apart(value, derived.rows, derived.spread)
+    return sparse.take_apart(value, derived.copies, derived.spread)
 
 
 def _table(size: int | None, device: torch.device) -> Tensor | None:
@@ -265,14 +265,26 @@ class Derived:
         self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
-        self._rows = IdentityCache(max_entries, max_bytes)
+        self._met = IdentityCache(max_entries, max_bytes)
+        self._copies = IdentityCache(max_entries, max_bytes)
         self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
         self._long_carriers = IdentityCache(max_entries, max_bytes)
 
-    def rows(self, edge_index: Tensor) -> list[Tensor]:
-        """Both rows of an edge list as contiguous tensors of their own."""
-        return self._rows.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
+    def rows(self, edge_index: Tensor) -> Sequence[Tensor]:
+        """Both rows of an edge list as contiguous tensors of their own.
+
+        They are copies if they have to be, and if the same memory comes as another tensor object in each call.
+        """
+        found = edge_rows.shared(edge_index)
+        if found is None and edge_rows.can_share(edge_index):
+            self._met.get((edge_index,), edge_rows.share)
+            found = edge_rows.shared(edge_index)
+        return found or self.copies(edge_index)
+
+    def copies(self, edge_index: Tensor) -> list[Tensor]:
+        """Copies of both rows."""
+        return self._copies.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
 
     def spread(self, pointers: Tensor, others: Tensor) -> list[Tensor]:
         """The row of each entry, from where rows begin, and the column of each."""

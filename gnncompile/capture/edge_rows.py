@@ -1,0 +1,51 @@
+"""The rows of an edge list as two tensors that begin where it has them: its memory is not taken twice.
+
+A view of the second row would begin at an offset, the number of edges, which Dynamo guards. These are tensors without
+one. They end with the edge list they were made of, or when that was changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gnncompile import _compat
+
+
+class _Shared(NamedTuple):
+    """Both rows, and the place and version of the edge list at that time."""
+
+    rows: tuple[Tensor, ...]
+    place: tuple[Any, ...]
+
+
+_shared: Any = WeakIdKeyDictionary()
+
+
+def can_share(edge_index: Tensor) -> bool:
+    """Whether the rows of an edge list ``[2, num_edges]`` may be in its own memory: where they are contiguous, and a
+    change of it is noticed.
+    """
+    return edge_index.stride(1) == 1 and not edge_index.is_inference() and edge_index.device.type in ("cpu", "cuda")
+
+
+def share(edge_index: Tensor) -> list[Tensor]:
+    """Makes the rows, for :func:`shared`; returns nothing that would keep their memory."""
+    with torch.inference_mode(False):  # tensors that are made in it have no version
+        rows = tuple(_compat.same_memory(row) for row in edge_index.detach().unbind(0))
+    _shared[edge_index] = _Shared(rows, _place(edge_index))
+    return []
+
+
+def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:
+    """The rows, each ``[num_edges]``, if they were made of this very tensor as it is now."""
+    found: _Shared | None = _shared.get(edge_index)
+    return found.rows if found is not None and found.place == _place(edge_index) else None
+
+
+def _place(edge_index: Tensor) -> tuple[Any, ...]:
+    version = None if edge_index.is_inference() else edge_index._version
+    return edge_index.data_ptr(), version, edge_index.shape, edge_index.stride()
