@@ -125,18 +125,30 @@ def test_not_fused(name: str):
     assert last_ops(forward) == ["reduce_sum"]
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(CHANNELS, CHANNELS), SAGEConv(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("on", EDGE_LISTS)
+def test_a_product_is_added_behind_the_last_sum_in_triton(on: str):
+    """In the memory of the sum: one matrix less is alive than if the region read it."""
+    pytest.importorskip("triton")
+    needs_interpreter("triton")
+    torch.manual_seed(0)
+    with torch._inductor.config.patch(force_disable_caches=True):  # on a CPU they may hold what C++ kernels would get
+        _, backward = check(Two(), EDGE_LISTS[on], "triton")
+    assert last_ops(backward) == ["where", "reduce_sum"]
+
+
 @pytest.mark.parametrize("on", EDGE_LISTS)
 def test_the_gradient_of_an_activation_is_in_the_backward(on: str):
     """Two layers: what reaches the first one's rows is masked by the kernel that sums it."""
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = SAGEConv(CHANNELS, CHANNELS), SAGEConv(CHANNELS, CHANNELS)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.second(self.first(x, edge_index).relu(), edge_index)
-
     torch.manual_seed(0)
     _, backward = check(Two(), EDGE_LISTS[on], "cpp")
     assert last_ops(backward) == ["where", "add"]

@@ -22,6 +22,7 @@ from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.context import aten, is_one, is_packed, is_tensor, own, same_size, value
 from gnncompile.passes.message import POINTWISE, NotFusable, Slots
+from gnncompile.runtime.launch import generator
 
 _VIEWS = {
     aten.view.default,
@@ -50,6 +51,8 @@ def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
     rows, at, top = _Rows(call, taken[0], k), taken[0], taken[0]
     while len(at.users) == 1:
         (at,) = at.users
+        if _is_left_to_a_product(at):
+            break
         try:
             rows.lower(at)
         except NotFusable:
@@ -59,6 +62,17 @@ def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
     if top is taken[0] or any(u < top for other in call.users if other is not taken[0] for u in other.users):
         return call  # the call moves to where its last operand is known: what reads it must stand behind that
     return _replace(graph, call, taken[0], top, rows)
+
+
+def _is_left_to_a_product(node: fx.Node) -> bool:
+    """Whether a node adds a product, as its last reader, and nothing follows that a region could do.
+
+    The product is added to the sum then, in its memory: as much is read and written, and one matrix less is alive.
+    """
+    if node.target is not aten.add.Tensor or node.kwargs or generator(value(node).device.type) != "triton":
+        return False
+    ends = all(user.op == "output" or user.target not in POINTWISE for user in node.users)
+    return ends and any(term.target is aten.mm.default and len(term.users) == 1 for term in node.all_input_nodes)
 
 
 def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows: _Rows) -> fx.Node:
