@@ -64,7 +64,7 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
 def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
     """Buffers for the outputs."""
     region = parse(spec)
-    rows, edges = layout[0].get_size()[0] - 1, layout[2].get_size()[0]
+    rows, edges = layout[0].get_size()[0] - 1, layout[1].get_size()[0]
     empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
     made = []
     for out in region.outputs:

@@ -126,7 +126,7 @@ class TritonKernel:
         self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor], device: int
     ) -> None:
         rowptr = layout[0]
-        hubs = find_hubs(rowptr, layout[2].size(0))
+        hubs = find_hubs(rowptr, layout[1].size(0))
         number, pieces = hubs.programs() if hubs is not None else (0, 0)
         if hubs is None or not pieces:
             return
@@ -193,7 +193,7 @@ class TritonTotals:
         layout: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> None:
-        rowptr, edges = layout[0], layout[2].size(0)
+        rowptr, edges = layout[0], layout[1].size(0)
         programs = min(max(edges // (SHARE * self.tile.edges), 1), PROGRAMS)
         partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr

@@ -64,8 +64,7 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
         names.append("rowptr")
     if any(n.space is region.by.opposite for n in inputs):
         names.append("col")
-    outputs = [region.nodes[o.node] for o in region.outputs]
-    if any(map(numbers_edges, nodes)) or any(n.space is Space.EDGE for n in outputs):
+    if any(n.numbers_edges for n in nodes) or any(map(region.per_edge, region.outputs)):
         names.append("edge")
     if part.walks == "edges":
         return [*names, *(["rows"] if any(n.space is region.by for n in inputs) else []), "partial", "num_rows"]
@@ -73,11 +72,6 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
     return names + (["num_rows"] if tile.rows > 1 else [])
-
-
-def numbers_edges(node: Node) -> bool:
-    """Whether computing a value takes the edge's number in the original list."""
-    return node.op == "dropout" or (node.op == "input" and node.space is Space.EDGE)
 
 
 class Writer:
@@ -294,7 +288,11 @@ class Writer:
         read = {n.space for n in nodes if n.op == "input"}
         for name, text, used in (
             ("other", "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
-            ("edge_at", "tl.load(edge + position, mask=inside, other=0)", stores or any(map(numbers_edges, nodes))),
+            (
+                "edge_at",
+                "tl.load(edge + position, mask=inside, other=0)",
+                stores or any(n.numbers_edges for n in nodes),
+            ),
             ("here", "position", Space.ORDERED in read),
         ):
             if used:

@@ -20,7 +20,7 @@ class Layout(NamedTuple):
         rowptr: Where the edges of each row begin and end, ``[num_rows + 1]``, int32. Edges that are masked out
             (removed self loops) stand behind ``rowptr[-1]`` and are never walked.
         col: The other end of each edge, in row order, ``[num_edges]``, int32.
-        edge: The original position of each edge, in row order, ``[num_edges]``, int32.
+        edge: The original position of each edge, in row order, ``[num_edges]``, int32; empty where nobody asks for it.
     """
 
     rowptr: Tensor
@@ -94,7 +94,7 @@ class _Run:
         if layout is not None:
             degree = (layout.rowptr[1:] - layout.rowptr[:-1]).long()
             live = int(layout.rowptr[-1])
-            self.num_edges = layout.edge.size(0)
+            self.num_edges = layout.col.size(0)
             self.row = torch.repeat_interleave(torch.arange(rows, device=self.device), degree)
             self.col, self.edge = layout.col[:live].long(), layout.edge[:live].long()
         # Without heads, plain [rows, channels] is kept: see to_grid.
@@ -191,7 +191,7 @@ class _Run:
         if node.space is self.region.by.opposite:
             return value.index_select(0, self.col)
         if node.space is Space.ORDERED:
-            return value[: self.edge.numel()]
+            return value[: self.row.numel()]
         return value.index_select(0, self.edge) if node.space is Space.EDGE else value
 
     def _exponentials(self, logits: int) -> Tensor:

@@ -107,6 +107,11 @@ class Node:
         return self.dtype in (BOOL, BITS)
 
     @property
+    def numbers_edges(self) -> bool:
+        """Whether computing it takes the place of an edge in the edge list."""
+        return self.op == "dropout" or (self.op == "input" and self.space is Space.EDGE)
+
+    @property
     def positions(self) -> range:
         """Positions among the region's tensors that belong to an input."""
         first = int(self.value or 0)
@@ -202,6 +207,18 @@ class Region:
     def walks_edges(self) -> bool:
         """Whether any value lives on edges; a region that does not is plain row-wise arithmetic."""
         return bool(self.reductions) or any(n.space in (Space.EDGE, Space.FEATURE) for n in self.nodes)
+
+    @cached_property
+    def numbers_edges(self) -> bool:
+        """Whether a walk asks for the place of its edges in the edge list."""
+        return any(n.numbers_edges for n in self.nodes) or any(map(self.per_edge, self.outputs))
+
+    @cached_property
+    def cotangents(self) -> tuple[tuple[bool, ...], ...]:
+        """Which outputs may have a cotangent together: all, the first few (those that are no residuals), or one."""
+        count = len(self.outputs)
+        cases = {tuple(k < n for k in range(count)) for n in range(1, count + 1)}
+        return tuple(sorted(cases | {tuple(k == n for k in range(count)) for n in range(count)}))
 
     @cached_property
     def needs_opposite(self) -> bool:

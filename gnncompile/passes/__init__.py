@@ -44,6 +44,7 @@ from gnncompile.passes import (
     siblings,
     sizes,
     summed,
+    unnumbered,
 )
 from gnncompile.passes.context import Context, Record, carries_gradient, mutates
 from gnncompile.passes.hoist import Hoisted
@@ -70,6 +71,7 @@ PASSES = (
     ordered,
     recomputed,
     laid_out,
+    unnumbered,
 )
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 

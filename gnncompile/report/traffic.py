@@ -101,7 +101,7 @@ def counted(
         layout: rowptr, col and edge, int32.
         outputs: The results.
     """
-    edges = int(layout[2].size(0))
+    edges = int(layout[1].size(0))
     gathered = streamed = 0.0
     for at, loop in enumerate(loops):
         read = [region.nodes[i] for i in loop]

@@ -98,7 +98,7 @@ class Runner:
         device = rowptr.device
         outputs = []
         for make, out, dtype in self._outputs:
-            count = self._rows(out, rowptr.size(0) - 1, edge.size(0))
+            count = self._rows(out, rowptr.size(0) - 1, col.size(0))
             outputs.append(make((count, *out.trailing), dtype=dtype, device=device))
         for tensor in tensors:
             if not tensor.is_contiguous():

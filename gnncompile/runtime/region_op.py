@@ -36,7 +36,7 @@ def _run(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor]
     Args:
         tensors: The region's tensors by position, ``[rows, ...]``.
         layout: rowptr, col and edge of the walk by the region's own rows, then (only where a gradient gathered at
-            the other end is needed) those of the walk by the other end's rows.
+            the other end is needed) those of the walk by the other end's rows. An edge that nobody reads is empty.
         spec: The region as a string.
     """
     return launch.runner(spec, layout[0].device.type)(tensors, layout)
@@ -46,7 +46,7 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     region = parse(spec)
     outputs = []
     for out in region.outputs:
-        rows = region.rows(out, layout[0].size(0) - 1, layout[2].size(0))
+        rows = region.rows(out, layout[0].size(0) - 1, layout[1].size(0))
         outputs.append(layout[0].new_empty((rows, *out.trailing), dtype=tensor_type(out.dtype)))
     return outputs
 
@@ -55,13 +55,9 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
 def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
     """Outputs of a region that its gradient may read.
 
-    Which ones it reads depends on which outputs have a cotangent. That is not known before the backward: all of them,
-    the first few (those that are no residuals), or a single one.
+    Which ones it reads depends on which outputs have a cotangent. That is not known before the backward.
     """
-    count = len(region.outputs)
-    cases = {tuple(k < n for k in range(count)) for n in range(1, count + 1)}
-    cases |= {tuple(k == n for k in range(count)) for n in range(count)}
-    stages = [stage for given in sorted(cases) for stage in vjp(region, wanted, given).stages]
+    stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
     return frozenset(o.index for stage in stages for o in stage.operands if o.kind == "output")
 
 
@@ -117,6 +113,10 @@ def backward(
             run = with_residuals(run)  # a gradient of this gradient needs what a forward would keep
         else:
             walk = walk[:3]  # every tensor less is one less to save for the backward
+        if run.numbers_edges and _is_empty(walk[2]) and not _is_empty(walk[1]):
+            raise RuntimeError(
+                f"a gradient asks for the numbers of edges, without which {run.spec} was formed; please report it"
+            )
         temporaries += torch.ops.gnncompile.region(operands, walk, run.spec)[: len(stage.region.outputs)]
     gradients: list[Tensor | None] = []
     shapes = {int(n.value or 0): n.shape for n in region.inputs}
@@ -130,9 +130,16 @@ def backward(
         if gradient.sum_rows:
             value = value.sum(0, keepdim=True).expand(1, *shape).reshape(tensors[k].shape)
         else:
-            value = reference.from_grid(value.expand(value.size(0), *shape), tensors[k].shape[1:])
+            full = value if tuple(value.shape[1:]) == shape else value.expand(value.size(0), *shape)
+            value = reference.from_grid(full, tensors[k].shape[1:])
         gradients.append(value.to(tensors[k].dtype))
     return gradients
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    """Whether a tensor is known to have no rows."""
+    rows: object = tensor.size(0)
+    return isinstance(rows, int) and rows == 0
 
 
 def _with_heads(value: Tensor, shape: tuple[int, ...]) -> Tensor:
