@@ -49,8 +49,13 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "inverse_degree": ((WALK.rowptr, "float64"), None),
     "add_product": ((randn(4, 3), randn(4, 2), randn(2, 3)), None),
     "product": ((randn(4, 2), randn(2, 3), randn(3), randn(4, 3), True, False), None),
+    "sum_of_products": (
+        (randn(4, 2), randn(2, 3), randn(4, 5), randn(5, 3), randn(3), randn(4, 3), True, False),
+        None,
+    ),
     "product_over_rows": ((randn(4, 2), randn(4, 3)), None),
     "product_and_sums_over_rows": ((randn(4, 2), randn(4, 3)), None),
+    "two_products_over_rows": ((randn(4, 2), randn(4, 3), True, randn(4, 3), randn(4, 5), False), None),
     "sums_over_rows": ((randn(4, 2), randn(3)), None),
     "whole": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
     "whole_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),

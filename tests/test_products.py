@@ -11,19 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
 from gnncompile.codegen import products
+from gnncompile.codegen.products import OverRows
 from gnncompile.passes import products as products_pass
 from gnncompile.runtime import dense_ops
 from tests.triton_regions import DEVICE, INF, NAN
 
 pytestmark = triton_regions.INTERPRETED
 
-BY_ROWS, OVER_ROWS = re.compile(r"write_product\((.*)\)"), re.compile(r"write_product_over_rows\((.*)\)")
+BY_ROWS = re.compile(r"write_(?:product|sum_of_products)\((.*)\)")
+OVER_ROWS, TWO_OVER_ROWS = (re.compile(rf"write_{name}_over_rows\((.*)\)") for name in ("product", "two_products"))
 EXACT = 1.5e-7
 """Of the norm of a product: what one rounding to float32 may cost, and what the tensor cores' rounding adds."""
 
@@ -54,8 +56,56 @@ def test_by_rows(
         out.normal_()
     expected = left.double() @ right.double() + (0 if given is None else given.double())
     relu = added != "nothing"
-    products.by_rows(left, right, given, None, relu, out)
+    products.by_rows((left, right), None, given, None, relu, out)
     assert _off(out, expected.relu() if relu else expected) < EXACT
+
+
+@pytest.mark.parametrize("depths", [(16, 16), (132, 20), (36, 260)])
+@pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("added", ["nothing", "row", "out"])
+@pytest.mark.parametrize("few", [True, False])
+def test_sum_of_two(
+    depths: tuple[int, int], transposed: tuple[bool, bool], added: str, few: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Of matrices of different widths, with what is added to both once."""
+    torch.manual_seed(0)
+    rows, columns = 70, 36
+    monkeypatch.setattr(products, "_FEW", rows if few else 0)
+    lefts = [torch.randn(rows, depth, device=DEVICE) for depth in depths]
+    weights = [torch.randn(columns, depth, device=DEVICE).t() for depth in depths]
+    rights = [w if across else w.contiguous() for w, across in zip(weights, transposed, strict=True)]
+    out, row = torch.randn(rows, columns, device=DEVICE), torch.randn(columns, device=DEVICE)
+    given = {"nothing": None, "row": row, "out": out}[added]
+    expected = sum(left.double() @ right.double() for left, right in zip(lefts, rights, strict=True))
+    expected = expected + (0 if given is None else given.double())
+    gate = torch.randn(rows, columns, device=DEVICE)
+    one, other = zip(lefts, rights, strict=True)
+    products.by_rows(one, other, given, gate, True, out)
+    assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
+
+
+@pytest.mark.parametrize(("least", "calls"), [(1, [2]), (70 * 36 * 100, [2]), (70 * 36 * 100 + 1, [])])
+@pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
+def test_sum_of_products_writes_the_same_by_the_library(
+    least: int, calls: list[int], added: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    monkeypatch.setattr(dense_ops, "SMALLEST", 1)
+    monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", least)
+    found: list[int] = []
+    ours = products.by_rows
+    count = lambda *given: (found.append(1 + (given[1] is not None)), ours(*given))[1]  # noqa: E731
+    monkeypatch.setattr(products, "by_rows", count)
+    left, right, other_left, other_right, row, out, gate = (
+        torch.randn(*size, device=DEVICE)
+        for size in ((70, 64), (64, 36), (70, 36), (36, 36), (36,), (70, 36), (70, 36))
+    )
+    given = {"nothing": None, "row": row, "matrix": out.clone(), "out": out}[added]
+    factors = left, right, other_left, other_right
+    expected = torch.ops.gnncompile.sum_of_products(*factors, given, gate, True, False)
+    dense_ops.write_sum_of_products(*factors, given, gate, True, out)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    assert found == calls
 
 
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix"])
@@ -84,7 +134,7 @@ def test_gate():
     gate = torch.randn(70, 40, device=DEVICE)
     gate[::7], gate[::11] = 0, NAN
     out = torch.full((70, 40), NAN, device=DEVICE)
-    products.by_rows(left, right, None, gate, False, out)
+    products.by_rows((left, right), None, None, gate, False, out)
     assert _off(out, (left.double() @ right.double()).masked_fill(gate <= 0, 0)) < EXACT
 
 
@@ -98,11 +148,49 @@ def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.Monk
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     results = [torch.full((depth, columns), NAN, device=DEVICE) for _ in range(2)]
     sums = torch.full((depth,), NAN, device=DEVICE)
-    products.over_rows(left, right, results[0], None)
-    products.over_rows(left, right, results[1], sums)
+    products.over_rows(OverRows(left, right, results[0], None))
+    products.over_rows(OverRows(left, right, results[1], sums))
     assert _off(results[0], left.double().t() @ right.double()) < EXACT
     assert torch.equal(*results)
     torch.testing.assert_close(sums.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 300])
+@pytest.mark.parametrize("widths", [(16, 64, 100, 36), (132, 36, 16, 128)])
+@pytest.mark.parametrize("summed", [(True, False), (False, True), (True, True), (False, False)])
+def test_two_products_over_rows(
+    rows: int, widths: tuple[int, ...], summed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+):
+    """Of different matrices; what one of them writes is not in the way of the other."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(products, "_PROCESSORS", 4)
+    monkeypatch.setattr(products, "_JOINED", (2, 64))
+    given = [torch.randn(rows, width, device=DEVICE) for width in widths]
+    both = []
+    for left, right, sums in zip(given[::2], given[1::2], summed, strict=True):
+        out = torch.full((left.size(1), right.size(1)), NAN, device=DEVICE)
+        both.append(OverRows(left, right, out, torch.full_like(left[0], NAN) if sums else None))
+    products.over_rows(*both)
+    for left, right, found, total in both:
+        assert _off(found, left.double().t() @ right.double()) < EXACT
+        if total is not None:
+            torch.testing.assert_close(total.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "together"), [(0, False), (1, True), (40, True), (41, False)])
+def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    monkeypatch.setattr(dense_ops, "FEW", 40)
+    calls: list[int] = []
+    ours = products.over_rows
+    monkeypatch.setattr(products, "over_rows", lambda *given: (calls.append(len(given)), ours(*given))[1])
+    x, y, z = (torch.randn(rows, width, device=DEVICE) for width in (16, 32, 64))
+    outs = [torch.full(size, NAN, device=DEVICE) for size in ((16, 32), (32, 64))]
+    sums = torch.full((32,), NAN, device=DEVICE)
+    dense_ops.write_two_products_over_rows(x, y, outs[0], None, y, z, outs[1], sums)
+    assert calls == ([2] if together else [1] if rows else [])  # by themselves, one is left to the library
+    expected = torch.ops.gnncompile.two_products_over_rows(x, y, False, y, z, True)
+    torch.testing.assert_close([*outs, sums], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 4), (31, 64), (700, 36), (300, 260)])
@@ -119,7 +207,7 @@ def test_products_over_few_rows_write_sums(rows: int, monkeypatch: pytest.Monkey
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     calls: list[int] = []
     ours = products.over_rows
-    monkeypatch.setattr(products, "over_rows", lambda left, *rest: (calls.append(left.size(0)), ours(left, *rest))[1])
+    monkeypatch.setattr(products, "over_rows", lambda one: (calls.append(one.left.size(0)), ours(one))[1])
     left, right = torch.randn(rows, 16, device=DEVICE), torch.randn(rows, 32, device=DEVICE)
     out, sums = torch.full((16, 32), NAN, device=DEVICE), torch.full((16,), NAN, device=DEVICE)
     dense_ops.write_product_over_rows(left, right, out, sums)
@@ -139,11 +227,11 @@ def test_many_rows(depth: int, columns: int):
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(columns, depth, device=DEVICE).t()
     added, gate = torch.randn(rows, columns, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     out, expected = added.clone(), left.double() @ right.double() + added.double()
-    products.by_rows(left, right, out, gate, True, out)
+    products.by_rows((left, right), None, out, gate, True, out)
     assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
     if columns % 4 == 0:
         product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
-        products.over_rows(gate, left, product, sums)
+        products.over_rows(OverRows(gate, left, product, sums))
         assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
         assert _off(sums, gate.double().sum(0)) < 4 * EXACT
 
@@ -153,10 +241,10 @@ def test_views_that_begin_anywhere():
     left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
     right = torch.randn(32, 64, device=DEVICE)[:, ::2]
     out = torch.empty(70, 32, device=DEVICE)
-    products.by_rows(left, right, None, None, False, out)
+    products.by_rows((left, right), None, None, None, False, out)
     assert _off(out, left.double() @ right.double()) < EXACT
     out = torch.empty(32, 32, device=DEVICE)
-    products.over_rows(left, left, out, None)
+    products.over_rows(OverRows(left, left, out, None))
     assert _off(out, left.double().t() @ left.double()) < EXACT
 
 
@@ -170,7 +258,7 @@ def test_numbers_of_all_sizes(scale: float):
     right[::2, ::2] = 0  # every other column of the result is of the small or large numbers alone
     right[1::2, 1::2] = 0
     out = torch.empty(64, 32, device=DEVICE)
-    products.by_rows(left, right, None, None, False, out)
+    products.by_rows((left, right), None, None, None, False, out)
     expected = left.double() @ right.double()
     bound = left.double().abs() @ right.double().abs()
     assert float(((out - expected).abs() / bound).max()) < 2.0**-21
@@ -182,10 +270,10 @@ def test_infinities_and_no_numbers():
     left[3, 3], left[3, 4] = INF, -INF
     right[3, 5] = 0
     out = torch.empty(4, 16, device=DEVICE)
-    products.by_rows(left, right, None, None, False, out)
+    products.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
     again = torch.empty(16, 16, device=DEVICE)
-    products.over_rows(left.t().contiguous(), right, again[:4], None)
+    products.over_rows(OverRows(left.t().contiguous(), right, again[:4], None))
     torch.testing.assert_close(again[:4], left @ right, equal_nan=True)
 
 
@@ -216,23 +304,32 @@ class _Layers(nn.Sequential):
         return super().forward(x)  # type: ignore[no-any-return]
 
 
+def _mlp(*widths: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(*widths[:2]), nn.ReLU(), nn.Linear(*widths[1:]))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[list[int]]]] = {
     "dense": (
         lambda: _Layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 17, bias=False)),
-        [[2, 0, 1, 0, 0], [1, 1, 0, 0, 1]],
+        [[2, 0, 0, 1, 0, 0], [1, 1, 0, 0, 0, 1]],
     ),
-    "gcn": (lambda: _Graph(GCNConv(16, 32), GCNConv(32, 16)), [[2, 0, 1, 0, 0], [2, 2, 0, 1, 1]]),
-    "sage": (lambda: _Graph(SAGEConv(16, 32), SAGEConv(32, 16)), [[4, 0, 1, 0, 0], [4, 4, 0, 1, 2]]),
+    "gcn": (lambda: _Graph(GCNConv(16, 32), GCNConv(32, 16)), [[2, 0, 0, 1, 0, 0], [2, 0, 1, 0, 1, 1]]),
+    "sage": (lambda: _Graph(SAGEConv(16, 32), SAGEConv(32, 16)), [[3, 0, 0, 1, 0, 0], [3, 0, 2, 0, 1, 2]]),
+    "gin": (lambda: _Graph(GINConv(_mlp(16, 32, 16))), [[2, 0, 0, 2, 0, 0], [2, 0, 1, 0, 1, 2]]),
 }
 """Models, and what :func:`_taken_in` says of their forward and backward."""
 
 
 def _taken_in(code: str) -> list[int]:
-    """How many products of rows and over rows there are, and how many take in a ReLU, its gradient, and a sum."""
+    """How many products of rows there are, over rows, and pairs of these; how many ReLUs, their gradients, and sums
+    they take in.
+    """
     by_rows = [found.split(", ")[-3:] for found in BY_ROWS.findall(code)]
     over_rows = [found.split(", ") for found in OVER_ROWS.findall(code)]
+    pairs = [found.split(", ") for found in TWO_OVER_ROWS.findall(code)]
     relus, gates = sum(call[1] == "True" for call in by_rows), sum(call[0] != "None" for call in by_rows)
-    return [len(by_rows), len(over_rows), relus, gates, sum(len(call) == 4 for call in over_rows)]
+    sums = sum(len(call) == 4 for call in over_rows) + sum((c[3] != "None") + (c[7] != "None") for c in pairs)
+    return [len(by_rows), len(over_rows), len(pairs), relus, gates, sums]
 
 
 def _steps(model: nn.Module, run: Any, x: Tensor, edge_index: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -310,7 +407,7 @@ def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.M
     torch._dynamo.utils.counters.clear()
     rows: list[int] = []
     ours = products.by_rows
-    monkeypatch.setattr(products, "by_rows", lambda left, *rest: (rows.append(left.size(0)), ours(left, *rest))[1])
+    monkeypatch.setattr(products, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
     monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", 16 * 32 * 40)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
     compiled = gnncompile.compile(model)

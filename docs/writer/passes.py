@@ -81,7 +81,8 @@ def in_order(root: Path) -> list[Pass]:
     names = [(name, options.get(name)) for name in modules]
     names += [("gnncompile.passes.hoist", "hoist")]
     names += [(f"gnncompile.passes.{name}", "epilogues") for name in ("epilogue", "dense")]
-    names += [("gnncompile.passes.products", "products"), ("gnncompile.passes.late", None)]
+    names += [(f"gnncompile.passes.{name}", "products") for name in ("products", "pairs")]
+    names += [("gnncompile.passes.late", None)]
     found = []
     for name, option in names:
         short = name.rpartition(".")[2]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,34 +34,37 @@ _sums = Kernel(kernels.sums, num_warps=4)
 _join = Kernel(kernels.join, num_warps=4)
 
 
-def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor) -> None:
-    """Writes ``left @ right + added``.
+Factors = tuple[Tensor, Tensor]
+"""A matrix, float32 ``[rows, depth]``, contiguous, of a depth that is a multiple of 4; and a weight, float32
+``[depth, columns]``, or a transposed view of a contiguous matrix.
+"""
+
+
+def by_rows(
+    one: Factors, other: Factors | None, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
+) -> None:
+    """Writes a product, or the sum of two, plus `added`.
 
     Args:
-        left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
-        right: float32 ``[depth, columns]``, or a transposed view of a contiguous matrix.
+        one: What is multiplied.
+        other: The same of another product.
         added: float32 ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
         gate: float32 ``[rows, columns]``, contiguous: zeros are written where it is not positive.
         relu: Whether to write zeros for what is negative.
         out: float32 ``[rows, columns]``, contiguous.
     """
-    rows, depth = left.shape
-    columns = right.size(1)
-    transposed = not right.is_contiguous()
-    if transposed and not right.t().is_contiguous():
-        right, transposed = right.contiguous(), False
+    rows, columns = out.shape
     tile = kernels.FEW if rows <= _FEW else kernels.MANY
-    of = _shape(depth, columns, tile)
-    lies = "columns" if transposed else "rows"
-    if tile is kernels.MANY:
-        weight, right, lies = right, torch.empty(of.parts, dtype=torch.bfloat16, device=left.device), "parts"
-        _split(of.splitters, (weight, right), (depth, columns, *of.parts[1:]), (transposed, _BLOCK))
+    terms = [_term(*factors, tile) for factors in ((one,) if other is None else (one, other))]
+    first, last = terms[0], terms[-1]
+    across, unit = -(-columns // tile.columns), 1 if columns % 4 else 4
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
+    ends = kind, relu, gate is not None
     _by_rows(tile)(
-        -(-rows // tile.rows) * of.across,
-        (left, right, out if added is None else added, out if gate is None else gate, out),
-        (rows, depth // 4, columns // of.unit, of.across),
-        (*of.constants, lies, kind, relu, gate is not None, tile.rows, tile.columns, tile.depth),
+        -(-rows // tile.rows) * across,
+        (*first.matrices, *last.matrices, out if added is None else added, out if gate is None else gate, out),
+        (rows, first.depth // 4, last.depth // 4, columns // unit, across),
+        (unit, *first.constants, other is not None, *last.constants, *ends, tile.rows, tile.columns, tile.depth),
     )
 
 
@@ -68,57 +73,75 @@ def _by_rows(tile: kernels.Tile) -> Kernel:
     return Kernel(kernels.by_rows, num_warps=kernels.WARPS, num_stages=tile.stages)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What follows from the size of a weight.
+class _Term(NamedTuple):
+    """A product as the kernel takes it.
 
     Attributes:
-        parts: Size of its parts.
-        splitters: Programs that write them.
-        across: Programs side by side.
-        unit: What divides its columns.
-        constants: Blocks one above the other, whether they are full, and the unit.
+        matrices: The matrix, and the weight or its parts.
+        depth: What both share.
+        constants: Blocks one above the other, whether they are full, and how the weight is there.
     """
 
-    parts: tuple[int, int, int]
-    splitters: int
-    across: int
-    unit: int
-    constants: tuple[int, bool, int]
+    matrices: tuple[Tensor, Tensor]
+    depth: int
+    constants: tuple[int, bool, str]
 
 
-@lru_cache(maxsize=4096)
-def _shape(depth: int, columns: int, tile: kernels.Tile) -> _Shape:
-    blocks, across = -(-depth // tile.depth), -(-columns // tile.columns)
-    high, wide, unit = blocks * tile.depth, across * tile.columns, 1 if columns % 4 else 4
-    return _Shape((3, high, wide), -(-high * wide // _BLOCK), across, unit, (blocks, depth == high, unit))
+def _term(left: Tensor, right: Tensor, tile: kernels.Tile) -> _Term:
+    depth, columns = right.shape
+    transposed = not right.is_contiguous()
+    if transposed and not right.t().is_contiguous():
+        right, transposed = right.contiguous(), False
+    blocks = -(-depth // tile.depth)
+    lies = "columns" if transposed else "rows"
+    if tile is kernels.MANY:
+        weight, size, lies = right, (blocks * tile.depth, -(-columns // tile.columns) * tile.columns), "parts"
+        right = torch.empty((3, *size), dtype=torch.bfloat16, device=left.device)
+        _split(-(-size[0] * size[1] // _BLOCK), (weight, right), (depth, columns, *size), (transposed, _BLOCK))
+    return _Term((left, right), depth, (blocks, depth == blocks * tile.depth, lies))
 
 
-def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> None:
-    """Writes ``left.T @ right``, the same for the same numbers of rows and columns on every call.
+class OverRows(NamedTuple):
+    """A product over rows, ``left.T @ right``.
 
-    Args:
+    Attributes:
         left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
         right: float32 ``[rows, columns]``, likewise.
         out: float32 ``[depth, columns]``, contiguous.
         sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``.
     """
-    rows, depth = left.shape
-    columns = right.size(1)
-    high, wide = _block(depth), _block(columns)
-    tiles = -(-depth // high) * -(-columns // wide)
+
+    left: Tensor
+    right: Tensor
+    out: Tensor
+    sums: Tensor | None
+
+    @property
+    def results(self) -> list[Tensor]:
+        """What is to be written."""
+        return [self.out] if self.sums is None else [self.out, self.sums]
+
+
+def over_rows(one: OverRows, other: OverRows | None = None) -> None:
+    """Writes one or two products over as many rows, the same for the same sizes on every call."""
+    both = [one] if other is None else [one, other]
+    rows = one.left.size(0)
+    widths = [(p.left.size(1), p.right.size(1)) for p in both]
+    blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
+    tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
+    largest = max(high + wide for high, wide in blocks)
     # Narrow tiles leave room for several programs on a multiprocessor.
-    programs = _PROCESSORS * {128: 1, 96: 2, 64: 3}[(high + wide) // 2]
-    share, shares = _shares(rows, programs // tiles, kernels.SUMMED)
-    size = depth * columns + (0 if sums is None else depth)
-    partial = left.new_empty((shares, size))
-    _over_rows(8 if high + wide == 256 else 4)(
+    share, shares = _shares(rows, _PROCESSORS * {128: 1, 96: 2, 64: 3}[largest // 2] // tiles, kernels.SUMMED)
+    results = [result for p in both for result in p.results]
+    partial = one.left.new_empty((shares, sum(result.numel() for result in results)))
+    last = both[-1]
+    _over_rows(8 if largest == 256 else 4)(
         tiles * shares,
-        (left, right, partial),
-        (rows, depth // 4, columns // 4, share),
-        (sums is not None, high, wide, kernels.SUMMED),
+        (one.left, one.right, last.left, last.right, partial),
+        (rows, share, *(width // 4 for width in (*widths[0], *widths[-1]))),
+        (other is not None, one.sums is not None, *blocks[0], last.sums is not None, *blocks[-1], kernels.SUMMED),
     )
-    _joined(partial, out, out if sums is None else sums)
+    _joined(partial, results)
 
 
 def sums(rows: Tensor, out: Tensor) -> None:
@@ -135,14 +158,19 @@ def sums(rows: Tensor, out: Tensor) -> None:
     share, shares = _shares(count, 2 * _PROCESSORS // across, high)
     partial = rows.new_empty((shares, columns))
     _sums(shares * across, (rows, partial), (count, columns // 4, share), (high, wide))
-    _joined(partial, out, out)
+    _joined(partial, [out])
 
 
-def _joined(partial: Tensor, first: Tensor, second: Tensor) -> None:
-    """Writes the sum over all shares, ``[shares, size]``: its beginning to `first`, what is behind it to `second`."""
+def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
+    """Writes the sum over all shares, ``[shares, size]``, to up to four results, one behind the other."""
     shares, size = partial.shape
-    programs = -(-size // _JOINED[1])
-    _join(programs, (partial, first, second), (shares, size // 4, first.numel() // 4), _JOINED)
+    ends = [*accumulate(result.numel() for result in results), *[size] * 3]
+    _join(
+        -(-size // _JOINED[1]),
+        (partial, *results, *[partial] * (4 - len(results))),
+        (shares, *(end // 4 for end in (size, *ends[:3]))),
+        _JOINED,
+    )
 
 
 @lru_cache(maxsize=2)

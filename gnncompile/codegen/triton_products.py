@@ -111,44 +111,26 @@ def split(
     tl.store(parts_ptr + 2 * size + at, low, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "fours", "units", "across"])
-def by_rows(
+@triton.jit
+def add_product(
+    total,
     left_ptr,
     right_ptr,
-    added_ptr,
-    gate_ptr,
-    out_ptr,
-    rows,
-    fours,
-    units,
-    across,
+    row,
+    column,
+    exists,
+    depth,
+    columns,
+    padded_columns,
     BLOCKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    UNIT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ADDED: tl.constexpr,
-    RELU: tl.constexpr,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """``left @ right + added``: ``[rows, depth] @ [depth, columns]``.
-
-    Depth comes in fours and columns in units, so that Triton knows where four numbers can be read at once; the size of
-    the parts comes in blocks.
-    WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
-    "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
-    positive, zeros are written.
-    """
-    depth, columns, padded_columns = fours * 4, units * UNIT, across * COLUMNS
-    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    exists = row[:, None] < rows
+    """``total + left @ right`` of some rows and columns; see :func:`by_rows`."""
     k = tl.arange(0, DEPTH)
     left = left_ptr + row[:, None].to(tl.int64) * depth + k[None, :]
     size = BLOCKS * DEPTH * padded_columns
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, BLOCKS * DEPTH, DEPTH):
         down = start + k
         mask = exists if WHOLE else exists & (down[None, :] < depth)
@@ -165,6 +147,72 @@ def by_rows(
             y_high, y_middle, y_low = parts(tl.load(y, mask=there, other=0.0))
         x_high, x_middle, x_low = parts(x)
         total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "fours", "other_fours", "units", "across"])
+def by_rows(
+    left_ptr,
+    right_ptr,
+    other_left_ptr,
+    other_right_ptr,
+    added_ptr,
+    gate_ptr,
+    out_ptr,
+    rows,
+    fours,
+    other_fours,
+    units,
+    across,
+    UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    RIGHT: tl.constexpr,
+    TWO: tl.constexpr,
+    OTHER_BLOCKS: tl.constexpr,
+    OTHER_WHOLE: tl.constexpr,
+    OTHER_RIGHT: tl.constexpr,
+    ADDED: tl.constexpr,
+    RELU: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """``left @ right + added``: ``[rows, depth] @ [depth, columns]``. TWO: plus the product of two other matrices.
+
+    Depth comes in fours and columns in units, so that Triton knows where four numbers can be read at once; the size of
+    the parts comes in blocks.
+    WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
+    "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
+    positive, zeros are written.
+    """
+    columns, padded = units * UNIT, across * COLUMNS
+    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    exists = row[:, None] < rows
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    depth = fours * 4
+    total = add_product(
+        total, left_ptr, right_ptr, row, column, exists, depth, columns, padded, BLOCKS, WHOLE, RIGHT, DEPTH
+    )
+    if TWO:
+        other_depth = other_fours * 4
+        total = add_product(
+            total,
+            other_left_ptr,
+            other_right_ptr,
+            row,
+            column,
+            exists,
+            other_depth,
+            columns,
+            padded,
+            OTHER_BLOCKS,
+            OTHER_WHOLE,
+            OTHER_RIGHT,
+            DEPTH,
+        )
     at = row[:, None].to(tl.int64) * columns + column[None, :]
     mask = exists & (column[None, :] < columns)
     if ADDED == "row":
@@ -178,28 +226,28 @@ def by_rows(
     tl.store(out_ptr + at, total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "depth_in_fours", "columns_in_fours", "share"])
-def over_rows(
+@triton.jit
+def sum_of_share(
     left_ptr,
     right_ptr,
     partial_ptr,
+    size,
+    tile,
+    part,
     rows,
-    depth_in_fours,
-    columns_in_fours,
     share,
+    depth,
+    columns,
     SUMS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
+    """A tile of ``left.T @ right`` of one share of the rows, to the same part of ``[shares, size]``.
 
-    SUMS: behind it the sum of the left matrix's rows, ``[depth]``.
+    SUMS: behind it the sum of left's rows.
     """
-    depth, columns = depth_in_fours * 4, columns_in_fours * 4
     across = tl.cdiv(columns, BLOCK_COLUMNS)
-    tiles = across * tl.cdiv(depth, BLOCK_DEPTH)
-    tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     i = (tile // across) * BLOCK_DEPTH + tl.arange(0, BLOCK_DEPTH)
     j = (tile % across) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     row = tl.arange(0, BLOCK_ROWS)
@@ -222,12 +270,91 @@ def over_rows(
         total += product(x, y)
         if SUMS:
             summed += x
-    size = depth * columns + depth if SUMS else depth * columns
     out = partial_ptr + part.to(tl.int64) * size
     tl.store(out + i[:, None] * columns + j[None, :], total, mask=(i < depth)[:, None] & (j < columns)[None, :])
     if SUMS:  # noqa: SIM102 (a constant and a tensor)
         if tile % across == 0:
             tl.store(out + depth * columns + i, tl.sum(summed, 1), mask=i < depth)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "share", "depth_fours", "column_fours", "other_depth_fours", "other_column_fours"]
+)
+def over_rows(
+    left_ptr,
+    right_ptr,
+    other_left_ptr,
+    other_right_ptr,
+    partial_ptr,
+    rows,
+    share,
+    depth_fours,
+    column_fours,
+    other_depth_fours,
+    other_column_fours,
+    TWO: tl.constexpr,
+    SUMS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OTHER_SUMS: tl.constexpr,
+    OTHER_DEPTH: tl.constexpr,
+    OTHER_COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
+
+    SUMS: behind it the sum of the left matrix's rows, ``[depth]``. TWO: behind both the same of two other matrices.
+    Widths come in fours; DEPTH, COLUMNS and ROWS are those of a tile.
+    """
+    depth, columns = depth_fours * 4, column_fours * 4
+    tiles = tl.cdiv(columns, COLUMNS) * tl.cdiv(depth, DEPTH)
+    size = depth * columns + depth if SUMS else depth * columns
+    at = tl.program_id(0)
+    if TWO:
+        other_depth, other_columns = other_depth_fours * 4, other_column_fours * 4
+        all_tiles = tiles + tl.cdiv(other_columns, OTHER_COLUMNS) * tl.cdiv(other_depth, OTHER_DEPTH)
+        behind = partial_ptr + size
+        size += other_depth * other_columns + other_depth if OTHER_SUMS else other_depth * other_columns
+        tile, part = at % all_tiles, at // all_tiles
+        if tile < tiles:
+            sum_of_share(
+                left_ptr,
+                right_ptr,
+                partial_ptr,
+                size,
+                tile,
+                part,
+                rows,
+                share,
+                depth,
+                columns,
+                SUMS,
+                DEPTH,
+                COLUMNS,
+                ROWS,
+            )
+        else:
+            sum_of_share(
+                other_left_ptr,
+                other_right_ptr,
+                behind,
+                size,
+                tile - tiles,
+                part,
+                rows,
+                share,
+                other_depth,
+                other_columns,
+                OTHER_SUMS,
+                OTHER_DEPTH,
+                OTHER_COLUMNS,
+                ROWS,
+            )
+    else:
+        tile, part = at % tiles, at // tiles
+        sum_of_share(
+            left_ptr, right_ptr, partial_ptr, size, tile, part, rows, share, depth, columns, SUMS, DEPTH, COLUMNS, ROWS
+        )
 
 
 @triton.jit(do_not_specialize=["rows", "fours", "share"])
@@ -248,13 +375,26 @@ def sums(matrix_ptr, partial_ptr, rows, fours, share, BLOCK_ROWS: tl.constexpr, 
     tl.store(partial_ptr + part * columns + j, tl.sum(total, 0), mask=j < columns)
 
 
-@triton.jit(do_not_specialize=["shares", "fours", "first_fours"])
-def join(partial_ptr, first_ptr, second_ptr, shares, fours, first_fours, SHARES: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum over all shares, ``[shares, size]``: its beginning to the first result, what is behind it to the second.
+@triton.jit(do_not_specialize=["shares", "fours", "second_at", "third_at", "fourth_at"])
+def join(
+    partial_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    shares,
+    fours,
+    second_at,
+    third_at,
+    fourth_at,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sum over all shares, ``[shares, size]``, to four results, one behind the other; some may be empty.
 
-    Sizes come in fours.
+    The size, and where the results begin, come in fours.
     """
-    size, first = fours * 4, first_fours * 4
+    size, second, third, fourth = fours * 4, second_at * 4, third_at * 4, fourth_at * 4
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     share = tl.arange(0, SHARES)
     total = tl.zeros((SHARES, BLOCK), tl.float32)
@@ -263,5 +403,7 @@ def join(partial_ptr, first_ptr, second_ptr, shares, fours, first_fours, SHARES:
         place = here.to(tl.int64)[:, None] * size + at[None, :]
         total += tl.load(partial_ptr + place, mask=(here < shares)[:, None] & (at < size)[None, :], other=0.0)
     summed = tl.sum(total, 0)
-    tl.store(first_ptr + at, summed, mask=at < first)
-    tl.store(second_ptr + (at - first), summed, mask=(at >= first) & (at < size))
+    tl.store(first_ptr + at, summed, mask=at < second)
+    tl.store(second_ptr + (at - second), summed, mask=(at >= second) & (at < third))
+    tl.store(third_ptr + (at - third), summed, mask=(at >= third) & (at < fourth))
+    tl.store(fourth_ptr + (at - fourth), summed, mask=(at >= fourth) & (at < size))

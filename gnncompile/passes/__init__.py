@@ -35,6 +35,7 @@ from gnncompile.passes import (
     node_side,
     ordered,
     padding,
+    pairs,
     per_node,
     products,
     recomputed,
@@ -86,6 +87,7 @@ def finish(graph: fx.Graph, options: dict[str, Any]) -> None:
         dense.run(graph)
     if options["products"]:
         products.run(graph)
+        pairs.run(graph)
     late.run(graph)
 
 

@@ -7,7 +7,8 @@ returns a new tensor, so that a graph is right with or without Inductor.
 
 ``gnncompile::product(left, right, added, gate, relu, in_place)`` and ``gnncompile::product_over_rows(left, right)``:
 the same of many rows, by kernels that compute float32 products on tensor cores
-(:mod:`gnncompile.codegen.triton_products`).
+(:mod:`gnncompile.codegen.triton_products`). ``gnncompile::sum_of_products`` and ``gnncompile::two_products_over_rows``
+are two of them in one launch.
 
 ``gnncompile::sums_over_rows(rows, behind)``: sums of rows that wait until another call has been launched.
 """
@@ -29,6 +30,9 @@ SMALLEST = 2**17
 
 LEAST_SUMMED = 2**16
 """Elements from which on a sum of rows is ours: below, the library needs one launch, and we two."""
+
+FEW = 2**14
+"""Most rows for which two products over rows are computed together: with more, launches are no matter."""
 
 MOST = 2**31
 """Rows, and elements of a weight, are counted in int32."""
@@ -60,10 +64,10 @@ def write_product(
         relu: Whether to write zeros for what is negative.
         out: ``[rows, columns]``, contiguous.
     """
-    if out.numel() >= SMALLEST and left.numel() * right.size(1) >= LEAST_BY_ROWS and _can(left):
+    if out.numel() >= SMALLEST and out.numel() * left.size(1) >= LEAST_BY_ROWS and _can(left):
         from gnncompile.codegen import products
 
-        products.by_rows(left, right, added, gate, relu, out)
+        products.by_rows((left, right), None, added, gate, relu, out)
         return
     if added is None:
         torch.mm(left, right, out=out)
@@ -75,6 +79,27 @@ def write_product(
         out.relu_()
     if gate is not None:
         torch.ops.aten.threshold_backward.grad_input(out, gate, 0, grad_input=out)
+
+
+def write_sum_of_products(
+    left: Tensor,
+    right: Tensor,
+    other_left: Tensor,
+    other_right: Tensor,
+    added: Tensor | None,
+    gate: Tensor | None,
+    relu: bool,
+    out: Tensor,
+) -> None:
+    """Writes ``left @ right + other_left @ other_right + added``; see :func:`write_product`."""
+    depth = left.size(1) + other_left.size(1)
+    if out.numel() >= SMALLEST and out.numel() * depth >= LEAST_BY_ROWS and _can(left):
+        from gnncompile.codegen import products
+
+        products.by_rows((left, right), (other_left, other_right), added, gate, relu, out)
+        return
+    write_product(left, right, added, None, False, out)
+    write_product(other_left, other_right, out, gate, relu, out)
 
 
 def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
@@ -89,11 +114,32 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
     if left.numel() * right.size(1) >= (LEAST if sums is None else 1) and _can(left):
         from gnncompile.codegen import products
 
-        products.over_rows(left, right, out, sums)
+        products.over_rows(products.OverRows(left, right, out, sums))
         return
     torch.mm(left.t(), right, out=out)
     if sums is not None:
         torch.sum(left, 0, out=sums)
+
+
+def write_two_products_over_rows(
+    left: Tensor,
+    right: Tensor,
+    out: Tensor,
+    sums: Tensor | None,
+    other_left: Tensor,
+    other_right: Tensor,
+    other_out: Tensor,
+    other_sums: Tensor | None,
+) -> None:
+    """Writes two products over as many rows: see :func:`write_product_over_rows`."""
+    if 0 < left.size(0) <= FEW and _can(left):
+        from gnncompile.codegen import products
+
+        other = products.OverRows(other_left, other_right, other_out, other_sums)
+        products.over_rows(products.OverRows(left, right, out, sums), other)
+        return
+    write_product_over_rows(left, right, out, sums)
+    write_product_over_rows(other_left, other_right, other_out, other_sums)
 
 
 def write_sums_over_rows(rows: Tensor, out: Tensor) -> None:
@@ -125,6 +171,34 @@ def _fake_product(
     return left.new_empty((left.size(0), right.size(1)))
 
 
+def _sum_of_products(
+    left: Tensor,
+    right: Tensor,
+    other_left: Tensor,
+    other_right: Tensor,
+    added: Tensor | None,
+    gate: Tensor | None,
+    relu: bool,
+    in_place: bool,
+) -> Tensor:
+    """``[n, k] @ [k, m] + [n, j] @ [j, m]``, plus ``[m]`` or ``[n, m]``, all of one floating dtype."""
+    first = _product(left, right, added, None, False, False)
+    return _product(other_left, other_right, first, gate, relu, False)
+
+
+def _fake_sum_of_products(
+    left: Tensor,
+    right: Tensor,
+    other_left: Tensor,
+    other_right: Tensor,
+    added: Tensor | None,
+    gate: Tensor | None,
+    relu: bool,
+    in_place: bool,
+) -> Tensor:
+    return left.new_empty((left.size(0), right.size(1)))
+
+
 def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
     """``[n, k].T @ [n, m]``, all of one floating dtype."""
     return left.t() @ right
@@ -143,9 +217,24 @@ def _fake_product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tenso
     return _fake_product_over_rows(left, right), left.new_empty(left.size(1))
 
 
+def _two_products_over_rows(
+    left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
+) -> list[Tensor]:
+    """``[n, k].T @ [n, m]``, and ``[n, k].sum(0)`` if that is wanted, of one pair of matrices and of another."""
+    both = (left, right, sums), (other_left, other_right, other_sums)
+    return [made for x, y, summed in both for made in ([x.t() @ y, x.sum(0)] if summed else [x.t() @ y])]
+
+
 def _sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
     """``[n, m].sum(0)``, launched when what makes `behind` has been."""
     return rows.sum(0)
+
+
+def _fake_two_products_over_rows(
+    left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
+) -> list[Tensor]:
+    both = (left, right, sums), (other_left, other_right, other_sums)
+    return [made for x, y, summed in both for made in _fake_product_and_sums_over_rows(x, y)[: 2 if summed else 1]]
 
 
 def _fake_sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
@@ -168,11 +257,23 @@ for _schema, _op, _of_fakes in (
         _product,
         _fake_product,
     ),
+    (
+        "sum_of_products(Tensor left, Tensor right, Tensor other_left, Tensor other_right, "
+        "Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
+        _sum_of_products,
+        _fake_sum_of_products,
+    ),
     ("product_over_rows(Tensor left, Tensor right) -> Tensor", _product_over_rows, _fake_product_over_rows),
     (
         "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)",
         _product_and_sums_over_rows,
         _fake_product_and_sums_over_rows,
+    ),
+    (
+        "two_products_over_rows(Tensor left, Tensor right, bool sums, "
+        "Tensor other_left, Tensor other_right, bool other_sums) -> Tensor[]",
+        _two_products_over_rows,
+        _fake_two_products_over_rows,
     ),
     ("sums_over_rows(Tensor rows, Tensor behind) -> Tensor", _sums_over_rows, _fake_sums_over_rows),
 ):
