@@ -36,6 +36,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_is_view": torch.Tensor,
     "_join_config": torch.distributed.algorithms.join.Join,
     "_op_dk": torch._ops.OpOverload,
+    "_post_accumulate_grad_hooks": torch.Tensor,
     "_shape_env": importlib.import_module("torch._library.fake_impl").FakeImplCtx,
     "_torchdynamo_orig_callable": importlib.import_module("torch._dynamo.eval_frame"),
     "_unsafe_preserve_version_counter": torch.autograd,

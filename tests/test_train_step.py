@@ -102,6 +102,34 @@ def test_a_fixed_graph(device: str) -> None:
         assert both.recorded == (k >= 3)
 
 
+def test_an_older_result_that_is_alive(device: str) -> None:
+    """With it, what gathers the gradients of parameters is, and belongs to the stream on which that was computed."""
+    both = Pair(device)
+    x, edges, y = graph(device)
+    older = both.plain(x, edges), both.model(x, edges)
+    reached: list[Any] = []
+    nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in both.model.parameters()]
+    for node in nodes:
+        node.register_prehook(reached.append)
+    for _ in range(6):
+        both.compare(x, edges, y)
+    assert both.recorded == 1 and both.step.not_recorded is None
+    assert len(reached) == len(nodes)  # in the first step, before it is known how to record one
+    del older
+
+
+def test_hooks_of_parameters(device: str) -> None:
+    both = Pair(device)
+    inputs = graph(device)
+    for model in (both.plain, both.model):
+        first, second, *_ = model.parameters()
+        first.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        second.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad / 2))
+    for _ in range(6):
+        both.compare(*inputs)
+    assert both.recorded == 1
+
+
 def test_features_and_targets_from_elsewhere(device: str) -> None:
     both = Pair(device)
     x, edges, y = graph(device)

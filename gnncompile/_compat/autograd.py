@@ -96,8 +96,8 @@ def in_backward() -> bool:
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Whether functions of the user's are called with a tensor's gradient."""
-    return bool(tensor._backward_hooks)
+    """Whether functions of the user's are called with a tensor's gradient, or once it has been accumulated."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def keep_versions(tensors: Sequence[Tensor]) -> Any:

@@ -1,7 +1,8 @@
 """Lets a captured graph run on other leaves than the parameters, so that nothing that is bound to these is reached.
 
-A parameter's node in the autograd graph belongs to the stream it was made on, and lives as long as someone holds it.
-``DistributedDataParallel`` does, so that a backward to the parameter itself can't be captured in a CUDA graph.
+A parameter's node in the autograd graph belongs to the stream it was made on, and lives as long as someone holds it:
+an older result of the model, say, or ``DistributedDataParallel``. A backward to the parameter itself can't be captured
+in a CUDA graph then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gnncompile import _compat
+
 
 class _Thread(threading.local):
     leaves: dict[nn.Parameter, Tensor] | None = None
@@ -23,7 +26,10 @@ _thread = _Thread()
 
 @contextmanager
 def standing_in(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """Captured graphs that run in this block, in this thread, get a leaf of its own for each parameter: these."""
+    """Captured graphs that run in this block, in this thread, get a leaf of its own for each parameter: these.
+
+    None for those whose gradient functions of the user's are called with.
+    """
     found: dict[nn.Parameter, Tensor] = {}
     outer, _thread.leaves = _thread.leaves, found if active else None
     try:
@@ -37,7 +43,11 @@ def with_stand_ins(args: Sequence[Any]) -> Sequence[Any]:
     leaves = _thread.leaves
     if leaves is None:
         return args
-    return [_leaf(a, leaves) if isinstance(a, nn.Parameter) and a.requires_grad else a for a in args]
+    return [_leaf(a, leaves) if _can_be_replaced(a) else a for a in args]
+
+
+def _can_be_replaced(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) and value.requires_grad and not _compat.has_hooks(value)
 
 
 def _leaf(parameter: nn.Parameter, leaves: dict[nn.Parameter, Tensor]) -> Tensor:

@@ -234,9 +234,11 @@ class TrainStep:
         if self._averaging is not None:
             return self._own_gradients(self._averaging, objective, whole)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad():
+        with torch.enable_grad(), standing_in(whole) as standing:
             losses, scaled = self._losses(objective)
             scaled.backward()
+        for parameter, leaf in standing.items():
+            parameter.grad = leaf.grad
         self._update()
         return _detached(losses)
 
