@@ -261,7 +261,7 @@ def test_docstrings_become_markdown():
 
 def test_passes_say_what_they_do():
     found = passes.in_order(ROOT)
-    assert [one.name for one in found][-5:] == ["hoist", "epilogue", "dense", "products", "late"]
+    assert [one.name for one in found][-6:] == ["hoist", "epilogue", "dense", "products", "pairs", "late"]
     assert {one.option for one in found if one.option} <= set(DEFAULTS)
     with pytest.raises(ValueError, match="expected Before, After and Why it pays"):
         passes.described("nope", "Does something.\n\nBefore: ``a``\nAfter: ``b``")
