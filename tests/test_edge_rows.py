@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 import gnncompile
@@ -18,6 +18,7 @@ from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
 from gnncompile.capture.inputs import Derived
 from tests.harness import light
+from tests.tape import tapes
 
 NODES = 7
 
@@ -41,6 +42,17 @@ def model() -> Iterator[Any]:
 @pytest.fixture
 def compiled(model: Any) -> Any:
     return gnncompile.compile(model)
+
+
+class Decoder(nn.Module):
+    """Reads the nodes of each edge, which autograd keeps the edges for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.lin(torch.cat([x[edge_index[0]], x[edge_index[1]]], 1).relu())  # type: ignore[no-any-return]
 
 
 def check(model: Any, compiled: Any, edge_index: Tensor) -> None:
@@ -69,10 +81,50 @@ def test_a_change_is_noticed(derived: Derived) -> None:
     before = derived.rows(edge_index)
     edge_index[0] += 1
     after = derived.rows(edge_index)
-    assert after[0] is not before[0] and after[0]._version == edge_index._version > before[0]._version
+    assert after[0] is not before[0] and after[0]._version == edge_index._version
     other = edges()
     edge_index.data = other
     assert derived.rows(edge_index)[0].data_ptr() == other.data_ptr()
+
+
+@pytest.mark.parametrize("inductor", [True, False])
+def test_a_change_before_the_backward_is_an_error(inductor: bool) -> None:
+    """As without compiling: what the backward reads is no more what the forward read."""
+    torch.manual_seed(0)
+    model, x, edge_index = Decoder(), torch.randn(NODES, 4, requires_grad=True), edges()
+    compiled = gnncompile.compile(model, options={"inductor": inductor})
+    for one in (compiled, compiled, model):
+        out = one(x, edge_index)
+        edge_index[0] = 3
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_other_tensors_over_memory_that_was_written_are_other_graphs(model: Any) -> None:
+    """Each counts the changes of an array anew."""
+    model = copy.deepcopy(model)
+    memory = edges().numpy()
+    with tapes():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step = gnncompile.TrainStep(model, lambda out, _: out.square().mean(), optimizer, options={"inductor": False})
+        edge_index, x = torch.from_numpy(memory), torch.randn(NODES, 4)
+        for _ in range(5):
+            step(x, edge_index)
+        assert step.not_recorded is None
+        for _ in range(5):
+            memory[:] = edges().numpy()
+            edge_index = torch.from_numpy(memory)
+            torch.testing.assert_close(step(x, edge_index), model(x, edge_index).square().mean())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [4, 5])
+def test_rows_begin_where_no_call_has_to_copy_them(derived: Derived, count: int) -> None:
+    edge_index = edges(count).cuda()
+    rows = derived.rows(edge_index)
+    assert all(map(torch.equal, rows, edge_index)) and all(row.data_ptr() % 16 == 0 for row in rows)
+    assert (rows[1].data_ptr() == edge_index[1].data_ptr()) == (count == 4)
+    assert derived.rows(edge_index)[1] is rows[1]
 
 
 def test_memory_ends_with_the_edge_list(derived: Derived) -> None:

@@ -27,10 +27,10 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def same_memory(tensor: Tensor) -> Tensor:
-    """A tensor with a storage that begins at the first element of another one, which it keeps, and with its version.
+    """A tensor with a storage that begins at the first element of another one, which it keeps; it is no view.
 
-    It is no view, and notices no later change.
+    Both count the same changes, so that autograd notices where one that it keeps was written to.
     """
-    found: Tensor = from_dlpack(torch._C._to_dlpack(tensor.detach()))
-    torch._C._autograd._unsafe_set_version_counter((found,), (tensor._version,))
+    found = tensor.detach()
+    found.data = from_dlpack(torch._C._to_dlpack(found))
     return found

@@ -1,7 +1,7 @@
 """The rows of an edge list as two tensors that begin where it has them: its memory is not taken twice.
 
 A view of the second row would begin at an offset, the number of edges, which Dynamo guards. These are tensors without
-one. They end with the edge list they were made of, or when that was changed.
+one. They are forgotten with the edge list they were made of, or when that was changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gnncompile import _compat
+
+ALIGNMENT = 16
+"""Bytes. On a GPU, Inductor copies an input in each call that does not begin at a multiple of them."""
 
 
 class _Shared(NamedTuple):
@@ -35,9 +38,14 @@ def can_share(edge_index: Tensor) -> bool:
 def share(edge_index: Tensor) -> list[Tensor]:
     """Makes the rows, for :func:`shared`; returns nothing that would keep their memory."""
     with torch.inference_mode(False):  # tensors that are made in it have no version
-        rows = tuple(_compat.same_memory(row) for row in edge_index.detach().unbind(0))
+        rows = tuple(map(_row, edge_index.detach().unbind(0)))
     _shared[edge_index] = _Shared(rows, _place(edge_index))
     return []
+
+
+def _row(row: Tensor) -> Tensor:
+    """The row where it is, or a copy where each call would make one."""
+    return row.clone() if row.is_cuda and row.data_ptr() % ALIGNMENT else _compat.same_memory(row)
 
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:

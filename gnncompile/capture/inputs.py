@@ -265,7 +265,7 @@ class Derived:
         self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
-        self._met = IdentityCache(max_entries, max_bytes)
+        self._met = IdentityCache(max_entries, max_bytes)  # memory whose rows were shared once; holds nothing
         self._copies = IdentityCache(max_entries, max_bytes)
         self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)

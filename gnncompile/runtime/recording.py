@@ -70,7 +70,8 @@ class Recording:
         self.copied, self._mutated = copied, sorted(mutated)
         # Kept alive, so that no other tensor can take its place.
         self.builds_structure = bool(structural & copied)
-        self._structural = [(k, args[k], args[k]._version) for k in sorted(structural - copied)]
+        fixed = [(k, args[k]) for k in sorted(structural - copied)]
+        self._structural = [(k, a, a._version, _compat.storage_address(a)) for k, a in fixed]
         self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
         self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
         # Dynamo has compared the shapes of parameters.
@@ -121,7 +122,11 @@ class Recording:
         for k, shape, stride in self._sizes:
             if args[k].shape != shape or args[k].stride() != stride:
                 return False
-        return all(args[k]._version == version for k, _, version in self._structural) and self._static.fits(args)
+        for k, _, version, storage in self._structural:
+            # Other tensors over the same memory, of an array say, count its changes anew.
+            if args[k]._version != version or _compat.storage_address(args[k]) != storage:
+                return False
+        return self._static.fits(args)
 
     def lease(self) -> Lease | None:
         """The right to run it, or None where a backward is still to come."""

@@ -140,7 +140,7 @@ class Recordings:
             self._seen.popitem(last=False)
         places: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else 0 for a in args]
         for k in self.structural:
-            places[k] = places[k], _version(args[k])
+            places[k] = places[k], _version(args[k]), _storage(args[k])
         seen.look(places)
         return seen
 
@@ -209,6 +209,10 @@ def _first(error: BaseException) -> BaseException:
     while BROKEN in str(error) and error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def _storage(value: Any) -> int:
+    return _compat.storage_address(value) if isinstance(value, Tensor) else 0
 
 
 def _version(value: Any) -> int:
