@@ -118,6 +118,17 @@ def test_an_older_result_that_is_alive(device: str) -> None:
     del older
 
 
+def test_parameters_that_the_optimizer_leaves_alone(device: str) -> None:
+    """Nobody clears their gradients, which grow."""
+    both = Pair(device, optimizer=lambda parameters: torch.optim.SGD(list(parameters)[2:], lr=0.1))
+    inputs = graph(device)
+    for _ in range(7):
+        both.compare(*inputs)
+        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
+    assert both.recorded == 1
+
+
 def test_hooks_of_parameters(device: str) -> None:
     both = Pair(device)
     inputs = graph(device)

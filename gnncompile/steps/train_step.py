@@ -238,7 +238,7 @@ class TrainStep:
             losses, scaled = self._losses(objective)
             scaled.backward()
         for parameter, leaf in standing.items():
-            parameter.grad = leaf.grad
+            _accumulate(parameter, leaf.grad)
         self._update()
         return _detached(losses)
 
@@ -281,6 +281,14 @@ class TrainStep:
         numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
         state = self.optimizer.state
         return _Same(state), len(state), *numbers
+
+
+def _accumulate(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+    """Does what a backward to the parameter does; the optimizer may leave some alone, which are not cleared."""
+    if parameter.grad is None:
+        parameter.grad = gradient
+    elif gradient is not None:
+        parameter.grad.add_(gradient)
 
 
 def _detached(losses: tuple[Any, ...]) -> tuple[Any, ...]:
