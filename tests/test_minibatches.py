@@ -188,6 +188,28 @@ def test_nothing_is_sorted_or_asked_in_a_step(name: str, buckets: bool, device: 
     assert len(looped) == (2 if name in ("gcn", "gat") else 0)
 
 
+@pytest.mark.parametrize("buckets", [False, True])
+def test_nothing_is_remembered_of_a_mini_batch_that_is_taken_as_it_comes(buckets: bool, device: str) -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (GINConv(nn.Linear(6, 6)) for _ in range(2))
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    model = Sums().double().to(device)
+    compiled = gnncompile.compile(model)
+    for batch in list(loader(device, buckets=buckets))[:3]:
+        same(
+            step(compiled, compiled(batch.x, batch.edge_index).square().mean()),
+            step(model, model(batch.x, batch.edge_index).square().mean()),
+        )
+    program = program_of(compiled)
+    assert program is not None
+    assert all(captured.structure is None for captured in program.backend.captured)
+
+
 def test_many_edges_are_laid_out_by_destination_only(
     device: str, recording: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

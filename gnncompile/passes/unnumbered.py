@@ -16,7 +16,7 @@ from torch import fx
 
 from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.vjp import vjp
-from gnncompile.passes.context import Context, aten, own
+from gnncompile.passes.context import Context, aten, own, value
 
 MOST_GRADIENTS = 4
 """Tensors that may want a gradient, up to which all backwards that there can be are looked at."""
@@ -41,8 +41,13 @@ def run(ctx: Context) -> None:
 def _nothing(ctx: Context, rowptr: Any, made: dict[fx.Node, fx.Node]) -> fx.Node:
     """What stands for the numbers of a layout's edges."""
     if rowptr not in made:
-        with ctx.graph.inserting_after(rowptr):
-            made[rowptr] = ctx.call(aten.new_empty.default, rowptr, [0], like=rowptr)
+        is_given = rowptr.op == "placeholder"
+        with ctx.graph.inserting_after(ctx.inputs_first() if is_given else rowptr):
+            if is_given:  # made of it, it would be structure of each mini-batch
+                kind = {"dtype": value(rowptr).dtype, "device": value(rowptr).device}
+                made[rowptr] = ctx.call(aten.empty.memory_format, [0], like=rowptr, **kind)
+            else:
+                made[rowptr] = ctx.call(aten.new_empty.default, rowptr, [0], like=rowptr)
     return made[rowptr]
 
 
