@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile.passes import pairs
@@ -163,6 +164,14 @@ def test_pairs(name: str) -> None:
     assert targets.count(own.two_products_over_rows.default) == expected_pairs
     singles = (own.product_over_rows.default, own.product_and_sums_over_rows.default)
     assert sum(map(targets.count, singles)) == alone
+
+
+def test_products_on_two_gpus_stay_apart() -> None:
+    with FakeTensorMode():
+        given = [torch.empty(7, 4, device=f"cuda:{k}") for k in (0, 0, 1, 1)]
+        gm = make_fx(lambda a, b, c, d: [own.product_over_rows(a, b), own.product_over_rows(c, d)])(*given)
+    pairs.run(gm.graph)
+    assert not gm.graph.find_nodes(op="call_function", target=own.two_products_over_rows.default)
 
 
 def test_sizes_that_happen_to_be_equal_are_not_the_same() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
@@ -18,6 +19,8 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 import gnncompile
 from gnncompile.codegen import products
 from gnncompile.codegen.products import OverRows
+from gnncompile.options import DEFAULTS
+from gnncompile.passes import finish
 from gnncompile.passes import products as products_pass
 from gnncompile.runtime import dense_ops
 from tests.triton_regions import DEVICE, INF, NAN
@@ -128,7 +131,13 @@ def test_product_writes_the_same_by_the_library(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_gate():
+@pytest.fixture(params=[True, False], ids=["few rows", "many rows"])
+def any_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both ways to split a weight."""
+    monkeypatch.setattr(products, "_FEW", 2**14 if request.param else 0)
+
+
+def test_gate(any_tile: None):
     """Zeros where a matrix is not positive, as in the gradient of a ReLU: where it is no number, the gradient is."""
     left, right = torch.randn(70, 32, device=DEVICE), torch.randn(32, 40, device=DEVICE)
     gate = torch.randn(70, 40, device=DEVICE)
@@ -180,7 +189,7 @@ def test_two_products_over_rows(
 @pytest.mark.parametrize(("rows", "together"), [(0, False), (1, True), (40, True), (41, False)])
 def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    monkeypatch.setattr(dense_ops, "FEW", 40)
+    monkeypatch.setattr(dense_ops, "MOST_TOGETHER", 40)
     calls: list[int] = []
     ours = products.over_rows
     monkeypatch.setattr(products, "over_rows", lambda *given: (calls.append(len(given)), ours(*given))[1])
@@ -236,7 +245,7 @@ def test_many_rows(depth: int, columns: int):
         assert _off(sums, gate.double().sum(0)) < 4 * EXACT
 
 
-def test_views_that_begin_anywhere():
+def test_views_that_begin_anywhere(any_tile: None):
     """Memory that does not begin at a multiple of 16 bytes, and a weight with gaps."""
     left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
     right = torch.randn(32, 64, device=DEVICE)[:, ::2]
@@ -249,7 +258,7 @@ def test_views_that_begin_anywhere():
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e18])
-def test_numbers_of_all_sizes(scale: float):
+def test_numbers_of_all_sizes(scale: float, any_tile: None):
     """Every element is as exact as in float32, whatever stands beside it in its row."""
     torch.manual_seed(0)
     left = torch.randn(64, 32, device=DEVICE)
@@ -264,7 +273,7 @@ def test_numbers_of_all_sizes(scale: float):
     assert float(((out - expected).abs() / bound).max()) < 2.0**-21
 
 
-def test_infinities_and_no_numbers():
+def test_infinities_and_no_numbers(any_tile: None):
     left, right = torch.ones(4, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE) * 1.01
     left[0, 3], left[1, 3], left[2, 3] = INF, -INF, NAN
     left[3, 3], left[3, 4] = INF, -INF
@@ -272,6 +281,10 @@ def test_infinities_and_no_numbers():
     out = torch.empty(4, 16, device=DEVICE)
     products.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
+    right[2, 6], right[4, 7] = INF, NAN
+    products.by_rows((left, right), None, None, None, False, out)
+    torch.testing.assert_close(out, left @ right, equal_nan=True)
+    right[2, 6], right[4, 7] = 1, 1
     again = torch.empty(16, 16, device=DEVICE)
     products.over_rows(OverRows(left.t().contiguous(), right, again[:4], None))
     torch.testing.assert_close(again[:4], left @ right, equal_nan=True)
@@ -401,6 +414,23 @@ def test_a_sum_waits_for_the_walk_over_the_edges(on_tensor_cores: None, monkeypa
     _, codes = run_and_get_code(lambda: compiled(x.requires_grad_(), edges).sum().backward())
     body = codes[1].partition("def call(")[2]
     assert 0 < body.index("region_") < body.index("write_sums_over_rows(") < body.index("write_product_over_rows(")
+
+
+def test_a_sum_waits_for_two_products_in_one(on_tensor_cores: None):
+    def gradients(dy: Tensor, w: Tensor, y: Tensor) -> list[Tensor]:
+        bias = dy.sum(0)
+        total = own.product(dy, w, None, None, False, False)
+        return [bias, own.product(y, w, total, None, False, True)]
+
+    own = torch.ops.gnncompile
+    given = [torch.randn(rows, 16, device=DEVICE) for rows in (20, 16, 20)]
+    gm = make_fx(gradients, tracing_mode="fake")(*given)
+    finish(gm.graph, DEFAULTS)
+    gm.graph.lint()
+    gm.recompile()
+    torch.testing.assert_close(gm(*given), gradients(*given))
+    order = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    assert order.index(own.sum_of_products.default) < order.index(own.sums_over_rows.default)
 
 
 def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):

@@ -54,7 +54,7 @@ def by_rows(
         out: float32 ``[rows, columns]``, contiguous.
     """
     rows, columns = out.shape
-    tile = kernels.FEW if rows <= _FEW else kernels.MANY
+    tile = kernels.TILE_OF_FEW if rows <= _FEW else kernels.TILE_OF_MANY
     terms = [_term(*factors, tile) for factors in ((one,) if other is None else (one, other))]
     first, last = terms[0], terms[-1]
     across, unit = -(-columns // tile.columns), 1 if columns % 4 else 4
@@ -94,7 +94,7 @@ def _term(left: Tensor, right: Tensor, tile: kernels.Tile) -> _Term:
         right, transposed = right.contiguous(), False
     blocks = -(-depth // tile.depth)
     lies = "columns" if transposed else "rows"
-    if tile is kernels.MANY:
+    if tile is kernels.TILE_OF_MANY:
         weight, size, lies = right, (blocks * tile.depth, -(-columns // tile.columns) * tile.columns), "parts"
         right = torch.empty((3, *size), dtype=torch.bfloat16, device=left.device)
         _split(-(-size[0] * size[1] // _BLOCK), (weight, right), (depth, columns, *size), (transposed, _BLOCK))

@@ -34,8 +34,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-MANY = Tile(64, 64, 32, 3)
-FEW = Tile(64, 32, 64, 2)
+TILE_OF_MANY = Tile(64, 64, 32, 3)
+TILE_OF_FEW = Tile(64, 32, 64, 2)
 """For few rows: more programs, of fewer steps."""
 
 SUMMED = 32

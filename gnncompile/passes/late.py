@@ -17,7 +17,7 @@ from torch import fx
 from gnncompile.passes.context import aten, is_packed, own, sums_rows, value
 from gnncompile.runtime.launch import generator
 
-_LONG = (own.region.default, own.product.default)
+_LONG = (own.region.default, own.product.default, own.sum_of_products.default)
 _VIEWS = (aten.view.default, aten.reshape.default, aten.squeeze.dim)
 
 

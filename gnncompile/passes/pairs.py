@@ -62,15 +62,12 @@ def _sum_up(graph: fx.Graph, first: Any, second: Any) -> None:
 
 def _may_meet(first: fx.Node, second: fx.Node) -> bool:
     """Whether two products are over as many rows, and can be computed at one time without keeping a matrix for it."""
-    if not same_size(_rows(first), _rows(second)):
+    one, other = (value(product.all_input_nodes[0]) for product in (first, second))
+    if one.device != other.device or not same_size(one.shape[0], other.shape[0]):
         return False
     if _is_ready(second, first):
         return True
     return _is_kept_for(first, second) and all(node.target in _VIEWS for node in _early(first, second))
-
-
-def _rows(product: fx.Node) -> Any:
-    return value(product.all_input_nodes[0]).shape[0]
 
 
 def _is_ready(product: fx.Node, at: fx.Node) -> bool:

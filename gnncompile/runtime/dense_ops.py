@@ -31,7 +31,7 @@ SMALLEST = 2**17
 LEAST_SUMMED = 2**16
 """Elements from which on a sum of rows is ours: below, the library needs one launch, and we two."""
 
-FEW = 2**14
+MOST_TOGETHER = 2**14
 """Most rows for which two products over rows are computed together: with more, launches are no matter."""
 
 MOST = 2**31
@@ -132,7 +132,7 @@ def write_two_products_over_rows(
     other_sums: Tensor | None,
 ) -> None:
     """Writes two products over as many rows: see :func:`write_product_over_rows`."""
-    if 0 < left.size(0) <= FEW and _can(left):
+    if 0 < left.size(0) <= MOST_TOGETHER and _can(left):
         from gnncompile.codegen import products
 
         other = products.OverRows(other_left, other_right, other_out, other_sums)
