@@ -40,7 +40,6 @@ OF_OBJECTS: dict[str, Any] = {
     "_shape_env": importlib.import_module("torch._library.fake_impl").FakeImplCtx,
     "_torchdynamo_orig_callable": importlib.import_module("torch._dynamo.eval_frame"),
     "_unsafe_preserve_version_counter": torch.autograd,
-    "_version": torch.Tensor,
     "_warned_capturable_if_run_uncaptured": importlib.import_module("torch.optim.optimizer"),
 }
 """Private attributes of objects that `_compat` uses, and what has them."""
