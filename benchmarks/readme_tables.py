@@ -87,6 +87,7 @@ def minibatch(folder: Path) -> str:
         "molecules-128": "GIN, 128 molecules",
         "molecules-1024": "GIN, 1,024 molecules",
         "sampled": "GraphSAGE, sampled",
+        "sampled-seeds": "GraphSAGE, sampled, rows of seeds",
     }
     header = [
         "",

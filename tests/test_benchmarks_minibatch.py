@@ -11,7 +11,16 @@ from torch_geometric.data import Data
 from benchmarks.comparison import Options
 from benchmarks.losses import plain_loop
 from benchmarks.minibatch import ROWS, MiniBatchRow, _Measurement, _plain, format_case, record
-from benchmarks.minibatch_cases import GraphClassifier, MiniBatchCase, NeighbourSampler, _graphs, _of_graph, molecules
+from benchmarks.minibatch_cases import (
+    CASES,
+    GraphClassifier,
+    MiniBatchCase,
+    NeighbourSampler,
+    NodeClassifier,
+    _graphs,
+    _of_graph,
+    molecules,
+)
 from tests.harness import light
 
 
@@ -25,6 +34,17 @@ def test_sampled_neighbourhoods() -> None:
     known = set(map(tuple, edges.t().tolist()))
     assert {(int(data.n_id[s]), int(data.n_id[t])) for s, t in data.edge_index.t()} <= known
     assert int(data.edge_index[1].bincount()[:3].max()) <= 3
+
+
+def test_rows_of_seeds() -> None:
+    """One model, whose rows are cut by its caller or by itself; both come to the same loss."""
+    cut_outside, cut_inside = (case for case in CASES if case.name.startswith("sampled"))
+    features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    model = NodeClassifier(features, 8, 2, 3)
+    data = Data(edge_index=torch.randint(6, (2, 30)), n_id=torch.arange(7, 13), y=torch.arange(6) % 3, batch_size=4)
+    all_rows, few_rows = model(*cut_outside.arguments(data)), model(*cut_inside.arguments(data))
+    assert all_rows.shape == (6, 3) and torch.equal(all_rows[:4], few_rows)
+    assert cut_outside.loss(all_rows, cut_outside.target(data)) == cut_inside.loss(few_rows, cut_inside.target(data))
 
 
 def _case() -> MiniBatchCase:
