@@ -240,6 +240,34 @@ def test_what_is_merged(name: str):
     assert len(found.ctx.record.regions) == regions
 
 
+class Branches(nn.Module):
+    """Of two sums of the same rows only one has a gradient, and a walk is formed to read the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        row, col = edge_index.unbind(0)
+        learned, fixed = total(x[row] * self.weigh(edge_attr), col, x), total(x[row], col, x)
+        return learned + total(fixed[row], col, x)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_has_no_gradient_beside_what_has_one(name: str):
+    x, edge_index = graph(name)
+    model = Branches()
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    edge_attr = torch.randn(edge_index.size(1), 2)
+    results, gradients = [], []
+    for one in (compiled, model):
+        results.append(one(x, edge_index, edge_attr))
+        gradients.append(torch.autograd.grad(results[-1].square().sum(), list(one.parameters())))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*gradients)
+    assert number_of_regions(compiled) == 2
+
+
 def test_equal_reductions_are_one_output():
     found = Traced(twice, *data())
     (record,) = found.ctx.record.regions

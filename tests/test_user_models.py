@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GENConv, LayerNorm, MessagePassing
+from torch_geometric.nn import BatchNorm, GCNConv, GENConv, LayerNorm, MessagePassing
 from torch_geometric.utils import degree, softmax, to_dense_batch
 
+import gnncompile
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, Graph
 from tests.harness import light
 from tests.ladder import climb
@@ -227,3 +229,43 @@ TWICE = {"EGNN"}
 def test_models(name: str):
     make, arguments = MODELS[name]
     climb(make, arguments, graphs=2 if name in TWICE else 1)
+
+
+class Unread(nn.Module):
+    """Normalisations of which nothing reads more than the running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(CHANNELS, CHANNELS)
+        self.norm, self.other = nn.BatchNorm1d(CHANNELS), BatchNorm(CHANNELS)
+        self.instance = nn.InstanceNorm1d(CHANNELS, track_running_stats=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h: Tensor = self.conv(x, edge_index)
+        self.norm(h), self.other(h), self.instance(h.t().unsqueeze(0))
+        return h.relu()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_that_nothing_reads(training: bool):
+    torch.manual_seed(0)
+    model = Unread().train(training)
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    for number in (3, 5):
+        x, edge_index = torch.randn(number, CHANNELS), torch.randint(number, (2, 9))
+        torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index))
+    torch.testing.assert_close(dict(compiled.state_dict()), dict(model.state_dict()))
+    counted = {name: buffer for name, buffer in model.named_buffers() if name.endswith("running_mean")}
+    assert len(counted) == 3 and all(bool(mean.any()) == training for mean in counted.values())
+
+
+def test_the_last_of_several_self_loops_has_the_gradient():
+    """Torch gives it to the weights that were overwritten as well."""
+    layer = GCNConv(CHANNELS, CHANNELS)
+    x, edge_index = torch.randn(3, CHANNELS), torch.tensor([[0, 1, 1, 2, 1], [1, 1, 1, 0, 1]])
+    weights = [torch.rand(5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2)]
+    results = [one(x, edge_index, w) for one, w in zip((gnncompile.compile(layer), layer), weights, strict=True)]
+    torch.testing.assert_close(*results)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), w)[0] for out, w in zip(results, weights, strict=True))
+    assert not ours[1:3].any()
+    torch.testing.assert_close(ours[[0, 3, 4]], theirs[[0, 3, 4]])

@@ -8,7 +8,7 @@ Why it pays: it is message passing. What else is done with a matrix has the mode
 from __future__ import annotations
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, own
+from gnncompile.passes.context import Context, aten, drop_unused, own
 
 _PRODUCTS = {aten.mm.default, aten.matmul.default}
 
@@ -19,7 +19,7 @@ def run(ctx: Context) -> None:
     Raises:
         NeedsOriginal: A matrix is used otherwise.
     """
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
     for node in list(ctx.graph.nodes):
         if node.op != "call_function" or node.target is not own.adjacency.default:
             continue

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, value
+from gnncompile.passes.context import Context, aten, drop_unused, value
 from gnncompile.passes.sizes import Symbols
 
 ADVICE = (
@@ -43,7 +43,7 @@ def run(ctx: Context) -> None:
                 assumed.append((number, meaning))
     for number, meaning in assumed:
         _check(ctx, places, number, meaning)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _sizes(node: fx.Node) -> list[tuple[int | None, torch.SymInt]]:

@@ -403,6 +403,20 @@ def mutates(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
+_RUNNING = (aten.batch_norm.default, aten.instance_norm.default)
+"""What writes to running statistics in training, though its schema does not say so."""
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Removes what nothing reads, unless it writes to something, or draws random numbers."""
+    graph.eliminate_dead_code(lambda node: mutates(node) or _counts(node) or node.is_impure())
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a normalisation updates running statistics."""
+    return node.target in _RUNNING and node.args[3] is not None and node.args[5] is not False
+
+
 def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose memory something in the graph writes to, directly or through a view."""
     found: set[fx.Node] = set()

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gnncompile.ir import philox
-from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.context import Context, aten, drop_unused, own, value
 
 
 def seed_of(ctx: Context, dropout: fx.Node) -> fx.Node:
@@ -42,9 +42,9 @@ def settle(ctx: Context) -> None:
 
 def _remove_dead(ctx: Context, drawing: list[fx.Node]) -> None:
     """Dead code elimination that does not spare operations that draw random numbers."""
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
     left = set(ctx.graph.nodes)
     for node in drawing:
         if node in left and not node.users:
             ctx.graph.erase_node(node)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, WrittenInput, aten, own, value
+from gnncompile.passes.context import Context, WrittenInput, aten, drop_unused, own, value
 
 
 def run(ctx: Context) -> None:
@@ -26,7 +26,7 @@ def run(ctx: Context) -> None:
                 _replace(ctx, node, source.args[0], axis, node.args[1])
         elif node.op == "call_function" and node.target is aten.select.int:
             _replace(ctx, node, *node.args)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _replace(ctx: Context, node: fx.Node, source: Any, axis: Any, position: Any) -> None:

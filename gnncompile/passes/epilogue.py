@@ -20,7 +20,7 @@ from torch import fx
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import aten, is_one, is_packed, is_tensor, own, same_size, value
+from gnncompile.passes.context import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
 from gnncompile.passes.message import POINTWISE, NotFusable, Slots
 from gnncompile.runtime.launch import generator
 
@@ -85,7 +85,7 @@ def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows:
             item = graph.call_function(operator.getitem, (new, old.args[1]))
             item.meta = {**old.meta, "val": new.meta["val"][old.args[1]]}
             (top if old is taken else old).replace_all_uses_with(item)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return new
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, Front, PaddedInputs, aten, is_tensor, mutates, own, value
+from gnncompile.passes.context import Context, Front, PaddedInputs, aten, drop_unused, is_tensor, mutates, own, value
 from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import arguments
 from gnncompile.runtime.attached import in_hand
@@ -307,7 +307,7 @@ class _Shorter:
             args, kwargs = fx.map_arg((node.args, node.kwargs), value)
             with self.ctx.fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
-        self.ctx.graph.eliminate_dead_code()
+        drop_unused(self.ctx.graph)
 
     def _size(self, node: fx.Node, level: int) -> fx.Node:
         """How many nodes or edges there are in a front, in place of how many there are."""

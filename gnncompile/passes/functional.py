@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, makes_new_tensor, mutates
+from gnncompile.passes.context import Context, aten, drop_unused, makes_new_tensor, mutates
 
 
 def run(ctx: Context) -> None:
@@ -24,7 +24,7 @@ def run(ctx: Context) -> None:
             if rate == 0 or not train:
                 node.replace_all_uses_with(node.args[0])
                 ctx.graph.erase_node(node)
-    ctx.graph.eliminate_dead_code(lambda n: mutates(n) or n.is_impure())
+    drop_unused(ctx.graph)
 
 
 def _rewrite(node: fx.Node) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gnncompile.passes.context import Context, aten, makes_new_tensor, structural_nodes, value
+from gnncompile.passes.context import Context, aten, drop_unused, makes_new_tensor, structural_nodes, value
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run(ctx: Context) -> Hoisted | None:
             after = ctx.graph.placeholder(f"structure_{node.name}")
         after.meta.update({key: found for key, found in node.meta.items() if key != "unbacked_bindings"})
         _replace(ctx, node, after, rest)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
     ctx.record.hoisted = sum(
         n.op == "call_function" and n.target is not operator.getitem for n in hoisted.program.graph.nodes
     )

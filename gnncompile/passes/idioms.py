@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, is_tensor, origins, own, same_size, value
+from gnncompile.passes.context import Context, aten, drop_unused, is_tensor, origins, own, same_size, value
 
 _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
 
@@ -34,7 +34,7 @@ def run(ctx: Context) -> None:
             _known_rows(node)
     for node in list(ctx.graph.find_nodes(op="call_function", target=own.chosen_rows.default)):
         node.replace_all_uses_with(node.args[0])
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _known_rows(node: fx.Node) -> None:

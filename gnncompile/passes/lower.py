@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile.ir.region import parse
-from gnncompile.passes.context import Context, Masked, aten, mutates, own, same_size, user_line, value
+from gnncompile.passes.context import Context, Masked, aten, drop_unused, mutates, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import POINTWISE
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
@@ -92,7 +92,7 @@ def run(ctx: Context) -> None:
             node.replace_all_uses_with(node.args[0])
         elif node.target in WRITTEN_OUT:
             _write_out(ctx, node)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _write_out(ctx: Context, node: fx.Node) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, is_tensor, own, per_row, same_size, value
+from gnncompile.passes.context import Context, alike, aten, drop_unused, is_tensor, own, per_row, same_size, value
 
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -28,7 +28,7 @@ def run(ctx: Context) -> None:
             _layer_first(ctx, node)
         elif node.target is own.segment_reduce.default:
             _layer_last(ctx, node)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 @dataclass

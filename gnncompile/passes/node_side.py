@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, alike, aten, same_size, value
+from gnncompile.passes.context import Context, alike, aten, drop_unused, same_size, value
 from gnncompile.passes.edge_layers import VIEWS
 from gnncompile.passes.message import makes_messages
 from gnncompile.passes.sizes import Symbols
@@ -60,7 +60,7 @@ def run(ctx: Context) -> None:
             with ctx.graph.inserting_before(node):
                 dim = node.args[1] if len(node.args) > 1 else 0
                 node.replace_all_uses_with(ctx.call(aten.unsqueeze.default, node.args[0][0], dim, like=node))
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:

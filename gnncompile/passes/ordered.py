@@ -14,7 +14,7 @@ from torch import fx
 
 from gnncompile.ir.region import Node, Region, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import Context, aten, own, structural_nodes, user_line
+from gnncompile.passes.context import Context, aten, drop_unused, own, structural_nodes, user_line
 
 WIDEST = 8
 """Values per edge, at most, of what is kept in three orders."""
@@ -32,7 +32,7 @@ def run(ctx: Context) -> None:
         read = [n for n in region.inputs if _fits(n) and structural.get(tensors[n.positions[0]])]
         if read and call not in structural:
             _replace(ctx, call, region, [n.positions[0] for n in read], orders)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _fits(node: Node) -> bool:

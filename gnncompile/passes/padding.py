@@ -24,6 +24,7 @@ from gnncompile.passes.context import (
     NotPadded,
     PaddedInputs,
     aten,
+    drop_unused,
     is_switch,
     is_tensor,
     user_line,
@@ -71,7 +72,7 @@ class Padding:
         self.at = output
         self.ctx.record.padded = [self._result(v) for v in output.args[0]]
         padded_guards.check(self)
-        self.ctx.graph.eliminate_dead_code()
+        drop_unused(self.ctx.graph)
 
     def refuse(self, why: str) -> NotPadded:
         """What to raise."""

@@ -27,6 +27,7 @@ from gnncompile.passes.context import (
     Context,
     alike,
     aten,
+    drop_unused,
     is_one,
     is_tensor,
     own,
@@ -50,7 +51,7 @@ def run(ctx: Context) -> None:
         if all(alike(n, use.root) for n, use in zip(new, uses, strict=True)):
             for n, use in zip(new, uses, strict=True):
                 use.root.replace_all_uses_with(n)
-        ctx.graph.eliminate_dead_code()
+        drop_unused(ctx.graph)
 
 
 @dataclass(frozen=True)

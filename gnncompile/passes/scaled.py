@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, is_tensor, known_size, per_row, same_shape, value
+from gnncompile.passes.context import Context, aten, drop_unused, is_tensor, known_size, per_row, same_shape, value
 
 
 def run(ctx: Context) -> None:
@@ -29,7 +29,7 @@ def run(ctx: Context) -> None:
         if copied and all(_pays(layer, pieces, copied) for layer in layers):
             for layer in layers:
                 _rewrite(ctx, layer, pieces, copied)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from gnncompile.ir.verify import verify
 from gnncompile.passes.context import (
     Context,
     RegionRecord,
+    aten,
+    drop_unused,
     is_switch,
     mutates,
     origins,
@@ -46,7 +48,7 @@ def run(ctx: Context) -> None:
         calls = [c for c in calls if c not in group]
         if len(group) > 1:
             _replace(ctx, group, written)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +192,18 @@ def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
     for call, places in zip(group, merged.outputs, strict=True):
         position = dict(zip(call.kept, places, strict=True))
         for user in list(call.node.users):
-            user.replace_all_uses_with(items[position[user.args[1]]])  # type: ignore[index]
+            result = items[position[user.args[1]]]  # type: ignore[index]
+            user.replace_all_uses_with(result if call.node in ctx.needs_grad else _without_gradient(ctx, result))
             ctx.graph.erase_node(user)
         ctx.graph.erase_node(call.node)
+
+
+def _without_gradient(ctx: Context, result: fx.Node) -> fx.Node:
+    """A result beside others that have a gradient, for those who were formed to read one that has none."""
+    with ctx.graph.inserting_after(result):
+        made = ctx.call(aten.detach.default, result, like=result)
+    ctx.needs_grad.discard(made)
+    return made
 
 
 def _layout(group: list[_Call]) -> list[fx.Node]:

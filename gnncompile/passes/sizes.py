@@ -15,7 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.context import Context, aten, drop_unused, own, value
 
 _FILLS = {
     "zeros": 0,
@@ -49,7 +49,7 @@ def run(ctx: Context) -> None:
     for node in list(ctx.graph.nodes):
         if node.target is own.sized.default:
             node.replace_all_uses_with(node.args[0])
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _replace(node: fx.Node, number: int) -> None:

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, value
+from gnncompile.passes.context import Context, alike, aten, drop_unused, value
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     for node in ctx.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
         _unstack(ctx, node)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
     inner: set[fx.Node] = set()
     for node in reversed(ctx.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
         if node not in inner and _is_sum(ctx, node, node):
             _merge(ctx, node, _terms(ctx, node, node, inner))
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _unstack(ctx: Context, node: fx.Node) -> None:

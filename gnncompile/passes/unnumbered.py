@@ -16,7 +16,7 @@ from torch import fx
 
 from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.vjp import vjp
-from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.context import Context, aten, drop_unused, own, value
 
 MOST_GRADIENTS = 4
 """Tensors that may want a gradient, up to which all backwards that there can be are looked at."""
@@ -35,7 +35,7 @@ def run(ctx: Context) -> None:
             if by not in read:
                 parts[first + 2] = _nothing(ctx, parts[first], none)
         node.args = (tensors, parts, spec)
-    ctx.graph.eliminate_dead_code()
+    drop_unused(ctx.graph)
 
 
 def _nothing(ctx: Context, rowptr: Any, made: dict[fx.Node, fx.Node]) -> fx.Node:
