@@ -403,18 +403,18 @@ def mutates(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-_RUNNING = (aten.batch_norm.default, aten.instance_norm.default)
-"""What writes to running statistics in training, though its schema does not say so."""
+_WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+"""They write to running statistics in training, though their schemas do not say so."""
 
 
 def drop_unused(graph: fx.Graph) -> None:
     """Removes what nothing reads, unless it writes to something, or draws random numbers."""
-    graph.eliminate_dead_code(lambda node: mutates(node) or _counts(node) or node.is_impure())
+    graph.eliminate_dead_code(lambda node: mutates(node) or _updates_statistics(node) or node.is_impure())
 
 
-def _counts(node: fx.Node) -> bool:
+def _updates_statistics(node: fx.Node) -> bool:
     """Whether a normalisation updates running statistics."""
-    return node.target in _RUNNING and node.args[3] is not None and node.args[5] is not False
+    return node.target in _WITH_STATISTICS and node.args[3] is not None and node.args[5] is not False
 
 
 def written_nodes(graph: fx.Graph) -> set[fx.Node]:
