@@ -21,7 +21,7 @@ from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.passes.siblings import MOST_REDUCTIONS
 from tests.graphs import layout
-from tests.harness import kernels, launched, light, needs_interpreter
+from tests.harness import kernels, launched, light, look_at_graphs, needs_interpreter
 from tests.tracing import Traced, check, data
 
 WIDTH = 8
@@ -266,6 +266,21 @@ def test_what_has_no_gradient_beside_what_has_one(name: str):
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*gradients)
     assert number_of_regions(compiled) == 2
+
+
+def test_only_results_beside_a_gradient_are_parted_from_it(monkeypatch: pytest.MonkeyPatch):
+    parted = look_at_graphs(
+        monkeypatch, lambda g: g.find_nodes(op="call_function", target=torch.ops.aten.detach.default)
+    )
+    x, edge_index = graph("unsorted, duplicates, hub, isolated")
+    layer = gnncompile.compile(SAGEConv(WIDTH, WIDTH, aggr=["mean", "max", "std"]))
+    with torch.no_grad():
+        layer(x.requires_grad_(), edge_index)
+    layer(x.detach(), edge_index)
+    layer(x, edge_index)
+    assert not parted
+    gnncompile.compile(Branches())(x.detach(), edge_index, torch.randn(edge_index.size(1), 2))
+    assert len(parted) == 1
 
 
 def test_equal_reductions_are_one_output():

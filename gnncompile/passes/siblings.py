@@ -193,7 +193,9 @@ def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
         position = dict(zip(call.kept, places, strict=True))
         for user in list(call.node.users):
             result = items[position[user.args[1]]]  # type: ignore[index]
-            user.replace_all_uses_with(result if call.node in ctx.needs_grad else _without_gradient(ctx, result))
+            if out in ctx.needs_grad and call.node not in ctx.needs_grad:
+                result = _without_gradient(ctx, result)
+            user.replace_all_uses_with(result)
             ctx.graph.erase_node(user)
         ctx.graph.erase_node(call.node)
 
