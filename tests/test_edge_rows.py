@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_memory_ends_with_the_edge_list(derived: Derived) -> None:
     del edge_index
     gc.collect()
     assert memory.expired()
+
+
+def test_rows_that_are_held_keep_their_memory(derived: Derived) -> None:
+    """As those that autograd holds do, where the edge list is gone before the backward."""
+    edge_index = edges()
+    memory, expected = _compat.StorageWeakRef(edge_index.untyped_storage()), edge_index.clone()
+    rows = derived.rows(edge_index)
+    alive = [weakref.ref(row) for row in rows]
+    del edge_index
+    gc.collect()
+    assert not memory.expired() and all(map(torch.equal, rows, expected))
+    del rows
+    gc.collect()
+    assert memory.expired() and not any(row() is not None for row in alive)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15])

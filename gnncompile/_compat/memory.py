@@ -32,5 +32,6 @@ def same_memory(tensor: Tensor) -> Tensor:
     Both count the same changes, so that autograd notices where one that it keeps was written to.
     """
     found = tensor.detach()
-    found.data = from_dlpack(torch._C._to_dlpack(found))
+    # Not of itself: what its memory keeps would be itself, for ever, and nobody the memory.
+    found.data = from_dlpack(torch._C._to_dlpack(tensor.detach()))
     return found
