@@ -8,6 +8,7 @@ import gc
 import inspect
 import io
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -482,6 +483,35 @@ def test_guards_leave_out_what_libraries_are_made_of(model: Net, compiled: Any):
     assert "_parameters['bias']" in guards
     for part in ("['gcn_norm']", ".gcn_norm", "['isinstance']", ".torch,"):
         assert part not in guards
+
+
+def test_guards_that_others_imply_are_left_out(model: Net, compiled: Any):
+    """On how modules are called, on hooks that take arguments by name where there are none, on constants of ours."""
+    compiled(X, EDGES)
+    program = program_of(compiled)
+    assert program is not None
+    (entry,) = _debug_get_cache_entry_list(program.entry.__code__)
+    sources = re.findall(r"source=([^,]+)", str(entry.guard_manager))
+    assert any(source.endswith("_forward_hooks") for source in sources)
+    for part in ("_hooks_with_kwargs", "_global_forward_hooks", "__mro__", "__import_gnncompile", "empty_again"):
+        assert not any(part in source for source in sources), part
+
+
+def test_guards_that_the_user_forgoes(model: Net, compiled: Any):
+    """Those that tell captures from each other are looked at."""
+    plain, halved = compiled(X, EDGES), compiled(X.double().float() / 2, EDGES[:, :7])
+    with torch.no_grad():
+        quiet = compiled(X, EDGES)
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        compiled.second.normalize = True
+        equal(compiled(X, EDGES), plain)
+        equal(compiled(X / 2, EDGES[:, :7]), halved)
+        with torch.no_grad():
+            found = compiled(X, EDGES)
+            assert not found.requires_grad
+            equal(found, quiet)
+    equal(compiled(X, EDGES), model(X, EDGES))
+    assert not torch.allclose(compiled(X, EDGES), plain)
 
 
 def test_dynamo_is_not_put_away_on_the_short_way(model: Net, compiled: Any):

@@ -216,6 +216,20 @@ def loaded(m: Any) -> Iterator[Any]:
 
 
 @change
+def hooks_that_take_arguments_by_name(m: Any) -> Iterator[Any]:
+    hook = m.conv.register_forward_pre_hook(lambda _, args, named: ((args[0] * 2, args[1]), named), with_kwargs=True)
+    yield
+    hook.remove()
+    hook = m.conv.register_forward_pre_hook(lambda _, args: (args[0] * 3, args[1]))
+    yield
+    hook.remove()
+    m.lin.register_forward_hook(lambda _, args, named, out: out + args[0][:, :4], with_kwargs=True)
+    yield
+    m.lin.register_forward_hook(lambda _, args, out: out * 2)
+    yield
+
+
+@change
 def backward_hooks(m: Any) -> Iterator[Any]:
     def twice(_: nn.Module, inner: Any, outer: Any) -> Any:
         return tuple(None if g is None else g * 2 for g in inner)
@@ -255,7 +269,7 @@ def test_frozen_first(settings: dict[str, Any]) -> None:
 
 
 def test_changes_are_all_listed() -> None:
-    assert len(CHANGES) == 15
+    assert len(CHANGES) == 16
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -115,19 +115,39 @@ MODULE_CALL = nn.Module.__call__
 
 
 def kept_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which of Dynamo's guards are kept: all but those on how a module is called, and on what libraries are made of.
+    """Which of Dynamo's guards are kept: all but those on how a module is called, on what libraries are made of, and
+    those that others imply. Each is looked at in each call.
 
     Tracing replaces ``nn.Module.__call__`` for a moment, for all threads: one that calls a compiled model meanwhile
     would find its guards broken and capture again. PyG's aggregations make such guards, by ``super().__call__``.
 
-    That the names of a library's modules still stand for the same classes and functions makes up half of the guards,
-    each looked at in each call. What a model's own modules name is looked at, and so are a library's numbers and flags.
+    That the names of a library's modules still stand for the same classes and functions makes up half of the guards.
+    What a model's own modules name is looked at, and so are a library's numbers and flags.
     """
-    return [guard.value is not MODULE_CALL and not _is_part_of_a_library(guard) for guard in guards]
+    unhooked = {guard.name for guard in guards if guard.guard_type == _NO_HOOKS}
+    dropped = _is_how_modules_are_called, _is_part_of_a_library, functools.partial(_is_implied, unhooked=unhooked)
+    return [not any(drop(guard) for drop in dropped) for guard in guards]
 
 
-_LIBRARIES = r"__import_(?:torch|torch_geometric|gnncompile)(?:_dot_\w+)?|__builtins_dict__\w+"
-_OF_A_LIBRARY = re.compile(rf"\bG\['(?:{_LIBRARIES})'\]")
+_OF_A_CLASS = re.compile(r"\)\.__mro__\[\d+\]\.__dict__\)(.*)")
+_CALLS = ("_call_impl", "_compiled_call_impl")
+
+
+def _is_how_modules_are_called(guard: Any) -> bool:
+    found = _OF_A_CLASS.search(guard.name)
+    if found is None:
+        return guard.value is MODULE_CALL
+    if not found[1]:  # whether a class has something by a name
+        return getattr(guard.orig_guard.create_fn, "keywords", {}).get("key") in _CALLS
+    if found[1].startswith("['__call__']"):
+        return isinstance(guard.value, types.FunctionType) and _PACKAGE.match(guard.value.__module__) is not None
+    return found[1] == "['_compiled_call_impl']" and guard.value is None
+
+
+_LIBRARIES = r"(?:torch|torch_geometric|gnncompile)"
+_PACKAGE = re.compile(rf"{_LIBRARIES}(?:\.|$)")
+_OF_A_LIBRARY = re.compile(rf"\bG\['(?:__import_{_LIBRARIES}(?:_dot_\w+)?|__builtins_dict__\w+)'\]")
+_OF_OURS = re.compile(r"\bG\['(?:__import_gnncompile(?:_dot_\w+)?|join|empty_again)'\]")
 _PARTS = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
     *(torch.dtype, torch.layout, torch._ops.OpOverloadPacket),
@@ -135,7 +155,25 @@ _PARTS = (
 
 
 def _is_part_of_a_library(guard: Any) -> bool:
-    return guard.is_global and isinstance(guard.value, _PARTS) and _OF_A_LIBRARY.search(guard.name) is not None
+    if not guard.is_global:
+        return False
+    if _OF_OURS.search(guard.name):
+        return isinstance(guard.value, (*_PARTS, str, tuple))
+    return isinstance(guard.value, _PARTS) and _OF_A_LIBRARY.search(guard.name) is not None
+
+
+_NO_HOOKS = "EMPTY_NN_MODULE_HOOKS_DICT"
+_OF_ALL_MODULES = re.compile(r"\._global_(?:forward|backward)_(?:pre_)?hooks$")
+
+
+def _is_implied(guard: Any, unhooked: set[str]) -> bool:
+    """Whether it says that none of no hooks take arguments by name; or that all modules together have no hooks, or else
+    nothing compiled is called (:func:`gnncompile._compat.transforms.needs_eager`).
+    """
+    hooks, suffix, _ = guard.name.rpartition("_with_kwargs")
+    if suffix and guard.guard_type == _NO_HOOKS:
+        return hooks in unhooked
+    return guard.is_global and _OF_ALL_MODULES.search(guard.name) is not None
 
 
 def try_frames_again() -> None:

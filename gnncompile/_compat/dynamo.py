@@ -182,11 +182,17 @@ def _valid_entry(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
     entries: list[Any] = _debug_get_cache_entry_list(fn.__code__)
+    # Whose user says so (torch.compiler.set_stance) wants only the guards that tell captures from each other.
+    few = eval_frame._stance.skip_guard_eval_unsafe
     for entry in entries:
         # The code of one that was guarded by an object that is gone is gone too, and its guards always hold.
-        if entry.code is not None and entry.guard_manager.check(frame):
+        if entry.code is not None and _guards(entry.guard_manager, few).check(frame):
             return entry
     return None
+
+
+def _guards(manager: Any, few: bool) -> Any:
+    return manager.diff_guard_root or manager if few else manager
 
 
 CAPTURE_ERRORS = (
