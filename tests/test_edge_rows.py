@@ -16,6 +16,7 @@ from torch_geometric.nn import GCNConv
 
 import gnncompile
 from gnncompile import _compat
+from gnncompile.capture import edge_rows
 from gnncompile.capture.compiled import program_of
 from gnncompile.capture.inputs import Derived
 from tests.harness import light
@@ -129,13 +130,17 @@ def test_rows_begin_where_no_call_has_to_copy_them(derived: Derived, count: int)
 
 
 def test_memory_ends_with_the_edge_list(derived: Derived) -> None:
+    known = len(edge_rows._shared)
     edge_index = edges()
     derived.rows(edge_index)
+    edge_index += 0
+    derived.rows(edge_index)
+    assert len(edge_rows._shared) == known + 1
     memory = _compat.StorageWeakRef(edge_index.untyped_storage())
     assert not memory.expired()
     del edge_index
     gc.collect()
-    assert memory.expired()
+    assert memory.expired() and len(edge_rows._shared) == known
 
 
 def test_rows_that_are_held_keep_their_memory(derived: Derived) -> None:

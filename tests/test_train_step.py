@@ -336,3 +336,20 @@ def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
     right = {"model": model, "loss": F.cross_entropy, "optimizer": sgd(model.parameters())}
     with pytest.raises(TypeError, match=message):
         gnncompile.TrainStep(**{**right, **given})
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_wrong_arguments_of_a_step(before: int) -> None:
+    """They are named, by the first step and where steps are replayed."""
+    both, inputs = Pair("cpu"), graph("cpu")
+    for _ in range(before):
+        both.compare(*inputs)
+    assert both.recorded == (before > 0)
+    x, edge_index, target = inputs
+    for wrong, message in (
+        (edge_index.t(), "edge_index: found shape"),
+        (edge_index.double(), "edge_index: found dtype"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            both.step(x, wrong, target=target)
+    both.compare(*inputs)

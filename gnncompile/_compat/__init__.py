@@ -79,6 +79,7 @@ from gnncompile._compat.substitution import (
 )
 from gnncompile._compat.transforms import (
     GLOBAL_HOOKS,
+    applies,
     needs_eager,
     refuse_in_backward,
     refuse_tangents,
@@ -96,6 +97,7 @@ __all__ = [
     "CompiledForms",
     "NeedsOriginal",
     "StorageWeakRef",
+    "applies",
     "are_sharded",
     "assumed_sizes",
     "backend_fake_mode",

@@ -48,6 +48,12 @@ def needs_eager() -> str | None:
     return GLOBAL_HOOKS if _has_any_global_hook() else None
 
 
+def applies(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``kind.apply`` for what runs under no transform of ``torch.func``, for which it looks at each tensor."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
+    return apply
+
+
 def transform_traced() -> bool:
     """Whether what Dynamo traces stands inside a transform of ``torch.func``."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -118,8 +124,7 @@ def tell_backwards_apart() -> None:
         kind = getattr(compiled, "__self__", None)
         if _thread.ours and isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             _tell(kind)
-            # Transforms of torch.func run uncompiled; what apply does for them looks at each tensor.
-            compiled = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
+            compiled = applies(kind)
         return post_compile(self, compiled, *args, **kwargs)
 
     RuntimeWrapper.post_compile = watched  # type: ignore[method-assign,assignment]

@@ -6,11 +6,12 @@ one. They are forgotten with the edge list they were made of, or when that was c
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from gnncompile import _compat
 
@@ -19,13 +20,14 @@ ALIGNMENT = 16
 
 
 class _Shared(NamedTuple):
-    """Both rows, and the place and version of the edge list at that time."""
+    """The edge list, both rows of it, and its place and version at that time."""
 
+    of: weakref.ref[Tensor]
     rows: tuple[Tensor, ...]
     place: tuple[Any, ...]
 
 
-_shared: Any = WeakIdKeyDictionary()
+_shared: dict[int, _Shared] = {}  # by id: to make a key of a weak reference takes longer than all else in a look-up
 
 
 def can_share(edge_index: Tensor) -> bool:
@@ -39,8 +41,15 @@ def share(edge_index: Tensor) -> list[Tensor]:
     """Makes the rows, for :func:`shared`; returns nothing that would keep their memory."""
     with torch.inference_mode(False):  # tensors that are made in it have no version
         rows = tuple(map(_row, edge_index.detach().unbind(0)))
-    _shared[edge_index] = _Shared(rows, _place(edge_index))
+    key = id(edge_index)
+    _shared[key] = _Shared(weakref.ref(edge_index, functools.partial(_forget, key)), rows, _place(edge_index))
     return []
+
+
+def _forget(key: int, of: weakref.ref[Tensor]) -> None:
+    found = _shared.get(key)
+    if found is not None and found.of is of:  # and not another tensor's that has come to its address
+        del _shared[key]
 
 
 def _row(row: Tensor) -> Tensor:
@@ -50,8 +59,10 @@ def _row(row: Tensor) -> Tensor:
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:
     """The rows, each ``[num_edges]``, if they were made of this very tensor as it is now."""
-    found: _Shared | None = _shared.get(edge_index)
-    return found.rows if found is not None and found.place == _place(edge_index) else None
+    found = _shared.get(id(edge_index))
+    if found is None or found.of() is not edge_index or found.place != _place(edge_index):
+        return None
+    return found.rows
 
 
 def _place(edge_index: Tensor) -> tuple[Any, ...]:

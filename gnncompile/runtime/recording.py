@@ -149,7 +149,7 @@ class Recording:
     def __call__(self, args: Sequence[Any], lease: Lease) -> Any:
         """Replays it on inputs that fit."""
         if any(self.differentiable):
-            tensors = _Replay.apply(self, args, lease, *[args[k] for k in self._graded])  # type: ignore[no-untyped-call]
+            tensors = _replay(self, args, lease, *[args[k] for k in self._graded])
         else:
             tensors = self.forward(args)
             self.release()
@@ -249,6 +249,9 @@ class _Replay(torch.autograd.Function):
         if not _compat.keeps_graph():
             recording.release()
         return None, None, None, *gradients
+
+
+_replay = _compat.applies(_Replay)
 
 
 def _contiguous(shape: torch.Size) -> tuple[int, ...]:

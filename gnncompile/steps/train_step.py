@@ -130,7 +130,6 @@ class TrainStep:
         return next((recordings.reason for recordings in every if recordings.reason is not None), None)
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-        self._check(given[0], given[1])
         if self._averaging is None:
             return self._run_step(given, self._settings())
         self._averaging.send_buffers()
@@ -160,6 +159,7 @@ class TrainStep:
     def _run_step(self, given: tuple[Any, Any, Any], facts: tuple[Any, ...]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
         if _compat.needs_eager() is not None:
+            self._check(given[0], given[1])
             return self._train(lambda: self._program(given, {}), whole=False)
         call = self._take(given)
         plan = self._plan(call) if call is not None and self._plans else None
@@ -176,6 +176,9 @@ class TrainStep:
             call = self._program.take(given, {})
         except _compat.NeedsOriginal:
             return None
+        except Exception:
+            self._check(given[0], given[1])  # it may know better what is wrong with them
+            raise
         return None if call.taken.objects else call
 
     def _plan(self, call: Call) -> _Plan | None:
@@ -189,6 +192,7 @@ class TrainStep:
 
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step that may capture the graph, after which it is known how to record it."""
+        self._check(given[0], given[1])  # what was captured was captured for arguments like these, which were
         breaks = _compat.graph_breaks()
         with identity.keeping() as kept:
             made = self._train(lambda: self._program(given, {}), whole=False)
