@@ -3,6 +3,7 @@ one process with the batches of both.
 
     torchrun --nproc-per-node 2 -m tests.replicas out [--device cuda]
 
+On GPUs they speak through NCCL if each has one of its own, and through gloo where both share one.
 Every check has a process group of its own, so that one that fails in one process only leaves the others as they were.
 What failed is written to ``out/0.json`` and ``out/1.json``.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import pickle
 import time
 import traceback
@@ -469,11 +471,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=list(CHECKS), help="names of checks (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=300))
-    rank, device = dist.get_rank(), torch.device("cpu")
+    rank, device = int(os.environ["RANK"]), torch.device("cpu")
     if args.device == "cuda":
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    own = args.device == "cuda" and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("cpu:gloo,cuda:nccl" if own else "gloo", timeout=timedelta(seconds=300))
     found = {name: error for name, error in failures(rank, device, args.only) if error}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{rank}.json").write_text(json.dumps(found))
