@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -270,6 +271,23 @@ def test_dicts_of_types():
             return self.conv(x_dict, edge_index_dict)
 
     climb(OfDicts, lambda g: (hetero_of(g).x_dict, hetero_of(g).edge_index_dict))
+
+
+class InTurn(nn.Module):
+    """As in PyG's example of DMGI."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(CHANNELS, 4), SAGEConv(CHANNELS, 4)])
+
+    def forward(self, x: Tensor, edge_indices: Any) -> Tensor:
+        results = [conv(x, edge_index) for conv, edge_index in zip(self.convs, edge_indices, strict=True)]
+        return torch.stack(results).sum(0) * len(edge_indices)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_values_of_a_dict(kind: Any):
+    climb(InTurn, lambda g: (g.x, kind(first=g.edge_index, second=g.other_edge_index).values()))
 
 
 @dataclasses.dataclass

@@ -537,24 +537,27 @@ def hetero(seed: int) -> HeteroData:
 
 
 class Hetero(nn.Module):
+    KINDS = ("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")
+
     def __init__(self) -> None:
         super().__init__()
-        kinds = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
-        self.conv = HeteroConv({kind: SAGEConv((6, 6), 4) for kind in kinds})
+        self.conv = HeteroConv({kind: SAGEConv((6, 6), 4) for kind in self.KINDS})
 
-    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
-        return self.conv(x, edges)
+    def forward(self, x: dict[str, Tensor], edges: Any) -> dict[str, Tensor]:
+        return self.conv(x, edges if isinstance(edges, dict) else dict(zip(self.KINDS, edges, strict=True)))
 
 
 @pytest.mark.usefixtures("garbage")
-def test_typed_graphs(device: str, recording: None) -> None:
+@pytest.mark.parametrize("values_only", [False, True])
+def test_typed_graphs(device: str, recording: None, values_only: bool) -> None:
     eager = Hetero().double().to(device)
     model = compiled(eager)
     source = gnncompile.loader(DataLoader([hetero(k) for k in range(40)], batch_size=5), device, True)  # type: ignore[arg-type]
     for data in source:
         results = []
         for m in (model, eager):
-            out = m(data.x_dict, data.edge_index_dict)
+            edges = data.edge_index_dict
+            out = m(data.x_dict, edges.values() if values_only else edges)
             results += [[out, step(m, sum(v.square().sum() for v in out.values()))]]
         same(*results)
     assert refusals(model) == [] and any(r.recorded for r in recorded(model))

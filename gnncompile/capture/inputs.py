@@ -11,6 +11,7 @@ and keeps it out of the compiled code.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ from gnncompile.runtime.identity import IdentityCache
 EDGE_INDEX = "edge_index"
 _INTEGERS = (torch.int64, torch.int32)
 _LEFT_AS_THEY_ARE = (type(None), float, str)
+_VALUES: tuple[type[Any], ...] = (type({}.values()), type(OrderedDict().values()))
+"""Values of dicts, such as ``edge_index_dict.values()``, through which Dynamo can't iterate: they enter as tuples."""
+_IN_A_ROW: tuple[type[Any], ...] = (tuple, list, *_VALUES)
 
 
 class Sized(NamedTuple):
@@ -82,7 +86,7 @@ Path = tuple[Any, Any] | str
 
 
 def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
-    """Replaces edge lists and sized indices in a nest of tuples, lists, dicts and objects.
+    """Replaces edge lists and sized indices in a nest of tuples, lists, dicts, values of dicts and objects.
 
     Args:
         value: The arguments.
@@ -102,6 +106,8 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
         return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
+    if kind in _VALUES:
+        return split(tuple(value), path, derived, taken)
     if kind in _LEFT_AS_THEY_ARE:
         return value
     if kind is EdgeIndex:
@@ -230,7 +236,7 @@ def minibatch_in(*values: Any) -> Bucketed | None:
 
 def leaves(value: Any, found: list[Any]) -> None:
     """Appends what a nest holds that is no tuple, list or dict, in order."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, _IN_A_ROW):
         for part in value:
             leaves(part, found)
     elif isinstance(value, dict):
