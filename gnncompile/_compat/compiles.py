@@ -167,8 +167,8 @@ _OF_ALL_MODULES = re.compile(r"\._global_(?:forward|backward)_(?:pre_)?hooks$")
 
 
 def _is_implied(guard: Any, unhooked: set[str]) -> bool:
-    """Whether it says that none of no hooks take arguments by name; or that all modules together have no hooks, or else
-    nothing compiled is called (:func:`gnncompile._compat.transforms.needs_eager`).
+    """Whether it says which hooks take arguments by name, where there are no hooks; or that there are no hooks on all
+    modules, with which nothing compiled is called (:func:`gnncompile._compat.transforms.needs_eager`).
     """
     hooks, suffix, _ = guard.name.rpartition("_with_kwargs")
     if suffix and guard.guard_type == _NO_HOOKS:

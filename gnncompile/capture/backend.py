@@ -16,10 +16,12 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes, whole
+from gnncompile.capture.sources import uneven_sources
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.backward_thread import in_caller
+from gnncompile.runtime.reached import only_reached
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.stand_ins import with_stand_ins
 from gnncompile.runtime.structure import Structure
@@ -99,6 +101,9 @@ class Backend:
         if any(padded) and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
         whole = self._recorded(compiled, gm, inputs, captured)
+        sources = uneven_sources(gm)
+        if sources is not None:
+            whole = only_reached(whole, sources)
         if self.own["backward_in_caller"]:
             whole = in_caller(whole)
         return (lambda *args: true_rows(whole(*args), padded)) if any(padded) else whole

@@ -1,0 +1,114 @@
+"""Results that nobody differentiates: gradients that eager leaves None are None, which optimizers tell from zero."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv
+
+import gnncompile
+from gnncompile.capture.compiled import program_of
+
+RESULTS = ("left", "right", "both", "right", "none of the heads")
+
+
+class Heads(nn.Module):
+    """Normalisation with statistics, and two heads; what is before them is a result too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = GCNConv(6, 8), nn.BatchNorm1d(8)
+        self.left, self.right = nn.Linear(8, 3), GATConv(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        h = self.norm(self.first(x, edge_index)).relu()
+        return self.left(h), self.right(h, edge_index), h, x.size(0)
+
+
+def graph(device: str, nodes: int = 12, edges: int = 40) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(nodes)
+    x = torch.randn(nodes, 6, generator=made, dtype=torch.float64)
+    return x.to(device), torch.randint(nodes, (2, edges), generator=made).to(device)
+
+
+def pair(device: str, **settings: Any) -> tuple[Heads, Any]:
+    torch.manual_seed(0)
+    eager = Heads().double().to(device)
+    options = {"inductor": device != "cpu"}
+    return eager, gnncompile.compile(copy.deepcopy(eager), options=options, **settings)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Moves what has a gradient of zero on."""
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=0.1)
+
+
+def loss(results: Any, which: str) -> Tensor:
+    left, right, h, _ = results
+    wanted = {"left": [left], "right": [right], "both": [left, right]}.get(which, [h])
+    return sum((one * one).sum() for one in wanted)  # type: ignore[return-value]
+
+
+def same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("of_features", [False, True])
+def test_heads_in_turn(device: str, recording: None, mode: str | None, of_features: bool) -> None:
+    eager, model = pair(device, mode=mode)
+    optimizers = [sgd(eager), sgd(model)]
+    x, edge_index = graph(device)
+    x.requires_grad_(of_features)
+    for k in range(10):
+        left_out = []
+        for m, optimizer in zip((eager, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss(m(x, edge_index), RESULTS[k % 5]).backward()
+            left_out.append([name for name, p in m.named_parameters() if p.grad is None])
+            optimizer.step()
+        assert left_out[1] == left_out[0] and bool(left_out[0]) == (RESULTS[k % 5] != "both")
+        same(model.state_dict(), eager.state_dict())
+    assert len(program_of(model).backend.captured) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [(1, 0), (5, 0), (1, 3)])
+def test_small_graphs(device: str, size: tuple[int, int]) -> None:
+    eager, model = pair(device)
+    for m in (eager.eval(), model.eval()):
+        loss(m(*graph(device, *size)), "left").backward()
+    found, expected = ([p.grad for p in m.parameters()] for m in (model, eager))
+    assert [g is None for g in found] == [g is None for g in expected]
+    same([g for g in found if g is not None], [g for g in expected if g is not None])
+
+
+def test_hooks_are_not_called_with_none(device: str) -> None:
+    _, model = pair(device)
+    seen: list[Tensor] = []
+    model.left.weight.register_hook(lambda gradient: seen.append(gradient.abs().sum()))
+    loss(model(*graph(device)), "right").backward()
+    assert model.left.bias.grad is None and all(float(s) == 0 for s in seen)
+
+
+def test_a_step_with_a_further_loss(device: str, recording: None) -> None:
+    eager, model = pair(device)
+    x, edge_index = graph(device)
+
+    def both(results: Any, _: Any) -> tuple[Tensor, Tensor]:
+        return loss(results, "right"), loss(results, "left")
+
+    optimizer = sgd(eager)
+    step = gnncompile.TrainStep(model, both, sgd(model), options={"inductor": device != "cpu"})
+    before = eager.left.weight.detach().clone()
+    for _ in range(6):
+        optimizer.zero_grad()
+        expected = both(eager(x, edge_index), None)
+        expected[0].backward()
+        optimizer.step()
+        same(step(x, edge_index), tuple(e.detach() for e in expected))
+        same(model.state_dict(), eager.state_dict())
+    assert torch.equal(model.left.weight, before) and model.left.weight.grad is None
