@@ -48,6 +48,7 @@ def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset
 
     def leave_out(gradients: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Any:
         reached = frozenset[int]().union(*(s for number, s in results if cotangents[number] is not None))
-        return tuple([None if inputs.get(e, -1) not in {*reached, -1} else g for e, g in enumerate(gradients)])
+        left_out = {e for e, k in inputs.items() if k not in reached}
+        return tuple([None if e in left_out else gradient for e, gradient in enumerate(gradients)])
 
     node.register_hook(leave_out)
