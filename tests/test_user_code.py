@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
 from torch_geometric.utils import remove_self_loops, scatter, softmax
 
 import gnncompile
@@ -236,3 +238,28 @@ def test_keys_and_values_of_their_own():
             torch.testing.assert_close(found, expected)
         assert len(captured) == graphs
     assert len(captured[0].record.regions) == 1 and not captured[0].record.skipped
+
+
+class _Scalars(nn.Module):
+    """Writes to scalars of its own, and reads one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.norm = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        self.layer = GCNConv(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.calls.add_(1)
+        self.norm.copy_(x.detach().norm())
+        return self.layer(x / self.calls, edge_index)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scalars_that_are_written_to(dtype):
+    """Torch takes those of float64 for numbers, and drops what writes to them."""
+    plain = _Scalars().to(dtype)
+    compiled = gnncompile.compile(copy.deepcopy(plain), fullgraph=True)
+    for _ in range(3):
+        x, edge_index = torch.randn(5, WIDTH, dtype=dtype), torch.randint(5, (2, 9))
+        torch.testing.assert_close(compiled(x, edge_index), plain(x, edge_index))
+        torch.testing.assert_close(compiled.state_dict(), plain.state_dict())

@@ -13,7 +13,7 @@ from gnncompile._compat.autograd import (
     trace_aten,
     without_saved_hooks,
 )
-from gnncompile._compat.compiles import kept_guards, symbolic_counts, try_frames_again
+from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts, try_frames_again
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
     CAPTURE_ERRORS,
@@ -127,6 +127,7 @@ __all__ = [
     "keep_vectors_inside",
     "keep_versions",
     "keep_with",
+    "keep_writes_to_scalars",
     "keeps_graph",
     "kept_guards",
     "kept_with",

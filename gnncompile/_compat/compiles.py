@@ -22,6 +22,7 @@ from torch import nn
 from torch._dynamo import convert_frame
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
+from torch._dynamo.output_graph import OutputGraph
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +217,26 @@ def try_frames_again() -> None:
         raise first
 
     convert_frame._compile = compile_frame
+
+
+def keep_writes_to_scalars() -> None:
+    """Makes compiles inside :class:`symbolic_counts` keep what writes to a scalar of float64 on a CPU.
+
+    Torch takes such a scalar for a Python number, traces the frame a second time, and then drops nodes of which nothing
+    but the number is read: inputs, but also the result of an ``add_``, which nobody need read.
+    """
+    drop: Any = OutputGraph.remove_tensorify_specialized_graphargs
+
+    @functools.wraps(drop)
+    def drop_inputs(self: Any) -> None:
+        calls = [n for n in self.graph.nodes if n.op != "placeholder" and not n.users] if compiling.calls else []
+        values = [node.meta.pop("example_value", None) for node in calls]
+        drop(self)
+        for node, value in zip(calls, values, strict=True):
+            if value is not None:
+                node.meta["example_value"] = value
+
+    setattr(OutputGraph, drop.__name__, drop_inputs)
 
 
 def _is_of_dynamo(error: BaseException) -> bool:

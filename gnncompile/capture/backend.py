@@ -18,7 +18,7 @@ from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes, whole
 from gnncompile.capture.sources import uneven_sources
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip
+from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.backward_thread import in_caller
 from gnncompile.runtime.reached import only_reached
@@ -34,12 +34,21 @@ SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the 
 
 @dataclass
 class Captured:
-    """One captured graph: what the passes did, its structure cache, its recordings or why it has none, who watched."""
+    """One captured graph.
+
+    Attributes:
+        record: What the passes did.
+        structure: Its structure cache.
+        recordings: Its recordings, or why it has none.
+        observer: Who watched the passes.
+        repeatable: Whether to run it twice is the same as once.
+    """
 
     record: Record
     structure: Structure | None
     recordings: Recordings | str | None = None
     observer: passes.Observer | None = None
+    repeatable: bool = False
 
 
 @dataclass(repr=False)
@@ -97,6 +106,7 @@ class Backend:
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
+        captured.repeatable = same_when_repeated(gm.graph)
         padded = captured.record.padded or []
         if any(padded) and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")

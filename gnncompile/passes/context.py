@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -417,6 +418,25 @@ def _updates_statistics(node: fx.Node) -> bool:
     return node.target in _WITH_STATISTICS and node.args[3] is not None and node.args[5] is not False
 
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def same_when_repeated(graph: fx.Graph) -> bool:
+    """Whether to run a graph twice is known to be the same as to run it once: it writes to nothing that was there
+    before, and draws no random numbers.
+    """
+    return not any(map(_may_leave_something, graph.nodes))
+
+
+def _may_leave_something(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return mutates(node) or _updates_statistics(node) or _depends_on_chance(node)
+    # Of what is no operator no schema says it; arithmetic of sizes makes numbers.
+    return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
+
+
 def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose memory something in the graph writes to, directly or through a view."""
     found: set[fx.Node] = set()
@@ -464,9 +484,12 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
 
 def _same_each_time(node: fx.Node) -> bool:
     """Whether a node has a value, and the same one for the same arguments."""
+    return not _depends_on_chance(node) and node.meta.get("val") is not None
+
+
+def _depends_on_chance(node: fx.Node) -> bool:
     name, tags = str(node.target), getattr(node.target, "tags", ())
-    chance = torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
-    return not chance and node.meta.get("val") is not None
+    return torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
 
 
 def _is_float(val: torch.Tensor) -> bool:

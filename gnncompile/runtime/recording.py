@@ -12,7 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,32 @@ class Lease:
         self.spent = False
 
 
+class Unfinished(NamedTuple):
+    """What a graph returns that has a second part.
+
+    Attributes:
+        made: Its results.
+        finish: Does the rest.
+    """
+
+    made: Any
+    finish: Callable[[], None]
+
+
+def finished(made: Any) -> Any:
+    """A graph's results, all of it done."""
+    if isinstance(made, Unfinished):
+        made.finish()
+        return made.made
+    return made
+
+
 class Recording:
     """One graph for one size and one place of its inputs.
 
     Args:
-        run: The graph: called with `args`, returns tensors, numbers and None. Kernels that it needs are compiled; its
-            backward's too.
+        run: The graph: called with `args`, returns tensors, numbers and None, or these :class:`Unfinished`. Kernels
+            that it needs are compiled; its backward's too.
         args: Its inputs.
         structural: Positions of the inputs that graph structure is built of.
         copied: Positions of the inputs that are copied at each replay.
@@ -77,6 +97,7 @@ class Recording:
         # Dynamo has compared the shapes of parameters.
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
+        self._bytes = _bytes(args)
         self._static = StaticInputs(args, sorted(copied))
         inputs = [self._static.tensors.get(k, a) for k, a in enumerate(args)]
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
@@ -86,6 +107,10 @@ class Recording:
             inputs[k] = inputs[k].detach().requires_grad_()
         with identity.keeping() as self._kept:  # structure that was built for these inputs
             self._forward, made = record(lambda: run(*inputs))
+            self._finish: Callable[[], None] | None = None
+            if isinstance(made, Unfinished):
+                self._finish, _ = record(made.finish)
+                made = made.made
         _check_results(made, inputs)
         self._kind = type(made)
         self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]
@@ -128,6 +153,10 @@ class Recording:
                 return False
         return self._static.fits(args)
 
+    def fits_unguarded(self, args: Sequence[Any]) -> bool:
+        """Whether inputs fit that no guard has looked at yet: they may be of other kinds and types."""
+        return _bytes(args) == self._bytes and self.fits(args)
+
     def lease(self) -> Lease | None:
         """The right to run it, or None where a backward is still to come."""
         with self._lock:
@@ -146,20 +175,33 @@ class Recording:
         """Ends the lease."""
         self._lease = None
 
-    def __call__(self, args: Sequence[Any], lease: Lease) -> Any:
-        """Replays it on inputs that fit."""
+    def __call__(self, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
+        """Replays it on inputs that fit.
+
+        Args:
+            args: The inputs.
+            lease: From :meth:`lease`.
+            begun: Whether :meth:`begin` was called with them.
+        """
         if any(self.differentiable):
             tensors = _replay(self, args, lease, *[args[k] for k in self._graded])
         else:
-            tensors = self.forward(args)
+            tensors = self.forward(args, begun)
             self.release()
         following = iter(tensors)
         return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
 
-    def forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        """The resulting tensors, without a gradient."""
+    def begin(self, args: Sequence[Any]) -> None:
+        """Launches its first part."""
         self._static.copy(args)
         self._forward()
+
+    def forward(self, args: Sequence[Any], begun: bool = False) -> tuple[Tensor, ...]:
+        """The resulting tensors, without a gradient."""
+        if not begun:
+            self.begin(args)
+        if self._finish is not None:
+            self._finish()
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         return tuple([m.clone() for m in self._made if isinstance(m, Tensor)])
@@ -252,6 +294,10 @@ class _Replay(torch.autograd.Function):
 
 
 _replay = _compat.applies(_Replay)
+
+
+def _bytes(args: Sequence[Any]) -> list[int | None]:
+    return [a.nbytes if isinstance(a, Tensor) else None for a in args]
 
 
 def _contiguous(shape: torch.Size) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import cuda_graph, layout
-from gnncompile.runtime.recording import Lease, Recording
+from gnncompile.runtime.recording import Lease, Recording, finished
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +77,28 @@ class _Seen:
         return frozenset(k for k, times in self.moved.items() if times >= OFTEN)
 
 
+class Begun(NamedTuple):
+    """A replay whose first part was launched.
+
+    Attributes:
+        recording: Of what.
+        args: The inputs.
+        context: What it is for.
+        lease: The right to it.
+    """
+
+    recording: Recording
+    args: Sequence[Any]
+    context: Any
+    lease: Lease
+
+
 class Recordings:
     """Runs a graph, by replay where it can.
 
     Args:
-        run: The graph: called with its inputs.
+        run: The graph: called with its inputs. What returns an :class:`~gnncompile.runtime.recording.Unfinished` may be
+            begun before it is known to be what is wanted.
         most: How many recordings are kept; when there are so many, further sizes run as they are.
         device: What the graph works on.
         structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
@@ -96,25 +113,49 @@ class Recordings:
         self.recorded: list[tuple[_Seen, Recording]] = []
         self.reason: str | None = None
         self._calls = 0
+        self._context: tuple[Any, Any] | None = None
         self._builds_structure = True
         self._broken = 0
         self._seen: OrderedDict[Any, _Seen] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, args: Sequence[Any], facts: Any = None) -> Any:
+    def begin(self, args: Sequence[Any]) -> Begun | None:
+        """Launches the first part of a recording that fits these inputs, if all else is as in the last call: the device
+        has work while the host finds out whether it is. None where there is none.
+
+        Args:
+            args: The graph's inputs, as they are expected to be.
+        """
+        where = cuda_graph.context(self.device) if self.reason is None else None
+        if where is None or self._context is None or self._context[0] != where:
+            return None
+        for seen, recording in reversed(self.recorded):
+            if seen.context == self._context and recording.fits_unguarded(args):
+                lease = recording.lease()
+                if lease is not None:
+                    recording.begin(args)
+                    return Begun(recording, args, seen.context, lease)
+        return None
+
+    def __call__(self, args: Sequence[Any], facts: Any = None, begun: Begun | None = None) -> Any:
         """The graph's results.
 
         Args:
             args: Its inputs: tensors and numbers.
             facts: What else a recording depends on.
+            begun: What was begun with what was expected.
         """
         _compat.refuse_tangents(args)
         where = cuda_graph.context(self.device) if self.reason is None else None
         if where is None:
-            return self.run(*args)
+            return finished(self.run(*args))
         layout.check_pending()
-        context = where, facts
+        context = self._context = where, facts
         self._calls += 1
+        if begun is not None:
+            if begun.context == context and all(map(_is_the_same, begun.args, args)):
+                return self._replay(begun.recording, args, begun.lease, begun=True)
+            begun.recording.release()
         for seen, recording in reversed(self.recorded):
             if seen.context == context and recording.fits(args):
                 lease = recording.lease()
@@ -126,11 +167,11 @@ class Recordings:
             lease = new.lease() if new is not None else None
         return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)
 
-    def _replay(self, recording: Recording, args: Sequence[Any], lease: Lease) -> Any:
+    def _replay(self, recording: Recording, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
         recording.last_call = self._calls
         if recording.builds_structure and self._calls % LOOK_EVERY == 0:
             layout.look(self.device)
-        return recording(args, lease)
+        return recording(args, lease, begun)
 
     def _look(self, args: Sequence[Any], context: Any) -> _Seen:
         sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
@@ -146,7 +187,7 @@ class Recordings:
 
     def _run(self, seen: _Seen, args: Sequence[Any]) -> Any:
         versions = [_version(a) for a in args]
-        made = self.run(*args)
+        made = finished(self.run(*args))
         seen.mutated |= {k for k, a in enumerate(args) if _version(a) != versions[k]}
         seen.runs += 1
         node = next((m.grad_fn for m in made if isinstance(m, Tensor) and m.grad_fn is not None), None)
@@ -209,6 +250,10 @@ def _first(error: BaseException) -> BaseException:
     while BROKEN in str(error) and error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def _is_the_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) is int and one == other)
 
 
 def _storage(value: Any) -> int:

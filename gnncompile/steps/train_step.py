@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 from gnncompile import _compat
 from gnncompile.capture.backend import SHARDED
 from gnncompile.capture.compiled import Call, compile, program_of, trained
-from gnncompile.capture.inputs import Checker, Taken, leaves, with_leaves
+from gnncompile.capture.inputs import Checker, leaves
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
+from gnncompile.runtime.recording import Unfinished, finished
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.stand_ins import standing_in
+from gnncompile.steps.ahead import Ahead
 from gnncompile.steps.averaging import Averaging, Used
+from gnncompile.steps.plan import Plan
+from gnncompile.steps.settings import Settings
 
 
 class _Objective(nn.Module):
@@ -36,8 +39,9 @@ class _Objective(nn.Module):
 class TrainStep:
     """One step of training: gradients are cleared, the loss goes down once, the parameters are updated.
 
-    On a GPU the third step of a size on, on the same graph, is the replay of one CUDA graph. Whatever else its numbers
-    depend on is compared before each replay: the model's attributes, its parameters, what the optimizer is set to.
+    On a GPU the third step of a size on, on the same graph, replays two CUDA graphs: forward, loss and backward, and
+    the update. Whatever else its numbers depend on is compared in each step: the model's attributes, its parameters,
+    what the optimizer is set to and what it keeps.
 
     Example::
 
@@ -94,7 +98,9 @@ class TrainStep:
         program.pads, program.backend.narrows = self._records, False
         self._program = program
         self._check = Checker(self.model.forward)
-        self._plans: list[_Plan] = []
+        self._plans: list[Plan] = []
+        self._ahead = Ahead()
+        self._settings = Settings(optimizer)
         self._broken: list[Any] = []
         self._unplanned: str | None = None
         self._averaging: Averaging | None = None
@@ -131,17 +137,17 @@ class TrainStep:
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         if self._averaging is None:
-            return self._run_step(given, self._settings())
+            return self._run_step(given)
         self._averaging.send_buffers()
-        *made, used = self._run_step(given, ())
+        *made, used = self._run_step(given)
         used = self._averaging.average(used)
         self._averaging.hand_out(used)
         if self._updates is None:
             self._update()
         else:
-            self._keep_settings_on(self._updates.device)
+            self._settings.keep_on(self._updates.device)
             with torch.no_grad():
-                self._updates([*self._averaging.parameters, *self._averaging.buffers], (used, *self._settings()))
+                self._updates([*self._averaging.parameters, *self._averaging.buffers], (used, *self._facts()))
         return tuple(made)
 
     def _recorded_updates(self, device: torch.device) -> Recordings | None:
@@ -150,25 +156,36 @@ class TrainStep:
             return None
 
         def update(*_: Any) -> tuple[Any, ...]:
-            self._keep_settings_on(device)
+            self._settings.keep_on(device)
             self._update()
             return ()
 
         return Recordings(update, self._most, device, ())
 
-    def _run_step(self, given: tuple[Any, Any, Any], facts: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
         if _compat.needs_eager() is not None:
             self._check(given[0], given[1])
-            return self._train(lambda: self._program(given, {}), whole=False)
+            return finished(self._train(lambda: self._program(given, {}), whole=False))  # type: ignore[no-any-return]
+        # What is launched in vain has overwritten gradients: they have to be ones that are cleared.
+        may_begin = self._averaging is not None or self._settings.trains_the_same()
+        with torch.no_grad():
+            begun = self._ahead.begin_again(given) if may_begin else None
         call = self._take(given)
-        plan = self._plan(call) if call is not None and self._plans else None
-        if call is None or plan is None:
+        if call is None:
             return self._first(given)
         found: list[Any] = []
         leaves((call.args, call.counts), found)
         with torch.no_grad():
-            return plan.recordings([*found, *plan.state()], facts)  # type: ignore[no-any-return]
+            if begun is None and may_begin:
+                begun = self._ahead.begin(found)
+            plan = self._plan(call) if self._plans else None
+            expected = self._ahead.learn(given, found, plan)
+            if plan is not None:
+                facts = self._facts() if self._averaging is None else ()
+                args = [*found, *plan.state()]
+                return plan.recordings(args, facts, begun if expected else None)  # type: ignore[no-any-return]
+        return self._first(given)
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
         """A step's arguments, if it can be recorded for them."""
@@ -181,7 +198,7 @@ class TrainStep:
             raise
         return None if call.taken.objects else call
 
-    def _plan(self, call: Call) -> _Plan | None:
+    def _plan(self, call: Call) -> Plan | None:
         """How steps through the captured graph that serves these arguments are recorded."""
         capture = self._capture(call)
         return next((plan for plan in self._plans if plan.capture is capture), None)
@@ -195,22 +212,23 @@ class TrainStep:
         self._check(given[0], given[1])  # what was captured was captured for arguments like these, which were
         breaks = _compat.graph_breaks()
         with identity.keeping() as kept:
-            made = self._train(lambda: self._program(given, {}), whole=False)
+            made = finished(self._train(lambda: self._program(given, {}), whole=False))
         call = self._take(given)
         capture = self._capture(call) if call is not None else None
         if _compat.graph_breaks() > breaks:
             self._broken.append(capture)
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
-            return made
+            return made  # type: ignore[no-any-return]
         also = self._averaging.buffers if self._averaging is not None else []
-        plan = _Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
+        plan = Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
+        plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
             plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
             self._plans.append(plan)
-            self._keep_settings_on(plan.device)
-        return made
+            self._settings.keep_on(plan.device)
+        return made  # type: ignore[no-any-return]
 
     def _why_not(self, call: Call | None, capture: Any) -> str | None:
         """Why no step through a captured graph can be recorded."""
@@ -224,27 +242,28 @@ class TrainStep:
             return "a parameter has a hook"
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None
 
-    def _run(self, plan: _Plan, given: Sequence[Any]) -> tuple[Any, ...]:
-        self._keep_settings_on(plan.device)  # the optimizer may have been loaded since the last step
+    def _run(self, plan: Plan, given: Sequence[Any]) -> Any:
+        self._settings.keep_on(plan.device)  # the optimizer may have been loaded since the last step
+        plan.repeatable &= not any(map(_compat.has_hooks, self.model.parameters()))
         return self._train(lambda: self._program.run(plan.call(given)), whole=True)
 
-    def _keep_settings_on(self, device: torch.device) -> None:
-        # Torch allows it on GPUs only.
-        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            _compat.make_capturable(self.optimizer, device)
-
-    def _train(self, objective: Callable[[], Any], whole: bool) -> tuple[Any, ...]:
-        """A step through the objective, which may be one captured graph as a whole."""
+    def _train(self, objective: Callable[[], Any], whole: bool) -> Any:
+        """A step through the objective, which may be one captured graph as a whole: the losses, and what is left to do
+        once it is known that they are wanted.
+        """
         if self._averaging is not None:
             return self._own_gradients(self._averaging, objective, whole)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad(), standing_in(whole) as standing:
             losses, scaled = self._losses(objective)
             scaled.backward()
-        for parameter, leaf in standing.items():
-            _accumulate(parameter, leaf.grad)
-        self._update()
-        return _detached(losses)
+
+        def update() -> None:
+            for parameter, leaf in standing.items():
+                _accumulate(parameter, leaf.grad)
+            self._update()
+
+        return Unfinished(_detached(losses), update)
 
     def _own_gradients(self, averaging: Averaging, objective: Callable[[], Any], whole: bool) -> tuple[Any, ...]:
         """The losses, and which parameters have a gradient, which is left to be averaged."""
@@ -280,11 +299,13 @@ class TrainStep:
         device = next((p.device.type for p in self.model.parameters()), "cpu")
         return torch.autocast(device, self.autocast)
 
-    def _settings(self) -> tuple[Any, ...]:
-        """What the optimizer does that no tensor says."""
-        numbers = [v for g in self.optimizer.param_groups for v in g.values() if not isinstance(v, (Tensor, list))]
-        state = self.optimizer.state
-        return _Same(state), len(state), *numbers
+    def _facts(self) -> tuple[Any, ...]:
+        """What a recorded update depends on that is no tensor of the step's."""
+        scaler = self.scaler
+        growth: tuple[Any, ...] = ()
+        if scaler is not None:
+            growth = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+        return (self.max_norm, *growth, *self._settings.facts())
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor | None) -> None:
@@ -297,53 +318,3 @@ def _accumulate(parameter: nn.Parameter, gradient: Tensor | None) -> None:
 
 def _detached(losses: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([v.detach() if isinstance(v, Tensor) else v for v in losses])
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """An object, kept alive, that is equal to itself only: another one can't come to have its address."""
-
-    of: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.of is other.of
-
-    def __hash__(self) -> int:
-        return id(self.of)
-
-
-class _Plan:
-    """How steps through one captured graph are recorded.
-
-    Args:
-        capture: What stands for the captured graph.
-        call: Arguments that it serves.
-        built_of: Tensors that graph structure was built of.
-        model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
-        also: Further tensors that a step writes to.
-
-    Attributes:
-        structural: Positions among the leaves of the arguments of those that structure is built of.
-    """
-
-    recordings: Recordings
-
-    def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module, also: list[Tensor]) -> None:
-        self.capture, self._also = capture, also
-        found: list[Any] = []
-        leaves((call.args, call.counts), found)
-        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
-        self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
-        self._skeleton = with_leaves((call.args, call.counts), iter([None] * len(found)))
-        holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
-        self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
-        self.device = next((t.device for t in self.state()), torch.device("cpu"))
-
-    def state(self) -> list[Tensor]:
-        """Parameters and buffers, which a step writes to."""
-        return [*(holder[name] for holder, name in self._slots), *self._also]
-
-    def call(self, given: Sequence[Any]) -> Call:
-        """The arguments, of their leaves (and the parameters and buffers behind these)."""
-        args, counts = with_leaves(self._skeleton, iter(given))
-        return Call(args, {}, Taken(), counts)

@@ -1,0 +1,261 @@
+"""Steps of training whose forward and backward are launched before it is known that they are the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import GATConv, GCNConv
+
+import gnncompile
+from gnncompile.capture.compiled import Program, program_of
+from gnncompile.runtime.recording import Recording
+from tests.test_train_step import Pair, graph, recording, sgd
+
+__all__ = ["recording"]
+
+
+class Net(nn.Module):
+    """A layer in between, and a switch that Python looks at."""
+
+    def __init__(self, between: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.between, self.second = GCNConv(6, 8), between or nn.LayerNorm(8), GATConv(8, 3)
+        self.slope = 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(F.leaky_relu(self.between(self.first(x, edge_index)), self.slope), edge_index)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, in order: forward and backward were launched, guards were asked."""
+    found: list[str] = []
+
+    def note(kind: type[Any], name: str, what: str) -> None:
+        original = getattr(kind, name)
+
+        def noted(*args: Any) -> Any:
+            found.append(what)
+            return original(*args)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    note(Recording, "begin", "launched")
+    note(Program, "capture_for", "asked")
+    return found
+
+
+def test_launched_before_guards_are_asked(device: str, events: list[str]) -> None:
+    both = Pair(device, Net())
+    inputs = graph(device)
+    for _ in range(5):
+        both.compare(*inputs)
+    for given in (inputs, [t.clone() for t in inputs]):  # the same tensors, and others that have to be taken apart
+        for _ in range(6):
+            events.clear()
+            both.compare(*given)
+        assert events == ["launched", "asked"]
+
+
+@pytest.mark.parametrize("what", ["statistics", "chance", "hook"])
+def test_not_where_something_comes_of_it(device: str, events: list[str], what: str) -> None:
+    both = Pair(device, Net({"statistics": nn.BatchNorm1d(8), "chance": nn.RReLU(0.3, 0.3)}.get(what)))
+    if what == "hook":
+        for model in (both.plain, both.model):
+            model.first.bias.register_hook(lambda gradient: 2 * gradient)  # type: ignore[union-attr]
+    inputs = graph(device)
+    for _ in range(6):
+        events.clear()
+        both.compare(*inputs)
+    assert both.recorded == 1 and events == ["asked", "launched"]
+
+
+class OnlyInTraining(nn.Module):
+    """Doubles its input in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if self.training else x
+
+
+def set_slope(model: Any, optimizer: Any) -> None:
+    model.slope = 0.3
+
+
+def freeze(model: Any, optimizer: Any) -> None:
+    model.first.bias.requires_grad_(False)
+
+
+def evaluate(model: Any, optimizer: Any) -> None:
+    model.eval()
+
+
+def replace(model: Any, optimizer: Any) -> None:
+    old, new = model.first.bias, nn.Parameter(torch.ones_like(model.first.bias))
+    model.first.bias = new
+    optimizer.param_groups[0]["params"] = [new if p is old else p for p in optimizer.param_groups[0]["params"]]
+
+
+def hook(model: Any, optimizer: Any) -> None:
+    model.second.register_forward_hook(lambda module, args, made: 2 * made)
+
+
+def brake(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["momentum"] = 0.1
+
+
+def forget(model: Any, optimizer: Any) -> None:
+    optimizer.state.clear()
+
+
+def stop(model: Any, optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"] = torch.zeros_like(state["momentum_buffer"])
+
+
+def leave_out(model: Any, optimizer: Any) -> None:
+    del optimizer.param_groups[0]["params"][0]
+
+
+CHANGES = (set_slope, freeze, evaluate, replace, hook, brake, forget, stop, leave_out)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_noticed_after_the_launch(device: str, events: list[str], change: Callable[[Any, Any], None]) -> None:
+    both = Pair(device, Net(nn.Sequential(nn.LayerNorm(8), OnlyInTraining())) if change is evaluate else Net())
+    inputs = graph(device)
+    for k in range(14):
+        if k == 6:
+            change(both.plain, both.optimizer)
+            change(both.model, both.step.optimizer)
+        both.compare(*inputs)
+        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+            if plain.requires_grad:
+                torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_another_norm_to_clip_at(device: str) -> None:
+    both = Pair(device, Net(), max_norm=0.1)
+    inputs = graph(device)
+    for k in range(12):
+        if k == 6:
+            both.max_norm = both.step.max_norm = 0.01
+        both.compare(*inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_learning_rate_of_the_loop_s_own(kind: Any) -> None:
+    """It is a number each time; one recording replays with all of them."""
+    both = Pair("cuda", Net(), lambda parameters: kind(parameters, lr=0.01))
+    for model in (both.plain, both.model):
+        model.float()
+    x, edges, y = graph("cuda")
+    for k in range(12):
+        for optimizer in (both.optimizer, both.step.optimizer):
+            optimizer.param_groups[0]["lr"] = 0.01 * (k % 4)
+        both.compare(x.float(), edges, y, rtol=1e-4, atol=1e-5)
+    assert both.recorded == 1
+
+
+def test_gradients_that_grow(device: str) -> None:
+    """Those of parameters that the optimizer leaves alone get no share of what was launched in vain."""
+    both = Pair(device, Net(), optimizer=lambda parameters: torch.optim.SGD(list(parameters)[2:], lr=0.1))
+    inputs = graph(device)
+    for k in range(16):
+        if k in (7, 12):
+            both.plain.slope = both.model.slope = 0.1 * k
+        both.compare(*inputs)
+        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_two_models_of_attributes_in_turn(device: str, events: list[str]) -> None:
+    """What is wrong each time is not tried each time."""
+    both = Pair(device, Net())
+    inputs = graph(device)
+    for k in range(12):
+        both.plain.slope = both.model.slope = 0.1 * (k % 2)
+        events.clear()
+        both.compare(*inputs)
+        assert events[:1] in (["asked"], [])
+    assert both.recorded == 2
+
+
+def test_arguments_changed_in_place(device: str) -> None:
+    both = Pair(device, Net())
+    x, edges, y = graph(device)
+    for k in range(20):
+        both.compare(x, edges, y)
+        if k in (5, 6, 12):
+            x.mul_(0.9), y.copy_(y.flip(0))
+        if k in (8, 9, 14):
+            edges.copy_(edges.flip(1).roll(1, 0))
+        if k == 11:
+            x.data = x.data.clone()
+
+
+def test_arguments_of_other_kinds(device: str) -> None:
+    """At the same place: a number for a tensor, another type of the same size."""
+    x, edges, _ = graph(device)
+    model = Net().to(device).double()
+    step = gnncompile.TrainStep(
+        model,
+        lambda out, weight: (out * weight).sum(),
+        sgd(model.parameters()),
+        options={"inductor": device != "cpu"},
+    )
+    for weight in (torch.ones(12, 3, device=device), 2.0, torch.ones(12, 3, dtype=torch.int32, device=device), None):
+        if weight is None:
+            with pytest.raises(Exception):  # noqa: B017  (torch's own)
+                step(x, edges, target=weight)
+        else:
+            for _ in range(6):
+                assert step(x, edges, target=weight).dtype == torch.float64
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x + self.calls
+
+
+class Noise(nn.Module):
+    """Adds noise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (nn.LayerNorm(8), True),
+        (nn.BatchNorm1d(8).eval(), True),
+        (nn.BatchNorm1d(8, track_running_stats=False), True),
+        (nn.BatchNorm1d(8), False),
+        (nn.Dropout(0.5), False),
+        (nn.Dropout(0.5).eval(), True),
+        (nn.RReLU(), False),
+        (Counting(), False),
+        (Noise(), False),
+    ],
+)
+def test_which_graphs_are_repeatable(between: nn.Module, expected: bool) -> None:
+    x, edges, _ = graph("cpu")
+    model = gnncompile.compile(Net(between).double(), options={"inductor": False})
+    model(x, edges)
+    program = program_of(model)
+    assert program is not None and [captured.repeatable for captured in program.backend.captured] == [expected]
