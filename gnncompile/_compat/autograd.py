@@ -100,6 +100,15 @@ def has_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
+def hooks_of(tensor: Tensor) -> list[Any]:
+    """The functions of the user's that :func:`has_hooks` tells of."""
+    found: list[Any] = []
+    for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+        if hooks:
+            found += hooks.values()
+    return found
+
+
 def keep_versions(tensors: Sequence[Tensor]) -> Any:
     """A block in which writing to these tensors goes unnoticed by autograd and by caches."""
     return cast(Any, torch.autograd)._unsafe_preserve_version_counter(tuple(tensors))

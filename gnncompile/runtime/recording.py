@@ -44,11 +44,11 @@ class Unfinished(NamedTuple):
 
     Attributes:
         made: Its results.
-        finish: Does the rest.
+        finish: Does the rest, and returns what is to be called after each replay of it.
     """
 
     made: Any
-    finish: Callable[[], None]
+    finish: Callable[[], Callable[[], None]]
 
 
 def finished(made: Any) -> Any:
@@ -109,7 +109,7 @@ class Recording:
             self._forward, made = record(lambda: run(*inputs))
             self._finish: Callable[[], None] | None = None
             if isinstance(made, Unfinished):
-                self._finish, _ = record(made.finish)
+                self._finish, self._hand_out = record(made.finish)
                 made = made.made
         _check_results(made, inputs)
         self._kind = type(made)
@@ -202,6 +202,7 @@ class Recording:
             self.begin(args)
         if self._finish is not None:
             self._finish()
+            self._hand_out()
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         return tuple([m.clone() for m in self._made if isinstance(m, Tensor)])

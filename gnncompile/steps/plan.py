@@ -43,9 +43,13 @@ class Plan:
         self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
         self.device = next((t.device for t in self.state()), torch.device("cpu"))
 
-    def state(self) -> list[Tensor]:
-        """Parameters and buffers, which a step writes to."""
-        return [*(holder[name] for holder, name in self._slots), *self._also]
+    def parameters(self) -> list[Tensor]:
+        """The model's parameters."""
+        return [tensor for holder, name in self._slots if isinstance(tensor := holder.get(name), nn.Parameter)]
+
+    def state(self) -> list[Any]:
+        """Parameters and buffers, which a step writes to; None in the place of one that is gone."""
+        return [*(holder.get(name) for holder, name in self._slots), *self._also]
 
     def call(self, given: Sequence[Any]) -> Call:
         """The arguments, of their leaves (and the parameters and buffers behind these)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,19 +12,42 @@ from torch import Tensor
 from gnncompile import _compat
 
 
+class Changes:
+    """Counts how often objects were others than the time before.
+
+    Attributes:
+        number: So often.
+        in_a_row: So often now without a time between when they were not.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.in_a_row = 0
+        self._held: list[Any] = []
+
+    def __call__(self, held: list[Any]) -> int:
+        """The number; these are the objects."""
+        if _are_the_same(held, self._held):
+            self.in_a_row = 0
+        else:
+            self._held, self.number, self.in_a_row = held, self.number + 1, self.in_a_row + 1
+        return self.number
+
+
 class Settings:
     """The settings of an optimizer, and which tensors are its state.
 
     Args:
         optimizer: The optimizer.
+
+    Attributes:
+        changes: Of its state and its parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._rates: dict[int, Tensor] = {}  # of parameter groups, by position
-        self._held: list[Any] = []
+        self.changes = Changes()
         self._trained: list[Tensor] = []
-        self._changes = 0
 
     def keep_on(self, device: torch.device) -> None:
         """Keeps on a GPU what changes from step to step, learning rates too."""
@@ -39,7 +63,7 @@ class Settings:
     def facts(self) -> tuple[Any, ...]:
         """What is equal to what it was for as long as a recorded update does what the optimizer would do."""
         self._keep_rates()
-        self._trained = self._parameters()
+        self._trained = self.parameters()
         held: list[Any] = [*self._trained]
         numbers: list[Any] = []
         for state in self._optimizer.state.values():
@@ -48,15 +72,21 @@ class Settings:
             for value in group.values():
                 if not isinstance(value, list):
                     (held if isinstance(value, Tensor) else numbers).append(value)
-        if not _are_the_same(held, self._held):
-            self._held, self._changes = held, self._changes + 1
-        return (self._changes, *numbers)
+        return (self.changes(held), *numbers)
+
+    def gradients_of_others(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients that it does not clear, of those of a model's parameters that it did not train at the last
+        :meth:`facts`.
+        """
+        trained = set(map(id, self._trained))
+        return [parameter.grad for parameter in parameters if id(parameter) not in trained]
 
     def trains_the_same(self) -> bool:
         """Whether the parameters are those of the last :meth:`facts`: no others have gradients that it clears."""
-        return _are_the_same(self._parameters(), self._trained)
+        return _are_the_same(self.parameters(), self._trained)
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """What it trains now."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _keep_rates(self) -> None:

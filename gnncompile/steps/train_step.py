@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -22,7 +23,10 @@ from gnncompile.runtime.stand_ins import standing_in
 from gnncompile.steps.ahead import Ahead
 from gnncompile.steps.averaging import Averaging, Used
 from gnncompile.steps.plan import Plan
-from gnncompile.steps.settings import Settings
+from gnncompile.steps.settings import Changes, Settings
+
+RESTLESS = 4
+"""Steps in a row after which an optimizer that has changed what it keeps is taken for one that always does."""
 
 
 class _Objective(nn.Module):
@@ -100,7 +104,7 @@ class TrainStep:
         self._check = Checker(self.model.forward)
         self._plans: list[Plan] = []
         self._ahead = Ahead()
-        self._settings = Settings(optimizer)
+        self._settings, self._hooks = Settings(optimizer), Changes()
         self._broken: list[Any] = []
         self._unplanned: str | None = None
         self._averaging: Averaging | None = None
@@ -130,6 +134,8 @@ class TrainStep:
         """Why steps are not replayed, if they are not; None before the first one."""
         if not self._plans:
             return self._unplanned
+        if self._settings.changes.in_a_row > RESTLESS:
+            return "the optimizer keeps other numbers or tensors after each step"
         every = [plan.recordings for plan in self._plans]
         if self._averaging is not None and self._updates is not None:
             every.append(self._updates)
@@ -182,7 +188,7 @@ class TrainStep:
             plan = self._plan(call) if self._plans else None
             expected = self._ahead.learn(given, found, plan)
             if plan is not None:
-                facts = self._facts() if self._averaging is None else ()
+                facts = self._facts_of(plan)
                 args = [*found, *plan.state()]
                 return plan.recordings(args, facts, begun if expected else None)  # type: ignore[no-any-return]
         return self._first(given)
@@ -258,10 +264,13 @@ class TrainStep:
             losses, scaled = self._losses(objective)
             scaled.backward()
 
-        def update() -> None:
+        def update() -> Callable[[], None]:
+            cleared = self._settings.parameters()
             for parameter, leaf in standing.items():
-                _accumulate(parameter, leaf.grad)
+                _accumulate(parameter, leaf.grad, any(parameter is p for p in cleared))
             self._update()
+            every = dict.fromkeys([*standing, *cleared])
+            return functools.partial(_hand_out, [(parameter, parameter.grad) for parameter in every])
 
         return Unfinished(_detached(losses), update)
 
@@ -299,6 +308,15 @@ class TrainStep:
         device = next((p.device.type for p in self.model.parameters()), "cpu")
         return torch.autocast(device, self.autocast)
 
+    def _facts_of(self, plan: Plan) -> tuple[Any, ...]:
+        """What a recorded step depends on that is no tensor of the step's."""
+        parameters = plan.parameters()
+        hooks = [hook for parameter in parameters for hook in _compat.hooks_of(parameter)]
+        if self._averaging is not None:
+            return (self._hooks(hooks),)
+        facts = self._facts()
+        return (*facts, self._hooks([*hooks, *self._settings.gradients_of_others(parameters)]))
+
     def _facts(self) -> tuple[Any, ...]:
         """What a recorded update depends on that is no tensor of the step's."""
         scaler = self.scaler
@@ -308,12 +326,20 @@ class TrainStep:
         return (self.max_norm, *growth, *self._settings.facts())
 
 
-def _accumulate(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+def _accumulate(parameter: nn.Parameter, gradient: Tensor | None, cleared: bool) -> None:
     """Does what a backward to the parameter does; the optimizer may leave some alone, which are not cleared."""
-    if parameter.grad is None:
+    if parameter.grad is not None:
+        if gradient is not None:
+            parameter.grad.add_(gradient)
+    else:
+        # What is not cleared is not to stand where the next backward writes.
+        parameter.grad = gradient if cleared or gradient is None else gradient.clone()
+
+
+def _hand_out(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
+    """Makes the gradients of a replay the parameters', which may have lost them, or have those of another replay."""
+    for parameter, gradient in gradients:
         parameter.grad = gradient
-    elif gradient is not None:
-        parameter.grad.add_(gradient)
 
 
 def _detached(losses: tuple[Any, ...]) -> tuple[Any, ...]:
