@@ -133,7 +133,11 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], Outcome]] = {
     "weights float64": ((X, E, W.double()), {}, EAGER),
     "weights of NaN": ((X, E, W * float("nan")), {}, EAGER),
     "weights on meta": ((X, E, W.to("meta")), {}, DEVICE),
-    "weights with two columns": ((X, E, torch.rand(EDGES, 2)), {}, (ANY, "size of tensor|must match")),
+    "weights with two columns": (
+        (X, E, torch.rand(EDGES, 2)),
+        {},
+        (ANY, "size of tensor|must match|another size than"),
+    ),
     # batch vectors
     "batch too short": ((X, E, None, B[:3], 2), {}, (ANY, "segment_reduce: src and index differ in length")),
     "batch too long": ((X, E, None, B.repeat(2), 2), {}, (ANY, "segment_reduce: src and index differ in length")),

@@ -8,11 +8,20 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import CGConv, GATv2Conv, GINEConv, MessagePassing, ResGatedGraphConv, TransformerConv
+from torch_geometric.nn import (
+    CGConv,
+    GATv2Conv,
+    GINEConv,
+    MaxAggregation,
+    MessagePassing,
+    ResGatedGraphConv,
+    TransformerConv,
+)
 
 import gnncompile
 from gnncompile import _compat
 from gnncompile.codegen import triton_layers
+from gnncompile.errors import Unsupported
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
@@ -342,3 +351,55 @@ def test_why_a_layer_is_stored():
     assert [(s.what, s.reason[:29]) for s in report.skipped] == [
         ("linear layer stored per edge", "its features need a gradient,")
     ]
+
+
+# -- the maximum of what a layer makes ------------------------------------------------------------------------------
+
+
+class _LargestShare(nn.Module):
+    """The maximum over a segment of a softmax over features, which reads a layer's result twice."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.largest = nn.Linear(3, 4, dtype=dtype), MaxAggregation()
+
+    def forward(self, x: Tensor, segment: Tensor) -> Tensor:
+        return self.largest(self.layer(x).softmax(-1), segment)
+
+
+def largest_shares(dtype: torch.dtype) -> None:
+    """Compares the results and gradients of a compiled model with eager's."""
+    torch.manual_seed(0)
+    segment = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
+    model, x = _LargestShare(dtype), torch.randn(8, 3, dtype=dtype)
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    cotangent = torch.randn(4, 4, dtype=dtype)
+    found = [[m(x, segment), *torch.autograd.grad(m(x, segment), m.parameters(), cotangent)] for m in (compiled, model)]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("which", ["cpp", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_share(which: str, dtype: torch.dtype):
+    needs_interpreter(which)
+    with light(which):
+        largest_shares(dtype)
+        assert launch.fallbacks == {}
+
+
+@pytest.mark.parametrize("missing", ["reduce_max", "eq"])
+def test_the_largest_share_where_a_kernel_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch):
+    """The forward or the backward runs by the reference interpreter, which rounds otherwise than the other's kernel."""
+    generate = launch._generate
+
+    def broken(region: Region, device: str) -> launch.Kernel:
+        if any(node.op == missing for node in region.nodes):
+            raise Unsupported("it is missing")
+        return generate(region, device)
+
+    with light("cpp"):
+        monkeypatch.setattr(launch, "_generate", broken)
+        for dtype in (torch.float32, torch.float64):
+            largest_shares(dtype)
+        assert launch.fallbacks

@@ -122,6 +122,7 @@ class _Writer:
         self.flat = False
         self.named: dict[int, str] = {}
         self.outer: list[str] = []
+        self.nests = 0
         self.inner: list[str] = []
 
     def text(self) -> str:
@@ -374,6 +375,7 @@ class _Writer:
 
     def _nest(self, nest: Nest) -> None:
         self.shape, self.named, self.outer, self.inner = nest.shape, {}, [], []
+        self.nests += 1
         heads, channels = nest.shape
         whole = {a for s in nest.steps for a in reads(self.region, s)} - self.region.only_columns
         touched = {self.nodes[i].shape for i in (*whole, *(s.node for s in nest.steps))}
@@ -503,7 +505,7 @@ class _Writer:
         node, names = self.nodes[i], []
         for k in range(node.shape[1]):
             if is_direct(self.region, node):
-                names.append(f"c{i}_{k}")
+                names.append(f"c{i}_{k}_{self.nests}")  # of this nest: an earlier one may stand in the same block
                 line = f"const T {names[-1]} = {self._load(i, str(k))};"
                 if line not in self.outer:
                     self.outer.append(line)

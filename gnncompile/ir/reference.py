@@ -33,13 +33,16 @@ class Layout(NamedTuple):
         return self.rowptr.size(0) - 1
 
 
-def run(region: Region, tensors: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+def run(region: Region, tensors: Sequence[Tensor], layout: Layout, slack: int = 0) -> list[Tensor]:
     """Runs `region`; tensors are ``[rows, ...]`` with ``heads * channels`` elements a row (a parameter has one row).
+
+    With `slack`, a computed value is equal to one that is read if it is but for so many units of its last place: a
+    maximum that a kernel has found is looked for here, where functions are rounded otherwise.
 
     Returns one tensor ``[rows, *trailing]`` per output; an output on edges is in the original edge order, with zeros
     for edges that are masked out.
     """
-    return _Run(region, tensors, layout, layout.num_rows, layout.rowptr.device).outputs()
+    return _Run(region, tensors, layout, layout.num_rows, layout.rowptr.device, slack).outputs()
 
 
 def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int, device: torch.device) -> list[Tensor]:
@@ -86,9 +89,16 @@ def _apart(value: Tensor) -> Tensor:
 
 class _Run:
     def __init__(
-        self, region: Region, tensors: Sequence[Tensor], layout: Layout | None, rows: int, device: torch.device
+        self,
+        region: Region,
+        tensors: Sequence[Tensor],
+        layout: Layout | None,
+        rows: int,
+        device: torch.device,
+        slack: int = 0,
     ) -> None:
         self.region, self.tensors, self.rows, self.walks = region, tensors, rows, layout is not None
+        self.slack = slack
         self.dtype = getattr(torch, region.compute)
         self.device = device
         if layout is not None:
@@ -141,6 +151,9 @@ class _Run:
                 return args[0].to(self.dtype)
             if self.region.exact and self.walks and node.op in _IN_VECTORS:
                 args = [_apart(a) for a in args]
+            if self.slack and node.op == "eq" and sum(self.region.nodes[a].op == "input" for a in node.args) == 1:
+                one, other = args
+                return torch.isclose(one, other, rtol=self.slack * torch.finfo(self.dtype).eps, atol=0.0)
             return POINTWISE[node.op].torch(*args)
         if node.op in FEATURE_REDUCTIONS:
             axis, value = (-2 if node.op.endswith("heads") else -1), self.values[node.args[0]]

@@ -64,6 +64,12 @@ FEATURE_REDUCTIONS = (*FEATURE_SUMS, *FEATURE_MAXIMA)
 LAYERS = ("linear", "transposed", "outer")
 """A linear layer of the features of each edge, what hands a gradient back to these, and the gradient of the weights."""
 
+ROUNDED_ALIKE = (
+    *("input", "const", "add", "sub", "mul", "neg", "abs", "sign", "floor", "ceil", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("and", "or", "not", "where", "on_edges", "float", "reduce_max", "reduce_min", "ties"),
+)
+"""What every generator computes to the last bit."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -229,6 +235,11 @@ class Region:
     def exact(self) -> bool:
         """Whether values are compared for equality, so that every kernel must round alike (no fused multiply-add)."""
         return any(n.op in ("eq", "ne", "reduce_max", "reduce_min") for n in self.nodes)
+
+    @cached_property
+    def rounds(self) -> bool:
+        """Whether values are compared for equality that another generator may round otherwise."""
+        return self.exact and any(n.op not in ROUNDED_ALIKE for n in self.nodes)
 
     @cached_property
     def double(self) -> bool:
