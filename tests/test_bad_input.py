@@ -139,8 +139,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], Outcome]] = {
         (ANY, "size of tensor|must match|another size than"),
     ),
     # batch vectors
-    "batch too short": ((X, E, None, B[:3], 2), {}, (ANY, "segment_reduce: src and index differ in length")),
-    "batch too long": ((X, E, None, B.repeat(2), 2), {}, (ANY, "segment_reduce: src and index differ in length")),
+    "batch too short": ((X, E, None, B[:3], 2), {}, (ANY, "src and index differ in length|expand a dimension")),
+    "batch too long": ((X, E, None, B.repeat(2), 2), {}, (ANY, "src and index differ in length|expand a dimension")),
     "batch of numbers that are not whole": (
         (X, E, None, B.float(), 2),
         {},
