@@ -379,6 +379,31 @@ def test_an_optimizer_that_counts_in_python(device: str) -> None:
     assert both.recorded == 0 and "after each step" in (both.step.not_recorded or "")
 
 
+class Odd(torch.optim.Optimizer):
+    """Has no ``lr``, and settings that are no numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rates": {"all": 0.1}, "factors": [1.0, 2.0]})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=group["rates"]["all"] * group["factors"][1])
+
+
+def test_an_optimizer_with_settings_of_its_own(device: str) -> None:
+    both = Pair(device, optimizer=Odd)
+    inputs = graph(device)
+    for k in range(16):
+        for optimizer in (both.optimizer, both.step.optimizer):
+            if k == 6:
+                optimizer.param_groups[0]["rates"]["all"] = 0.2
+            if k == 11:
+                optimizer.param_groups[0]["factors"][1] = 0.5
+        both.compare(*inputs)
+    assert both.recorded == 3
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -41,11 +41,12 @@ class Plan:
         self._skeleton = with_leaves((call.args, call.counts), iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]
         self._slots = [(h, name) for h in holders for name, tensor in h.items() if tensor is not None]
+        self._parameters = [(h, name) for h, name in self._slots if isinstance(h[name], nn.Parameter)]
         self.device = next((t.device for t in self.state()), torch.device("cpu"))
 
     def parameters(self) -> list[Tensor]:
         """The model's parameters."""
-        return [tensor for holder, name in self._slots if isinstance(tensor := holder.get(name), nn.Parameter)]
+        return [tensor for holder, name in self._parameters if (tensor := holder.get(name)) is not None]
 
     def state(self) -> list[Any]:
         """Parameters and buffers, which a step writes to; None in the place of one that is gone."""

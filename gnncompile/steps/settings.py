@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnncompile import _compat
+
+NUMBERS = (int, float, str, tuple, type(None))
+"""What settings of an optimizer are compared by value; all else is compared as an object."""
 
 
 class Changes:
@@ -48,6 +52,10 @@ class Settings:
         self._rates: dict[int, Tensor] = {}  # of parameter groups, by position
         self.changes = Changes()
         self._trained: list[Tensor] = []
+        self._settings: list[Any] = []
+        self._inner = True  # whether some of these are lists or dicts, which may change inside
+        self._numbers: list[Any] = []
+        self._objects: list[Any] = []
 
     def keep_on(self, device: torch.device) -> None:
         """Keeps on a GPU what changes from step to step, learning rates too."""
@@ -56,23 +64,23 @@ class Settings:
             return
         self._keep_rates()
         groups = self._optimizer.param_groups
-        numbers = [k for k, group in enumerate(groups) if not isinstance(group["lr"], Tensor)]
+        numbers = [k for k, group in enumerate(groups) if not isinstance(group.get("lr"), Tensor)]
         _compat.make_capturable(self._optimizer, device)
-        self._rates.update({k: groups[k]["lr"] for k in numbers if isinstance(groups[k]["lr"], Tensor)})
+        self._rates.update({k: groups[k]["lr"] for k in numbers if isinstance(groups[k].get("lr"), Tensor)})
 
     def facts(self) -> tuple[Any, ...]:
         """What is equal to what it was for as long as a recorded update does what the optimizer would do."""
         self._keep_rates()
+        groups = self._optimizer.param_groups
         self._trained = self.parameters()
-        held: list[Any] = [*self._trained]
-        numbers: list[Any] = []
-        for state in self._optimizer.state.values():
-            held += state.values() if isinstance(state, dict) else [state]
-        for group in self._optimizer.param_groups:
-            for value in group.values():
-                if not isinstance(value, list):
-                    (held if isinstance(value, Tensor) else numbers).append(value)
-        return (self.changes(held), *numbers)
+        settings = [*chain.from_iterable([group.values() for group in groups])]
+        if not _are_the_same(settings, self._settings) or self._inner:
+            self._settings = settings
+            self._inner = any(isinstance(s, (dict, list)) for g in groups for n, s in g.items() if n != "params")
+            self._numbers, self._objects = _apart(groups)
+        states: Iterable[Any] = self._optimizer.state.values()
+        held = chain.from_iterable([state.values() if type(state) is dict else (state,) for state in states])
+        return (self.changes([*self._trained, *self._objects, *held]), *self._numbers)
 
     def gradients_of_others(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients that it does not clear, of those of a model's parameters that it did not train at the last
@@ -97,6 +105,21 @@ class Settings:
             rate = self._rates.get(k)
             if rate is not None and not isinstance(group["lr"], Tensor):
                 group["lr"] = rate.fill_(group["lr"])
+
+
+def _apart(groups: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """Settings that are compared by value, and those that are compared as objects."""
+    settings = [setting for group in groups for name, setting in group.items() if name != "params"]
+    parts = [part for setting in settings for part in _parts(setting)]
+    numbers = [part for part in parts if isinstance(part, NUMBERS)]
+    return numbers, [part for part in parts if not isinstance(part, NUMBERS)]
+
+
+def _parts(setting: Any) -> Iterable[Any]:
+    """What may change in a setting that stays the same object."""
+    if isinstance(setting, dict):
+        return setting.items()
+    return setting if isinstance(setting, list) else (setting,)
 
 
 def _are_the_same(one: list[Any], other: list[Any]) -> bool:

@@ -311,7 +311,7 @@ class TrainStep:
     def _facts_of(self, plan: Plan) -> tuple[Any, ...]:
         """What a recorded step depends on that is no tensor of the step's."""
         parameters = plan.parameters()
-        hooks = [hook for parameter in parameters for hook in _compat.hooks_of(parameter)]
+        hooks = [h for p in parameters if _compat.has_hooks(p) for h in _compat.hooks_of(p)]
         if self._averaging is not None:
             return (self._hooks(hooks),)
         facts = self._facts()
@@ -339,7 +339,8 @@ def _accumulate(parameter: nn.Parameter, gradient: Tensor | None, cleared: bool)
 def _hand_out(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
     """Makes the gradients of a replay the parameters', which may have lost them, or have those of another replay."""
     for parameter, gradient in gradients:
-        parameter.grad = gradient
+        if parameter.grad is not gradient:
+            parameter.grad = gradient
 
 
 def _detached(losses: tuple[Any, ...]) -> tuple[Any, ...]:
