@@ -145,7 +145,7 @@ class Call:
 def kernel(spec: str, device: str) -> Kernel:
     """The kernel for a region on a device type ("cpu", "cuda")."""
     started = _started.pop((spec, device, generator(device)), None)
-    return _make(spec, device) if started is None or _is_left_alone(parse(spec), device) else started.result()
+    return _make(spec, device) if started is None or _is_left_alone(spec, device) else started.result()
 
 
 _started: dict[tuple[str, str, str], Future[Kernel]] = {}
@@ -180,7 +180,7 @@ if hasattr(os, "register_at_fork"):
 def _make(spec: str, device: str) -> Kernel:
     region = parse(spec)
     try:
-        if _is_left_alone(region, device):
+        if _is_left_alone(spec, device):
             raise Unsupported("a kernel would not find again the maxima of a region that has none")
         return _generate(region, device)
     except Unsupported as reason:
@@ -192,11 +192,12 @@ def _make(spec: str, device: str) -> Kernel:
         return _Reference(region, ULPS)
 
 
-def _is_left_alone(region: Region, device: str) -> bool:
+def _is_left_alone(spec: str, device: str) -> bool:
     """Whether a region compares what it rounds, and another that does so has no kernel: one may be the other's
     backward.
     """
-    return region.rounds and any(where == device and parse(known).rounds for known, where in list(fallbacks))
+    without = [parse(known) for known, where in list(fallbacks) if where == device]
+    return any(region.rounds for region in without) and parse(spec).rounds
 
 
 def generator(device: str) -> str:
