@@ -79,7 +79,7 @@ class Settings:
             self._inner = any(isinstance(s, (dict, list)) for g in groups for n, s in g.items() if n != "params")
             self._numbers, self._objects = _apart(groups)
         states: Iterable[Any] = self._optimizer.state.values()
-        held = chain.from_iterable([state.values() if type(state) is dict else (state,) for state in states])
+        held = chain.from_iterable([state.values() if isinstance(state, dict) else (state,) for state in states])
         return (self.changes([*self._trained, *self._objects, *held]), *self._numbers)
 
     def gradients_of_others(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
