@@ -224,25 +224,10 @@ def in_single(region: Region) -> Region:
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-class _Run(interpreter._Run):
-    """Torch's gradient of an extremum counts the number that the result held before among those that reach it, even
-    with ``include_self=False``: an extremum of exactly 0 loses a share. Here that number is NaN, which nothing equals.
-    """
-
-    def _reduce(self, kind: str, value: Tensor) -> Tensor:
-        if kind == "sum":
-            return super()._reduce(kind, value)
-        index = self.row.view(-1, *(1 for _ in value.shape[1:])).expand_as(value)
-        before = value.new_full((self.rows, *value.shape[1:]), float("nan"))
-        found = before.scatter_reduce(0, index, value, kind, include_self=False)
-        empty = torch.bincount(self.row, minlength=self.rows) == 0
-        return found.masked_fill(empty.view(-1, *(1 for _ in value.shape[1:])), 0.0)
-
-
 def reference(region: Region, where: Edges) -> Run:
     """The region by plain torch operations, which autograd can follow."""
     walk = Layout(*where.both()[:3])
-    return lambda tensors: _Run(region, tensors, walk, walk.num_rows, walk.rowptr.device).outputs()
+    return lambda tensors: interpreter.run(region, tensors, walk)
 
 
 Gradients = list[Tensor | None]

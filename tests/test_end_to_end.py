@@ -20,6 +20,7 @@ from torch_geometric.nn import (
     global_mean_pool,
 )
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile import _compat
@@ -215,6 +216,28 @@ def test_bipartite(aggr: str):
         x_src, x_dst = torch.randn(sources, CHANNELS), torch.randn(destinations, 2)
         compare(compiled, model, (x_src.requires_grad_(), x_dst.requires_grad_(), edge_index))
     assert captured(compiled) == 1
+
+
+class Extrema(nn.Module):
+    """The least and the greatest neighbour, and the greatest of each half of the nodes."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        found = [scatter(x[source], destination, 0, x.size(0), kind) for kind in ("min", "max")]
+        batch = torch.arange(x.size(0), device=x.device) * 2 // max(x.size(0), 1)
+        return torch.cat([*found, global_max_pool(x, batch, 2)])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("numbers", [(-1.0, 0.0), (0.0, 1.0), (-1.0, 1.0)])
+def test_ties_of_features_that_are_zero(numbers: tuple[float, float], device: str):
+    """Of ones that are not set, say: in eager the zero that the result began with takes a share of the gradient."""
+    model = Extrema()
+    compiled = gnncompile.compile(model, fullgraph=True)
+    for nodes, edges in SIZES:
+        x, edge_index = graph(nodes, edges)
+        x = torch.where(x > 0, *numbers).to(device).requires_grad_()
+        compare(compiled, model, (x, edge_index.to(device)))
 
 
 @pytest.mark.usefixtures("_light")

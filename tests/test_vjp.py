@@ -247,7 +247,9 @@ def test_second_gradient(name: str):
 
 @pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("on", ["bipartite, duplicates, empty rows", "hub"])
-def test_ties_share_the_gradient_as_in_eager(kind: str, on: str):
+@pytest.mark.parametrize("reached", [2.0, 0.0])
+def test_ties_share_the_gradient_as_in_eager(kind: str, on: str, reached: float):
+    """With the zero that the result began with, too."""
     g = GRAPHS[on]
 
     def extremum(b: Builder) -> list[Output]:
@@ -258,7 +260,8 @@ def test_ties_share_the_gradient_as_in_eager(kind: str, on: str):
     with pytest.raises(ValueError, match="does not count the ties of %3 reduce_m"):
         vjp(PLAIN[region], (True, True), (True,))
     ours = [torch.ones(g.cols, 2).double(), torch.ones(len(g.dst), 2).double()]
-    ours[1][::3] = 2.0
+    ours[1][:] = reached - 1 if kind == "max" else reached + 1
+    ours[1][::3] = reached
     theirs = [t.clone().requires_grad_() for t in ours]
     ours = [t.requires_grad_() for t in ours]
     (out,) = results(region, ours, g.both())

@@ -153,6 +153,12 @@ class Builder:
         """How many edges of each row reach its maximum or minimum."""
         return self.emit(Node("ties", (extremum,), self.by, self.nodes[extremum].shape))
 
+    def sharers(self, extremum: int) -> int:
+        """How many share the gradient of an extremum: the edges that reach it, and the zero that the result of torch's
+        ``scatter_reduce`` began with where that is the extremum.
+        """
+        return self.op("add", self.ties(extremum), self.op("eq", extremum, self.const(0)))
+
     def dropout(self, seed: int, p: float, shape: Shape) -> int:
         """What dropout multiplies a value per edge of this shape with, by an input that is a seed; ``0 < p < 1``."""
         return self.emit(Node("dropout", (seed,), Space.EDGE, shape, COMPUTE, float(p)))

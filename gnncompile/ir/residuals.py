@@ -1,8 +1,8 @@
 """What the forward of a region keeps for its gradient, beside what a user asks for.
 
-A row that the gradient needs is kept: statistics of softmaxes, extrema and how many edges reach them, reductions that
-an epilogue hides, sums that save the gradient a walk. Of what there is per edge only comparisons are kept, a bit each,
-where the gradient would otherwise gather wide rows, or compute a layer per edge, to compare again.
+A row that the gradient needs is kept: statistics of softmaxes, extrema and how many share their gradients, reductions
+that an epilogue hides, sums that save the gradient a walk. Of what there is per edge only comparisons are kept, a bit
+each, where the gradient would otherwise gather wide rows, or compute a layer per edge, to compare again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
             kept.add(b, b.softmax_row("softmax_sum", at))
         elif node.op in ("reduce_max", "reduce_min"):
             kept.add(b, at)
-            kept.add(b, b.ties(at))
+            kept.add(b, b.sharers(at))
     seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
     region = kept.finish(b)
     given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)

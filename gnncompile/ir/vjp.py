@@ -140,8 +140,8 @@ class Differentiation:
     def _seed(self, given: tuple[bool, ...]) -> None:
         for k, out in enumerate(self.region.outputs):
             node = self.region.nodes[out.node]
-            if not given[k] or node.op in ("softmax_max", "ties"):
-                continue  # softmax does not depend on the maximum that it subtracts, and a count has no gradient
+            if not given[k] or node.op == "softmax_max":
+                continue  # softmax does not depend on the maximum that it subtracts
             on_edges = node.space is Space.EDGE
             space = node.space if on_edges or node.op == "outer" else self.region.by
             cotangent = self._operand(Operand("cotangent", k), space, node, out.dtype)
@@ -150,7 +150,7 @@ class Differentiation:
     def _accumulate(self, at: int, cotangent: int | None, on_edges: bool, shape: Shape) -> None:
         """Adds to a value's cotangent; `shape` is what `cotangent` stands for, its own axes may still be narrow."""
         node = self.region.nodes[at]
-        if cotangent is None or not node.differentiable or node.op in ("const", "dropout"):
+        if cotangent is None or not node.differentiable or node.op in ("const", "dropout", "ties"):
             return
         cotangent = self.b.sum_to(cotangent, node.shape, shape)
         total = self.cotangents[at]
@@ -208,14 +208,16 @@ class Differentiation:
             self._accumulate(other, b.linear(self.value(first), cotangent), True, node.shape)
 
     def _ties(self, at: int, node: Node, cotangent: int) -> int:
-        """Edges that reach the extremum share its cotangent equally, as torch's scatter_reduce does."""
+        """Edges that reach the extremum share its cotangent equally, as torch's ``scatter_reduce`` has it
+        (``scatter_reduce_backward``): with the zero that the result began with where that is the extremum.
+        """
         b, forward = self.b, Builder.of(self.region)
         reaches = forward.op("eq", node.args[0], at)
         if reaches < len(self.region.nodes):
             reached = self.value(reaches)
         else:
             reached = b.op("eq", self.value(node.args[0]), self.value(at))
-        one, counted = b.const(1), forward.ties(at)
+        one, counted = b.const(1), forward.sharers(at)
         if counted >= len(self.region.nodes):
             raise ValueError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self._saved(counted)
