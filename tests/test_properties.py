@@ -185,6 +185,21 @@ def test_reference_finds_its_maxima_again():
         torch.testing.assert_close(gradient, torch.stack([slope * 3 / 5, slope * 2 / 5]))
 
 
+def test_reference_finds_maxima_of_a_layer_again():
+    """Of products that torch rounds by the order of the edges, which is another one in a second gradient."""
+    b = Builder(Space.DESTINATION)
+    total = b.reduce("sum", b.input(0, Space.SOURCE, (1, 1), "float64"))
+    rows = b.linear(b.input(1, Space.EDGE, (1, 4), "float64"), b.input(2, Space.FEATURE, (1, 17), "float64"))
+    region = b.finish([Output(total, "float64", (1, 1)), Output(b.reduce("max", rows), "float64", (1, 17))])
+    where = Edges(((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), 1, 2)
+    for seed in range(20):
+        tensors = tensors_of(region, where, seed, "normal")
+        expected = derive_twice(reference(region, where), tensors)
+        with kernels("reference"):
+            found = derive_twice(operation(region, where), tensors)
+        close(found, expected, [1e-8] * len(expected), "second gradient")
+
+
 # -- layers -------------------------------------------------------------------------------------------------------
 
 

@@ -182,6 +182,8 @@ class _Run:
 
     def _layer(self, node: Node) -> Tensor:
         first, other = self._on_edges(node.args[0]), node.args[1]
+        if node.op == "linear" and self.region.exact:
+            return self._products(first.flatten(1), self.values[other])
         if node.op == "linear":
             return first.flatten(1).matmul(self.values[other].flatten(1)).view(-1, *self._shape(node))
         if node.op == "transposed":
@@ -190,6 +192,14 @@ class _Run:
             return products.view(-1, *self._shape(node))
         total = first.flatten(1).t().matmul(self._on_edges(other).expand(-1, *self._shape(node)).flatten(1))
         return total.view(-1, *self._shape(node))
+
+    @staticmethod
+    def _products(features: Tensor, weights: Tensor) -> Tensor:
+        """The layer of each edge, rounded alike wherever that stands; torch's product is not."""
+        total = weights.new_zeros(features.size(0), *weights.shape[1:])
+        for feature, row in zip(features.unbind(1), weights.unbind(0), strict=True):
+            total = total + feature.view(-1, *(1 for _ in row.shape)) * row
+        return total
 
     def _load(self, node: Node) -> Tensor:
         tensor = self.tensors[int(node.value or 0)]
