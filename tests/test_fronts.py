@@ -86,6 +86,15 @@ class Layers(nn.Module):
         return self.last(torch.cat([h[:, :4], h[:, 4:].sigmoid()], 1))
 
 
+class RowByRow(nn.Module):
+    """Reductions of rows, one of which makes two tensors."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        greatest, place = h.view(-1, 4, 2).max(-1)
+        h = F.normalize(h + h.prod(1, keepdim=True), dim=1) / (1 + h.std(1, keepdim=True) + h.var(1, keepdim=True))
+        return h * (h > 0).any(1, keepdim=True) + torch.cat([greatest, place + h.argmin(1, keepdim=True)], 1)
+
+
 def takes_attributes(layer: nn.Module) -> bool:
     return isinstance(layer, (GINEConv, GATv2Conv, ResGatedGraphConv, TransformerConv))
 
@@ -100,6 +109,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gated": lambda: Layers(lambda i, o: ResGatedGraphConv(i, o, edge_dim=3)),
     "layer norm": lambda: Layers(SAGEConv, norm=nn.LayerNorm(8)),
     "batch norm": lambda: Layers(SAGEConv, norm=nn.BatchNorm1d(8)),
+    "row by row": lambda: Layers(SAGEConv, norm=RowByRow()),
     "more layers than hops": lambda: Layers(SAGEConv, 5),
 }
 
@@ -220,6 +230,31 @@ def test_what_is_read_as_a_whole(device: str, recording: None) -> None:
         same(step(one.x, one.edge_index, one.edge_attr, target=(one.y, one.batch_size)), next(expected))
     first, second = rows_of(step)
     assert first != second and step.not_recorded is None
+
+
+class Halves(nn.Module):
+    """Of two tensors that are made together, more rows are read of one than of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = SAGEConv(6, 16), SAGEConv(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        one, other = self.first(x, edge_index).tanh().chunk(2, 1)
+        return self.last(self.second(one, edge_index) + other)  # type: ignore[no-any-return]
+
+
+def test_other_rows_of_tensors_that_are_made_together(device: str, recording: None) -> None:
+    torch.manual_seed(0)
+    model = Halves().double().to(device)
+    reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
+    step = gnncompile.TrainStep(
+        model, loss_of_seeds, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
+    )
+    expected = train(reference, data, lambda one: one.batch_size)
+    for one in gnncompile.loader(batches(), device, buckets=2):
+        same(step(one.x, one.edge_index, one.edge_attr, target=(one.y, one.batch_size)), next(expected))
+    assert len(set(rows_of(step))) == 2 and step.not_recorded is None and not step._program.backend.notes
 
 
 def closure(edges: Tensor, seeds: int, num_nodes: int) -> tuple[Front, ...]:

@@ -60,6 +60,13 @@ class _Wanted:
             for source, level in found.items():
                 self.levels[source] = max(self.levels.get(source, 0), level)
             self.read[node] = found
+            if isinstance(node.meta.get("val"), (tuple, list)):
+                self._read_all_alike(node)
+
+    def _read_all_alike(self, node: fx.Node) -> None:
+        """Of several tensors that are made together, as many rows are made of each."""
+        for part in node.users:
+            self.levels[part], self.read[part] = self.levels[node], {node: self.levels[node]}
 
     def is_short(self, node: fx.Node) -> bool:
         """Whether not all rows of what a node makes are read."""
@@ -220,6 +227,7 @@ _RULES: dict[Any, Callable[[_Wanted, fx.Node, int], Read | None]] = {
     own.segment_reduce.default: _segments,
     own.segment_softmax.default: _segments,
     aten.batch_norm.default: _normalised,
+    aten.expand_as.default: _pointwise,
     operator.getitem: _part,
     **dict.fromkeys((aten.cat.default, aten.stack.default), _joined),
     **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full.default), _made),
@@ -261,6 +269,18 @@ _RULES: dict[Any, Callable[[_Wanted, fx.Node, int], Read | None]] = {
             aten.mean.dim,
             aten.amax.default,
             aten.amin.default,
+            aten.max.dim,
+            aten.min.dim,
+            aten.argmax.default,
+            aten.argmin.default,
+            aten.prod.dim_int,
+            aten.any.dim,
+            aten.all.dim,
+            aten.linalg_vector_norm.default,
+            aten.norm.ScalarOpt_dim,
+            aten.std.dim,
+            aten.std.correction,
+            aten.var.dim,
             aten.var.correction,
             aten.logsumexp.default,
             aten.softmax.int,
