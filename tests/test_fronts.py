@@ -206,6 +206,29 @@ def test_results_of_seeds(device: str, recording: None) -> None:
     assert len({record.shape.strip("()").split(",")[0] for record in captured.record.regions}) >= 3
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["number of the loader's", "plain number"])
+def test_model_and_loss_take_the_seeds(device: str, recording: None, plain: bool) -> None:
+    """The second time there are no other rows."""
+    torch.manual_seed(0)
+    model = Seeds().double().to(device)
+    reference, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(reference.parameters(), lr=0.1)
+    step = gnncompile.TrainStep(model, loss_of_seeds, optimizer, options={"inductor": False})
+    for one, true in zip(gnncompile.loader(batches(), device, buckets=2), batches(), strict=True):
+        seeds = true.batch_size if plain else one.batch_size
+        loss = step(one.x, one.edge_index, one.edge_attr, seeds, target=(one.y, one.batch_size))
+        other.zero_grad()
+        true = true.to(device)
+        out = reference(true.x, true.edge_index, true.edge_attr, true.batch_size)
+        expected = loss_of_seeds(out, (true.y, true.batch_size))
+        expected.backward()
+        other.step()
+        same(loss, expected.detach())
+    same(list(model.state_dict().values()), list(reference.state_dict().values()))
+    if not plain:
+        assert not step._program.backend.notes and len(set(rows_of(step))) == 3
+
+
 class Shared(nn.Module):
     """What the seeds and all nodes need is worked out for all nodes."""
 

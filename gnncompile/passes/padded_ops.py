@@ -283,7 +283,7 @@ def sliced(p: Padding, node: fx.Node) -> None:
     if dim % value(source).dim() not in p.dims(source):
         return
     size, kept = value(source).shape[dim], value(node).shape[dim]
-    if same_size(size, kept):
+    if same_size(size, kept) or (p.known.kind(kept) is not None and p.known.kind(kept) == p.known.kind(size)):
         p.numbers_as(node, source)
         return
     kind, start = single(p.of(size)), node.args[2] if len(node.args) > 2 else 0

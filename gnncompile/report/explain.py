@@ -21,6 +21,7 @@ from gnncompile.report.launches import Launch, Measured, assigned, measure_steps
 from gnncompile.report.model_graph import ModelGraph, Trace, unfused_bytes
 from gnncompile.report.traffic import Work
 from gnncompile.runtime import launch
+from gnncompile.steps.train_step import TrainStep, objective_of
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Rep
     """Compiles and runs a model once and tells what became of it.
 
     Args:
-        model: A module or function, compiled already or not.
+        model: A module or function, compiled already or not, or a :class:`gnncompile.TrainStep`, of which forward and
+            loss run: no parameter changes.
         args: Its inputs.
         measure: Whether to run forward and backward a dozen times more, for the time of each kernel: of the launch on a
             CPU, between two events on a GPU.
@@ -173,6 +175,11 @@ def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Rep
     Returns:
         A :class:`Report`; ``print`` it.
     """
+    if isinstance(model, TrainStep):
+        given = args, {name: value for name, value in kwargs.items() if name != "target"}, kwargs.get("target")
+        program, context = objective_of(model)
+        with context:
+            return _explain(program, given, {}, measure, model.not_recorded)
     model = trained(model)  # what one process does with it, without the others
     settings = program_of(model).settings if program_of(model) is not None else {}  # type: ignore[union-attr]
     target = program_of(model).target if program_of(model) is not None else model  # type: ignore[union-attr]
@@ -180,16 +187,26 @@ def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Rep
     compiled = compile(target, **settings)
     if is_lazy(target):
         target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
-    program = program_of(compiled)
-    assert program is not None
-    names = _parameters(target)
+    made = program_of(compiled)
+    assert made is not None
+    return _explain(made, args, kwargs, measure)
+
+
+def _explain(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], measure: bool, not_recorded: str | None = None
+) -> Report:
+    names = _parameters(program.target)
     program.backend.observer = lambda: Trace(names)
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return program(args, kwargs)
+
     before = _compat.graph_breaks()
     compiled(*args, **kwargs)
     breaks = _compat.graph_breaks() - before
     syncs, launches = seen(lambda: count_syncs(compiled, args, kwargs))
     times = measure_steps(program, compiled, args, kwargs, torch.device(_device(program))) if measure else None
-    return _report(program, breaks, syncs, launches, times)
+    return _report(program, breaks, syncs, launches, times, not_recorded)
 
 
 def _parameters(target: Any) -> list[str]:
@@ -200,7 +217,14 @@ def _parameters(target: Any) -> list[str]:
         return []
 
 
-def _report(program: Program, breaks: int, syncs: int, launches: Sequence[Launch], times: Measured | None) -> Report:
+def _report(
+    program: Program,
+    breaks: int,
+    syncs: int,
+    launches: Sequence[Launch],
+    times: Measured | None,
+    not_recorded: str | None,
+) -> Report:
     captured = program.backend.captured
     graphs, wanted = _traced(captured)
     records = [r for c in captured for r in c.record.regions]
@@ -211,7 +235,7 @@ def _report(program: Program, breaks: int, syncs: int, launches: Sequence[Launch
     regions = [_region(r, device, ran[k], unfused.get(k, 0.0)) for k, r in enumerate(records)]
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
-    notes += [f"not recorded: {why}" for why in map(_not_recorded, captured) if why]
+    notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
     notes += program.skipped_hooks.found

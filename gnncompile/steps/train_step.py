@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compiled import Call, compile, program_of, trained
+from gnncompile.capture.compiled import Call, Program, compile, program_of, trained
 from gnncompile.capture.inputs import Checker, leaves
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
@@ -96,11 +96,8 @@ class TrainStep:
         self.max_norm, self.autocast = max_norm, autocast
         chosen = {"record": True, "recordings": DEFAULTS["recordings"], **(options or {})}
         self._records, self._most = chosen["record"], chosen["recordings"]
-        objective = _Objective(self.model, loss)
-        program = program_of(compile(objective, options={**chosen, "record": False}))
-        assert program is not None
-        program.pads, program.backend.narrows = self._records, False
-        self._program = program
+        self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}
+        self._program = self._new_program()
         self._check = Checker(self.model.forward)
         self._plans: list[Plan] = []
         self._ahead = Ahead()
@@ -110,7 +107,9 @@ class TrainStep:
         self._averaging: Averaging | None = None
         if isinstance(model, DistributedDataParallel):
             groups = optimizer.param_groups
-            self._averaging = Averaging(model, [*objective.parameters(), *(p for g in groups for p in g["params"])])
+            self._averaging = Averaging(
+                model, [*self._objective.parameters(), *(p for g in groups for p in g["params"])]
+            )
             self._updates = self._recorded_updates(self._averaging.buffers[0].device)
 
     def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
@@ -140,6 +139,18 @@ class TrainStep:
         if self._averaging is not None and self._updates is not None:
             every.append(self._updates)
         return next((recordings.reason for recordings in every if recordings.reason is not None), None)
+
+    def _new_program(self) -> Program:
+        program = program_of(compile(self._objective, options=self._options))
+        assert program is not None
+        program.pads, program.backend.narrows = self._records, False
+        return program
+
+    def _autocast(self) -> Any:
+        if self.autocast is None:
+            return nullcontext()
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, self.autocast)
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         if self._averaging is None:
@@ -302,12 +313,6 @@ class TrainStep:
             scaler.step(optimizer)
             scaler.update()
 
-    def _autocast(self) -> Any:
-        if self.autocast is None:
-            return nullcontext()
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        return torch.autocast(device, self.autocast)
-
     def _facts_of(self, plan: Plan) -> tuple[Any, ...]:
         """What a recorded step depends on that is no tensor of the step's."""
         parameters = plan.parameters()
@@ -324,6 +329,13 @@ class TrainStep:
         if scaler is not None:
             growth = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
         return (self.max_norm, *growth, *self._settings.facts())
+
+
+def objective_of(step: TrainStep) -> tuple[Program, Any]:
+    """A program of its own of a step's forward and loss, which takes the arguments, those by name and the target, and
+    the context to run it in.
+    """
+    return step._new_program(), step._autocast()
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor | None, cleared: bool) -> None:
