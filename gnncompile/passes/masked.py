@@ -85,3 +85,11 @@ def reduced(losses: Tensor, mask: Tensor, number: Tensor, reduction: int) -> Ten
 def ignored(target: Tensor, mask: Tensor, index: int) -> Tensor:
     """Classes to predict, with the one that is ignored in padded rows."""
     return torch.where(mask, target, torch.full((), index, dtype=target.dtype, device=target.device))
+
+
+def places(mask: Tensor, more: int) -> Tensor:
+    """Where a mask is true, in order, then where it is not, then `more` zeros: int64 ``[rows + more, 1]``."""
+    rows = torch.arange(mask.shape[0], device=mask.device)
+    true = mask.cumsum(0)
+    place = torch.where(mask, true - 1, true[-1] + rows - true)
+    return torch.zeros(mask.shape[0] + more, dtype=torch.int64, device=mask.device).scatter(0, place, rows).unsqueeze(1)

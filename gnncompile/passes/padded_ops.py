@@ -13,6 +13,7 @@ from torch import fx
 from gnncompile import _compat
 from gnncompile.passes import masked
 from gnncompile.passes.context import aten, own, same_size, value
+from gnncompile.passes.padded_selections import SELECTED, selected
 from gnncompile.runtime import attached
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def sliced(p: Padding, node: fx.Node) -> None:
     kind, start = single(p.of(size)), node.args[2] if len(node.args) > 2 else 0
     whole_steps = len(node.args) < 5 or node.args[4] == 1
     fixed = not isinstance(kept, torch.SymInt) or kept.node.expr.is_Symbol
-    if kind is None or start not in (0, None) or not whole_steps or not fixed:
+    if kind is None or kind >= SELECTED or start not in (0, None) or not whole_steps or not fixed:
         raise p.refuse("takes some of the padded rows")
     if p.is_padded_number(kept):
         if not p.known.is_front(p.known.kind(kept), kind):
@@ -384,6 +385,7 @@ RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
     aten.batch_norm.default: batch_norm,
     aten.layer_norm.default: normalised,
     aten.slice.Tensor: sliced,
+    aten.nonzero.default: selected,
     aten.repeat.default: repeat,
     aten.select.int: select,
     **dict.fromkeys((aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int), cut),

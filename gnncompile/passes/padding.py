@@ -32,6 +32,7 @@ from gnncompile.passes.context import (
 )
 from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import Kinds, expression, single
+from gnncompile.passes.padded_selections import SELECTED, is_trivial_check
 
 
 def run(ctx: Context) -> None:
@@ -60,6 +61,10 @@ class Padding:
 
     def run(self) -> None:
         """See :func:`run`."""
+        for node in self.ctx.graph.find_nodes(op="call_function", target=aten._assert_scalar.default):
+            if is_trivial_check(node):
+                self.ctx.graph.erase_node(node)
+        drop_unused(self.ctx.graph)
         for node in self.ctx.graph.find_nodes(op="call_function", target=aten.cat.default):
             self._note_joined(node)
         for node in list(self.ctx.graph.nodes):
@@ -120,6 +125,11 @@ class Padding:
             with self.ctx.graph.inserting_after(self.last_input):
                 self.numbers[kind] = self.ctx.call(aten.select.int, self.known.counts, 0, kind)
         return self.numbers[kind]
+
+    def add_kind(self, size: Any, number: fx.Node) -> None:
+        """Notes that a size is that of rows that a mask selects, of which so many are true."""
+        kind = SELECTED + len(self.kinds)
+        self.kinds[expression(size)], self.numbers[kind] = (kind,), number
 
     def count(self, kinds: Sequence[Kinds], sizes: Sequence[Any]) -> fx.Node:
         """How many true combinations there are along padded dimensions."""
@@ -215,5 +225,7 @@ class Padding:
             kind = single(kinds)
             if kind is None or expression(value(node).shape[dim]) in self.repeats:
                 raise self.refuse("returns several padded tensors as one")
+            if kind >= SELECTED:
+                raise self.refuse("returns rows that a mask selects")
             found[dim] = kind
         return found

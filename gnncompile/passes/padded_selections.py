@@ -1,0 +1,67 @@
+"""Rows that a mask selects (``out[mask]``) get a place each of as many as there are rows, those selected first.
+
+How many these are is known on the device alone; the places have a size that only their mask has, so that what is made
+of selected rows is known by it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from gnncompile.passes import masked
+from gnncompile.passes.context import aten, is_tensor, value
+
+if TYPE_CHECKING:
+    from gnncompile.passes.padding import Padding
+
+SELECTED = 2**32
+"""Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
+
+
+def is_trivial_check(node: fx.Node) -> bool:
+    """Whether a node makes sure that a number of rows is not negative."""
+    found: Any = node.args[0]
+    if not isinstance(found, fx.Node) or found.target is not operator.ge or found.args[1] != 0:
+        return False
+    size: Any = found.args[0]
+    return isinstance(size, fx.Node) and size.target is aten.sym_size.int
+
+
+def selected(p: Padding, node: fx.Node) -> None:
+    """``nonzero`` of a mask: where its true rows are, and behind them where the others are."""
+    mask: Any = node.args[0]
+    if value(mask).dim() != 1 or value(mask).dtype != torch.bool:
+        raise p.refuse("selects rows by something else than a mask of them")
+    true = p.ctx.call(aten.logical_and.default, mask, p.mask(mask))
+    number = p.ctx.call(aten.sum.default, true)
+    new = p.ctx.inline(masked.places, true, _more(p, value(mask).shape[0]), like=node)
+    p.add_kind(value(new).shape[0], number)
+    p.given.add(new)  # but what its padding numbers may be true
+    p.replace(node, new)
+    _renew(p, new)
+
+
+def _more(p: Padding, rows: Any) -> int:
+    """How many places more than rows make a size that nothing else has."""
+    tensors = [value(n) for n in p.ctx.graph.nodes if is_tensor(n)]
+    known = {size.node.expr for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)}
+    return next(more for more in range(1, len(known) + 2) if rows.node.expr + more not in known)
+
+
+def _renew(p: Padding, new: fx.Node) -> None:
+    """Finds what is made of selected rows in their new number."""
+    changed, at = {new}, new.next
+    while at.op != "output":
+        if at.op == "call_function" and not changed.isdisjoint(at.all_input_nodes):
+            args, kwargs = fx.map_arg((at.args, at.kwargs), lambda n: n.meta.get("val"))
+            try:
+                with p.ctx.fake_mode:
+                    at.meta["val"] = at.target(*args, **kwargs)  # type: ignore[operator]
+            except Exception as error:
+                raise p.refuse("rows that a mask selects meet rows of another number") from error
+            changed.add(at)
+        at = at.next
