@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile.passes import masked
 from gnncompile.passes.context import aten, is_tensor, value
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 SELECTED = 2**32
 """Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
+
+_OTHER_NUMBER = "rows that a mask selects meet rows of another number"
 
 
 def is_trivial_check(node: fx.Node) -> bool:
@@ -57,11 +60,14 @@ def _renew(p: Padding, new: fx.Node) -> None:
     changed, at = {new}, new.next
     while at.op != "output":
         if at.op == "call_function" and not changed.isdisjoint(at.all_input_nodes):
-            args, kwargs = fx.map_arg((at.args, at.kwargs), lambda n: n.meta.get("val"))
+            given: Any = fx.map_arg((at.args, at.kwargs), lambda n: n.meta.get("val"))
+            args, kwargs = given
+            if at.target is aten._assert_scalar.default and not statically_known_true(args[0]):
+                raise p.refuse(_OTHER_NUMBER)
             try:
                 with p.ctx.fake_mode:
                     at.meta["val"] = at.target(*args, **kwargs)  # type: ignore[operator]
             except Exception as error:
-                raise p.refuse("rows that a mask selects meet rows of another number") from error
+                raise p.refuse(_OTHER_NUMBER) from error
             changed.add(at)
         at = at.next
