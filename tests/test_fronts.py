@@ -139,10 +139,10 @@ def rows_of(step: gnncompile.TrainStep) -> list[str]:
     return [record.shape.strip("()").split(",")[0] for record in captured.record.regions]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_training_steps(device: str, recording: None, name: str) -> None:
+def trained_alike(make: Callable[[], nn.Module], device: str) -> gnncompile.TrainStep:
+    """Steps of a model on padded mini-batches, which are those of its copy in a plain loop."""
     torch.manual_seed(0)
-    model = MODELS[name]().double().to(device)
+    model = make().double().to(device)
     reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
     step = gnncompile.TrainStep(
         model, loss_of_seeds, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
@@ -152,8 +152,14 @@ def test_training_steps(device: str, recording: None, name: str) -> None:
         loss = step(one.x, one.edge_index, one.edge_attr, target=(one.y, one.batch_size))
         same(loss, next(expected))
     same(list(model.state_dict().values()), list(reference.state_dict().values()))
+    return step
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_steps(device: str, recording: None, name: str) -> None:
+    step = trained_alike(MODELS[name], device)
     assert step.not_recorded is None and not step._program.backend.notes
-    layers = len(model.layers)
+    layers = len(step.model.layers)  # type: ignore[arg-type]
     # There are three fronts of edges; a layer below these needs everything.
     most = 1 if name == "batch norm" else min(layers, 4)
     assert len(set(rows_of(step)[-layers:])) == most, "each layer has rows of its own"
@@ -242,15 +248,7 @@ class Shared(nn.Module):
 
 
 def test_what_is_read_as_a_whole(device: str, recording: None) -> None:
-    torch.manual_seed(0)
-    model = Shared().double().to(device)
-    reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
-    step = gnncompile.TrainStep(
-        model, loss_of_seeds, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
-    )
-    expected = train(reference, data, lambda one: one.batch_size)
-    for one in gnncompile.loader(batches(), device, buckets=2):
-        same(step(one.x, one.edge_index, one.edge_attr, target=(one.y, one.batch_size)), next(expected))
+    step = trained_alike(Shared, device)
     first, second = rows_of(step)
     assert first != second and step.not_recorded is None
 
@@ -268,15 +266,7 @@ class Halves(nn.Module):
 
 
 def test_other_rows_of_tensors_that_are_made_together(device: str, recording: None) -> None:
-    torch.manual_seed(0)
-    model = Halves().double().to(device)
-    reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
-    step = gnncompile.TrainStep(
-        model, loss_of_seeds, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
-    )
-    expected = train(reference, data, lambda one: one.batch_size)
-    for one in gnncompile.loader(batches(), device, buckets=2):
-        same(step(one.x, one.edge_index, one.edge_attr, target=(one.y, one.batch_size)), next(expected))
+    step = trained_alike(Halves, device)
     assert len(set(rows_of(step))) == 2 and step.not_recorded is None and not step._program.backend.notes
 
 

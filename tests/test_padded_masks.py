@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,16 +17,8 @@ from torch_geometric.nn import GCNConv, SAGEConv, global_add_pool
 import gnncompile
 from gnncompile.capture.compiled import program_of
 from gnncompile.passes import masked
-from tests.tape import tapes
 
-
-@pytest.fixture(autouse=True)
-def recording(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch._dynamo.reset()
-    on_gpu = request.node.get_closest_marker("gpu") is not None
-    with nullcontext() if on_gpu else tapes():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("recording")
 
 
 class Net(nn.Module):

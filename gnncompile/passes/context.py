@@ -204,11 +204,16 @@ class Context:
         """Whether two nodes run under the same gradient and autocast modes."""
         return not self.switches or self.switches.get(node) == self.switches.get(other)
 
+    def find_value(self, node: fx.Node) -> None:
+        """Works out the fake value of a call, of those of what it reads."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        with self.fake_mode:
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
     def call(self, target: Callable[..., Any], *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """Adds a call at the current insertion point, with its fake value (and the user's line of `like`)."""
         node = self.graph.call_function(target, args, kwargs)
-        with self.fake_mode:
-            node.meta["val"] = target(*fx.map_arg(args, value), **fx.map_arg(kwargs, value))
+        self.find_value(node)
         if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
             self.needs_grad.add(node)
         if like is not None:

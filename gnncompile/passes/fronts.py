@@ -324,9 +324,7 @@ class _Shorter:
             level, read = self.wanted.levels[node], self.wanted.read[node]
             given = {n: self._first(n, read[n]) if n in read else self._size(n, level) for n in node.all_input_nodes}
             node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), given.__getitem__)
-            args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-            with self.ctx.fake_mode:
-                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+            self.ctx.find_value(node)
         drop_unused(self.ctx.graph)
 
     def _size(self, node: fx.Node, level: int) -> fx.Node:

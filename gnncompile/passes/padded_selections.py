@@ -60,13 +60,10 @@ def _renew(p: Padding, new: fx.Node) -> None:
     changed, at = {new}, new.next
     while at.op != "output":
         if at.op == "call_function" and not changed.isdisjoint(at.all_input_nodes):
-            given: Any = fx.map_arg((at.args, at.kwargs), lambda n: n.meta.get("val"))
-            args, kwargs = given
-            if at.target is aten._assert_scalar.default and not statically_known_true(args[0]):
+            if at.target is aten._assert_scalar.default and not statically_known_true(value(at.args[0])):  # type: ignore[arg-type]
                 raise p.refuse(_OTHER_NUMBER)
             try:
-                with p.ctx.fake_mode:
-                    at.meta["val"] = at.target(*args, **kwargs)  # type: ignore[operator]
+                p.ctx.find_value(at)
             except Exception as error:
                 raise p.refuse(_OTHER_NUMBER) from error
             changed.add(at)

@@ -146,12 +146,6 @@ class TrainStep:
         program.pads, program.backend.narrows = self._records, False
         return program
 
-    def _autocast(self) -> Any:
-        if self.autocast is None:
-            return nullcontext()
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        return torch.autocast(device, self.autocast)
-
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         if self._averaging is None:
             return self._run_step(given)
@@ -312,6 +306,12 @@ class TrainStep:
         else:
             scaler.step(optimizer)
             scaler.update()
+
+    def _autocast(self) -> Any:
+        if self.autocast is None:
+            return nullcontext()
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, self.autocast)
 
     def _facts_of(self, plan: Plan) -> tuple[Any, ...]:
         """What a recorded step depends on that is no tensor of the step's."""
