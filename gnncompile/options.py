@@ -21,6 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "backward_in_caller": True,
     "record": False,
     "recordings": 8,
+    "native": True,
     "structure_cache_entries": 64,
     "structure_cache_bytes": 2 * 2**30,
 }
@@ -43,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
   ``torch.autograd.is_multithreading_enabled()`` is False there.
 - ``record``: capture forward and backward in CUDA graphs and replay them; ``mode="reduce-overhead"`` sets it.
 - ``recordings``: how many of these a captured graph keeps: one for each size and structure of the input graph.
+- ``native``: do what the host does at each replay in C++, which is built in the background, once on a machine.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
 """
 

@@ -33,8 +33,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def recording(device: str) -> Iterator[None]:
-    """Recordings are CUDA graphs on a GPU, and tapes on a CPU."""
-    from tests.tape import tapes  # only now, as it imports gnncompile
+    """Recordings are CUDA graphs on a GPU, and tapes on a CPU; the host's code in C++ is there from the beginning."""
+    from gnncompile.runtime import native  # only now, as Triton is told above how to run
+    from tests.tape import tapes
+
+    assert not native.wait()
 
     torch._dynamo.reset()
     with tapes() if device == "cpu" else nullcontext():

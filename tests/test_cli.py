@@ -20,7 +20,7 @@ from gnncompile.cli.main import main
 from gnncompile.cli.probe import probe
 from gnncompile.cli.trials import Trial
 from gnncompile.codegen import cache_dir, cpp_compiler
-from gnncompile.runtime import launch
+from gnncompile.runtime import launch, native
 from gnncompile.support import table
 from gnncompile.support.case import Absent
 from tests.harness import forget_kernels, kernels
@@ -274,6 +274,9 @@ def test_a_probe_sees_wrong_numbers_and_fallbacks(monkeypatch: pytest.MonkeyPatc
     with kernels("cpp"):
         found = probe("cpp", "cpu")
     assert not found["ok"] and "no C++ compiler found" in found["message"]
+    monkeypatch.setattr(native, "_build", native._Build())
+    found = probe("native", "cpu")
+    assert not found["ok"] and "no C++ compiler found" in found["message"]
 
 
 def test_a_trial_is_a_process_with_an_empty_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -312,6 +315,7 @@ def test_what_is_tried(monkeypatch: pytest.MonkeyPatch):
     ]
     assert [(trial.what, trial.device) for trial in trials.trials(gpu=True, model=True)][2:] == [
         ("triton", "cuda"),
+        ("native", "cpu"),
         ("model", "cpu"),
         ("model", "cuda"),
     ]

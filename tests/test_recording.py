@@ -13,11 +13,18 @@ from torch_geometric.nn.models import GCN
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import cuda_graph
+from gnncompile.runtime import cuda_graph, native
 from gnncompile.runtime.recordings import Recordings
 from tests.tape import tapes
 
 WARM = 2
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host does at a replay is the same in C++ and in Python."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "module", lambda: None)
 
 
 def compiled(model: Any, **options: Any) -> Any:

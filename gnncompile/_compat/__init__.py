@@ -15,6 +15,7 @@ from gnncompile._compat.autograd import (
     without_saved_hooks,
 )
 from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts, try_frames_again
+from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
     CAPTURE_ERRORS,
@@ -112,6 +113,8 @@ __all__ = [
     "current_stream",
     "decide_slices",
     "decompose",
+    "extension_flags",
+    "extension_libraries",
     "extras_of_replica",
     "fresh_sizes",
     "graph_breaks",

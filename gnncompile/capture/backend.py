@@ -134,7 +134,7 @@ class Backend:
             captured.recordings = SHARDED
             return run
         structural = structure.hoisted.inputs if structure is not None else ()
-        found = recordable.recordings(run, gm, inputs, structural, self.own["recordings"])
+        found = recordable.recordings(run, gm, inputs, structural, self.own)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 

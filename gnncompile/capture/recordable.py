@@ -17,7 +17,7 @@ _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, t
 
 
 def recordings(
-    run: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], structural: Sequence[int], most: int
+    run: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], structural: Sequence[int], own: dict[str, Any]
 ) -> Recordings | str:
     """What records a compiled graph, or why nothing can.
 
@@ -26,7 +26,7 @@ def recordings(
         gm: What was compiled.
         inputs: Its inputs, for their devices.
         structural: Positions of those that graph structure is built of.
-        most: How many recordings are kept.
+        own: gnncompile's options.
     """
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
     devices |= {t.device for t in inputs if isinstance(t, Tensor)}
@@ -40,7 +40,7 @@ def recordings(
         waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
-    return Recordings(run, most, device, structural)
+    return Recordings(run, own["recordings"], device, structural, own["native"])
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -12,14 +12,17 @@ import time
 from typing import Any
 
 MODEL = "model"
-"""A PyG model through everything, Inductor included; anything else is the generator of one kernel."""
+"""A PyG model through everything, Inductor included."""
+
+NATIVE = "native"
+"""The host's side of replays, in C++; anything else is the generator of one kernel."""
 
 
 def probe(what: str, device: str) -> dict[str, Any]:
     """Runs forward and backward on a graph with a hub and a node without edges.
 
     Args:
-        what: :data:`MODEL`, or what GNNCOMPILE_KERNELS says: "triton", "cpp" or "reference".
+        what: :data:`MODEL`, :data:`NATIVE`, or what GNNCOMPILE_KERNELS says: "triton", "cpp" or "reference".
         device: "cpu" or "cuda".
 
     Returns:
@@ -29,8 +32,12 @@ def probe(what: str, device: str) -> dict[str, Any]:
     from torch_geometric.nn import GCNConv, SimpleConv
 
     import gnncompile
-    from gnncompile.runtime import launch
+    from gnncompile.runtime import launch, native
 
+    start = time.perf_counter()
+    if what == NATIVE:
+        problem = native.wait()
+        return {"ok": not problem, "message": problem, "seconds": time.perf_counter() - start}
     torch.manual_seed(0)
     layer = GCNConv(8, 8) if what == MODEL else SimpleConv("sum")
     layer = layer.to(device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.packages import installed
-from gnncompile.cli.probe import MODEL
+from gnncompile.cli.probe import MODEL, NATIVE
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
 
 LIMIT = 300
@@ -58,6 +58,7 @@ def trials(gpu: bool, model: bool) -> list[Trial]:
     found = [Trial("kernel, C++", "cpp", "cpu", SLOW), Trial("kernel, reference", "reference", "cpu")]
     if gpu:
         found.append(Trial("kernel, Triton", "triton", "cuda", environment={"TRITON_INTERPRET": "0"}))
+        found.append(Trial("host code of recordings, C++", NATIVE, "cpu", SLOW))
     elif installed("triton") is not None:
         # Nothing but the tests needs the interpreter: no failure of it is the user's.
         interpreted = {"TRITON_INTERPRET": "1"}

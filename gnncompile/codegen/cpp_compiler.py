@@ -1,4 +1,4 @@
-"""Compiles C++ source to a shared object that is kept on disk, and loads it.
+"""Compiles C++ source to a shared object that is kept on disk, and loads it: a kernel, or a module of Python.
 
 OpenMP code is compiled but no OpenMP runtime is linked: torch loads its own libgomp into the global namespace, and a
 second one in the process would start a second team of threads.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import platform
@@ -15,8 +17,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 from gnncompile.codegen.cache_dir import cache_dir, give_up, temporary_dir, who_writes
 from gnncompile.errors import Unsupported
@@ -49,7 +54,7 @@ def compiler() -> tuple[str, ...]:
 
 
 def load(source: str, contract: bool) -> ctypes.CDLL:
-    """The shared object of `source`, from the cache or compiled now.
+    """The shared object of a kernel, from the cache or compiled now.
 
     Where the cache folder can't be written to, its disk is full, or nothing there may be executed, a warning says so
     and a folder of this process serves instead.
@@ -63,32 +68,73 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
     """
     command = compiler()
     flags = (*FLAGS, *_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
-    key = hashlib.sha256("\0".join([source, _version(command), *flags, _cpu()]).encode()).hexdigest()
+
+    def opened(path: Path) -> ctypes.CDLL:
+        if not _intact(path):
+            _build(command, flags, (), source, path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            # No OpenMP runtime in the global namespace (a torch built otherwise): link one.
+            _build(command, flags, ("-fopenmp",), source, path)
+            return ctypes.CDLL(str(path))
+
+    return _kept([source, _version(command), *flags, _cpu()], opened)
+
+
+def load_module(name: str, source: str, flags: tuple[str, ...], link: tuple[str, ...]) -> ModuleType:
+    """A module of Python in C++, from the cache or compiled now.
+
+    Args:
+        name: As its source calls it.
+        source: One translation unit.
+        flags: Of the compiler.
+        link: Of the linker.
+
+    Raises:
+        ImportError: It can't be loaded.
+        Unsupported: As :func:`load` raises it.
+    """
+    command = compiler()
+
+    def opened(path: Path) -> ModuleType:
+        if not _intact(path):
+            _build(command, flags, link, source, path)
+        loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec is not None
+        made = importlib.util.module_from_spec(spec)
+        loader.exec_module(made)
+        return made
+
+    return _kept([source, _version(command), *flags, *link], opened)
+
+
+T = TypeVar("T")
+
+
+def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
+    """What is made in the cache folder, or where that can't be had in one of this process.
+
+    Args:
+        key: All that it depends on.
+        opened: Makes it, if it is not there, and opens it.
+    """
+    name = f"{hashlib.sha256(chr(0).join(key).encode()).hexdigest()}.so"
     try:
         folder = cache_dir()
         try:
-            return _load(command, flags, source, folder / f"{key}.so")
+            return opened(folder / name)
         except OSError as error:
             if folder == temporary_dir():
                 raise
             give_up(folder, error.strerror or str(error))
-        return _load(command, flags, source, temporary_dir() / f"{key}.so")
+        return opened(temporary_dir() / name)
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unsupported(
-            f"C++ kernel: it can't be kept in any folder ({reason}); free some space, or set CXX"
+            f"C++ code: it can't be kept in any folder ({reason}); free some space, or set CXX"
         ) from error
-
-
-def _load(command: tuple[str, ...], flags: tuple[str, ...], source: str, path: Path) -> ctypes.CDLL:
-    if not _intact(path):
-        _build(command, flags, (), source, path)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        # No OpenMP runtime in the global namespace (a torch built otherwise): link one.
-        _build(command, flags, ("-fopenmp",), source, path)
-        return ctypes.CDLL(str(path))
 
 
 def _vectors() -> tuple[str, ...]:
@@ -147,7 +193,7 @@ def _build(command: tuple[str, ...], flags: tuple[str, ...], link: tuple[str, ..
         folder = Path(name)
         # The source comes from stdin and the names are fixed, so that equal source gives equal bytes.
         _run([*command, *flags, "-x", "c++", "-c", "-", "-o", "kernel.o"], folder, source)
-        _run([*command, "-shared", *link, "kernel.o", "-o", "kernel.so"], folder, "")
+        _run([*command, "-shared", "kernel.o", *link, "-o", "kernel.so"], folder, "")
         made, checksum = folder / "kernel.so", folder / "kernel.sha256"
         checksum.write_text(_checksum(path.stem, made.read_bytes()), encoding="ascii")
         for file in (made, checksum):
@@ -165,4 +211,4 @@ def _run(command: list[str], folder: Path, text: str) -> None:
     if full is not None:
         raise OSError(f"{full} (said {command[0]})")
     message = "\n".join(done.stderr.splitlines()[:MESSAGE_LINES])
-    raise Unsupported(f"C++ kernel: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")
+    raise Unsupported(f"C++ code: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")

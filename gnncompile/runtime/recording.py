@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
-from gnncompile.runtime import identity
+from gnncompile.runtime import identity, native
 from gnncompile.runtime.cuda_graph import Recorder
 from gnncompile.runtime.static_inputs import StaticInputs
 
@@ -31,12 +31,9 @@ SMALL = 2**20
 
 
 class Lease:
-    """The right to what a forward left for its backward; ends with the backward, or with the last reference."""
+    """The right to what a forward left for its backward; ends with the last reference."""
 
-    __slots__ = ("__weakref__", "spent")
-
-    def __init__(self) -> None:
-        self.spent = False
+    __slots__ = ("__weakref__",)
 
 
 class Unfinished(NamedTuple):
@@ -70,6 +67,7 @@ class Recording:
         copied: Positions of the inputs that are copied at each replay.
         mutated: Positions of the inputs that the graph writes to.
         record: What captures.
+        in_cpp: Whether what the host does at a replay is done in C++, once that is built.
 
     Raises:
         Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
@@ -84,6 +82,7 @@ class Recording:
         copied: frozenset[int],
         mutated: frozenset[int],
         record: Recorder,
+        in_cpp: bool = False,
     ) -> None:
         if copied & mutated:
             raise Unsupported("an input that it writes to is another tensor in each call")
@@ -120,6 +119,9 @@ class Recording:
         if any(self.differentiable):
             self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
         self.last_call = 0
+        self._in_cpp = in_cpp
+        self._inputs: Any = None
+        self._replay: Callable[..., tuple[Tensor, ...]] | None = None
         self._lease: weakref.ref[Lease] | None = None
         self._lock = threading.Lock()
 
@@ -138,6 +140,15 @@ class Recording:
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether these inputs are those of the recording, or can be copied there."""
+        if self._inputs is not None:
+            return self._inputs.fit(args) and self._static.fits(args)
+        if not self._fits(args):
+            return False
+        if self._in_cpp and (module := native.module()) is not None:
+            self._inputs = module.Inputs(args, sorted(self.copied), [k for k, _, _, _ in self._structural])
+        return True
+
+    def _fits(self, args: Sequence[Any]) -> bool:
         for k, value in self._numbers:
             if args[k] != value:
                 return False
@@ -184,12 +195,35 @@ class Recording:
             begun: Whether :meth:`begin` was called with them.
         """
         if any(self.differentiable):
-            tensors = _replay(self, args, lease, *[args[k] for k in self._graded])
+            tensors = self._differentiable()(args, lease)
         else:
             tensors = self.forward(args, begun)
             self.release()
         following = iter(tensors)
         return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
+
+    def _differentiable(self) -> Callable[..., tuple[Tensor, ...]]:
+        """What replays it and lets autograd know: called with inputs and lease."""
+        if self._replay is not None:
+            return self._replay
+        module = native.module() if self._in_cpp else None
+        if module is None:
+            return lambda args, lease: _replay(self, args, lease, *[args[k] for k in self._graded])
+        self._replay = module.Recording(
+            made=[m for m in self._made if isinstance(m, Tensor)],
+            differentiable=self.differentiable,
+            graded=self._graded,
+            saved=self.saved,
+            mutated=self._mutated,
+            cotangents=self._cotangents,
+            copy=self._static.copy if self.copied else None,
+            forward=self._forward,
+            backward=self._backward,
+            refuse=_compat.refuse_in_backward,
+            refuse_second=_refuse_second,
+            gradients=self._gradients.parts(),
+        )
+        return self._replay
 
     def begin(self, args: Sequence[Any]) -> None:
         """Launches its first part."""
@@ -235,6 +269,11 @@ class Gradients:
                 (small.setdefault(gradient.dtype, {}) if is_small else self._alone)[k] = gradient
         self._common = [_Common(members) for members in small.values()]
 
+    def parts(self) -> tuple[list[tuple[int, Tensor]], list[tuple[Tensor, list[Any]]]]:
+        """The large ones by position; each common buffer with what stands there: position, sizes, strides, offset."""
+        buffers = [(c.buffer, [(k, *place) for k, place in c.places]) for c in self._common]
+        return list(self._alone.items()), buffers
+
     def copies(self) -> list[Tensor | None]:
         """The gradients, for the caller to keep."""
         found: list[Tensor | None] = [None] * self._number
@@ -249,20 +288,20 @@ class _Common:
     """Copies of gradients of one type, in one buffer."""
 
     def __init__(self, members: dict[int, Tensor]) -> None:
-        self._places: list[tuple[int, tuple[Any, Any, int]]] = []
+        self.places: list[tuple[int, tuple[Any, Any, int]]] = []
         end = 0
         for k, gradient in members.items():
-            self._places.append((k, (gradient.shape, _contiguous(gradient.shape), end)))
+            self.places.append((k, (gradient.shape, _contiguous(gradient.shape), end)))
             step = max(ALIGNMENT // gradient.element_size(), 1)
             end += -(-gradient.numel() // step) * step
         gradients = [gradient.contiguous() for gradient in members.values()]
-        self._buffer = gradients[0].new_empty(end)
-        _compat.copy_each([self._buffer.as_strided(*place) for _, place in self._places], gradients)
+        self.buffer = gradients[0].new_empty(end)
+        _compat.copy_each([self.buffer.as_strided(*place) for _, place in self.places], gradients)
 
     def copy_to(self, found: list[Tensor | None]) -> None:
         """Puts views of a copy where they belong."""
-        buffer = self._buffer.clone()
-        for k, place in self._places:
+        buffer = self.buffer.clone()
+        for k, place in self.places:
             found[k] = buffer.as_strided(*place)
 
 
@@ -271,7 +310,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, recording: Recording, args: Sequence[Any], lease: Lease, *graded: Tensor) -> Any:
         made = recording.forward(args)
         ctx.set_materialize_grads(False)
-        ctx.recording, ctx.lease = recording, lease
+        ctx.recording, ctx.lease, ctx.spent = recording, lease, False
         ctx.mark_non_differentiable(*[m for m, d in zip(made, recording.differentiable, strict=True) if not d])
         # Keeps them alive, and raises torch's own error where one was changed before the backward.
         ctx.save_for_backward(*[args[k] for k in recording.saved])
@@ -282,19 +321,23 @@ class _Replay(torch.autograd.Function):
         _compat.refuse_in_backward(cotangents)
         ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
         recording: Recording = ctx.recording
-        if ctx.lease.spent:
-            raise RuntimeError(
-                "backward: found a second backward through one forward of a recorded model, whose first has "
-                'overwritten what it needs. Compile the model without mode="reduce-overhead".'
-            )
-        ctx.lease.spent = True
+        if ctx.spent:
+            _refuse_second()
+        ctx.spent = True
         gradients = recording.backward([c for c, d in zip(cotangents, recording.differentiable, strict=True) if d])
         if not _compat.keeps_graph():
-            recording.release()
+            ctx.lease = None
         return None, None, None, *gradients
 
 
 _replay = _compat.applies(_Replay)
+
+
+def _refuse_second() -> None:
+    raise RuntimeError(
+        "backward: found a second backward through one forward of a recorded model, whose first has overwritten what "
+        'it needs. Compile the model without mode="reduce-overhead".'
+    )
 
 
 def _bytes(args: Sequence[Any]) -> list[int | None]:

@@ -94,8 +94,8 @@ class TrainStep:
         self.model: nn.Module = known.target if known is not None else single  # type: ignore[assignment]
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
-        chosen = {"record": True, "recordings": DEFAULTS["recordings"], **(options or {})}
-        self._records, self._most = chosen["record"], chosen["recordings"]
+        chosen = {"record": True, **{k: DEFAULTS[k] for k in ("recordings", "native")}, **(options or {})}
+        self._records, self._most, self._native = chosen["record"], chosen["recordings"], chosen["native"]
         self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}
         self._program = self._new_program()
         self._check = Checker(self.model.forward)
@@ -171,7 +171,7 @@ class TrainStep:
             self._update()
             return ()
 
-        return Recordings(update, self._most, device, ())
+        return Recordings(update, self._most, device, (), self._native)
 
     def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
@@ -236,7 +236,9 @@ class TrainStep:
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
-            plan.recordings = Recordings(lambda *new: self._run(plan, new), self._most, plan.device, plan.structural)
+            plan.recordings = Recordings(
+                lambda *new: self._run(plan, new), self._most, plan.device, plan.structural, self._native
+            )
             self._plans.append(plan)
             self._settings.keep_on(plan.device)
         return made  # type: ignore[no-any-return]

@@ -1,0 +1,22 @@
+"""How a module of Python in C++ is built that uses torch's own types."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import torch
+
+
+def extension_flags() -> tuple[str, ...]:
+    """The compiler's flags. Torch's headers name what C++20 has, from 2.13 on."""
+    include = Path(torch.__file__).parent / "include"
+    folders = (include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    return ("-std=c++20", "-O2", "-fPIC", "-w", abi, *(f"-I{folder}" for folder in folders))
+
+
+def extension_libraries() -> tuple[str, ...]:
+    """The linker's: torch's libraries, which the process has loaded already."""
+    folder = Path(torch.__file__).parent / "lib"
+    return (f"-L{folder}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10")
