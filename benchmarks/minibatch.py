@@ -44,22 +44,42 @@ def _prepared(buckets: bool) -> Callable[[Any, torch.device], Iterable[Data]]:
 
 @dataclass(frozen=True)
 class MiniBatchRow:
-    """One way to train: `make` makes a step of a model, `load` wraps the loader."""
+    """One way to train: `make` makes a step of a model, `load` wraps the loader.
+
+    Attributes:
+        only_seeds: whether it is for loops that cut results to the seeds, and say so.
+    """
 
     name: str
     make: Make
     load: Callable[[Any, torch.device], Iterable[Data]]
     devices: tuple[str, ...] = ("cpu", "cuda")
     is_ours: bool = False
+    only_seeds: bool = False
 
 
 _BUILDS = {variant.name: variant.build for variant in VARIANTS}
+
+
+def _only_seeds(model: nn.Module) -> Any:
+    import gnncompile
+
+    return gnncompile.compile(model, mode="reduce-overhead", options={"only_seeds": True})
+
 
 ROWS = (
     MiniBatchRow("eager", plain_loop(_BUILDS["eager"]), _plain),
     MiniBatchRow("compile dynamic", plain_loop(_BUILDS["compile dynamic"]), _plain),
     MiniBatchRow("gnncompile", plain_loop(_BUILDS["gnncompile"]), _prepared(False), is_ours=True),
     MiniBatchRow("r-o buckets", plain_loop(_BUILDS["gnncompile r-o"]), _prepared(True), ("cuda",), True),
+    MiniBatchRow(
+        "r-o buckets, only seeds",
+        plain_loop(_only_seeds),
+        _prepared(True),
+        ("cuda",),
+        is_ours=True,
+        only_seeds=True,
+    ),
     MiniBatchRow("TrainStep buckets", whole_step, _prepared(True), is_ours=True),
 )
 
@@ -101,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
     how = driver.options(args)
 
     def measure_case(case: MiniBatchCase, progress: driver.Progress) -> tuple[str, driver.Records]:
-        results = _Measurement(case, rows, device, how, args.batches, args.workers, progress).run()
+        fitting = [row for row in rows if case.cut_in_loop or not row.only_seeds]
+        results = _Measurement(case, fitting, device, how, args.batches, args.workers, progress).run()
         return format_case(results), [record(case, result, results) for result in results]
 
     return driver.run(args, f"minibatch-{device.type}", cases, measure_case, key=("case",))

@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "record": False,
     "recordings": 8,
     "native": True,
+    "only_seeds": False,
     "structure_cache_entries": 64,
     "structure_cache_bytes": 2 * 2**30,
 }
@@ -45,6 +46,8 @@ DEFAULTS: dict[str, Any] = {
 - ``record``: capture forward and backward in CUDA graphs and replay them; ``mode="reduce-overhead"`` sets it.
 - ``recordings``: how many of these a captured graph keeps: one for each size and structure of the input graph.
 - ``native``: do what the host does at each replay in C++, which is built in the background, once on a machine.
+- ``only_seeds``: of mini-batches that a loader sampled, padded to buckets, results have rows of the seeds alone: for
+  loops that read no others (``out[:batch.batch_size]``), whose layers then work out what the seeds need.
 - ``structure_cache_entries``, ``structure_cache_bytes``: how many structures a captured graph remembers.
 """
 

@@ -17,6 +17,7 @@ import gnncompile
 from gnncompile.batches.fronts import MOST, Front, fronts
 from gnncompile.batches.prepared import prepare
 from gnncompile.capture.compiled import program_of
+from gnncompile.runtime.recordings import Recordings
 
 NODES = 400
 
@@ -210,6 +211,56 @@ def test_results_of_seeds(device: str, recording: None) -> None:
     assert program is not None and not program.backend.notes
     (captured,) = program.backend.captured
     assert len({record.shape.strip("()").split(",")[0] for record in captured.record.regions}) >= 3
+
+
+@pytest.mark.parametrize("name", ["gine", "gatv2", "batch norm"])
+def test_a_loop_that_reads_only_seeds(device: str, recording: None, name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().double().to(device)
+    reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
+    options = {"inductor": False, "only_seeds": True}
+    compiled = gnncompile.compile(model, mode="reduce-overhead", options=options)
+    loader = list(gnncompile.loader(batches(), device, buckets=2))
+    expected = train(reference, data, lambda one: one.batch_size)
+    for loss in train(compiled, loader, lambda one: one.batch_size):
+        same(loss, next(expected))
+    same(list(model.state_dict().values()), list(reference.state_dict().values()))
+    program = program_of(compiled)
+    assert program is not None and not program.backend.notes
+    (captured,) = program.backend.captured
+    assert isinstance(captured.recordings, Recordings) and captured.recordings.recorded
+    rows = {record.shape.strip("()").split(",")[0] for record in captured.record.regions}
+    assert len(rows) == (1 if name == "batch norm" else 3)
+    one = loader[0]
+    assert compiled(one.x, one.edge_index, one.edge_attr).size(0) == one.batch_size
+    # All rows, where nothing is known of seeds.
+    assert compiled(data[0].x, data[0].edge_index, data[0].edge_attr).size(0) == data[0].num_nodes
+
+
+class Several(nn.Module):
+    """Results of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(6, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Any]:
+        h = self.conv(x, edge_index)
+        edges = h[edge_index[0]] * 2
+        return {"nodes": h, "classes": h.argmax(1), "edges": edges, "mean": h.mean(0), "none": None}
+
+
+def test_only_rows_of_nodes_are_cut(device: str, recording: None) -> None:
+    model = Several().double().to(device)
+    options = {"inductor": False, "only_seeds": True}
+    compiled = gnncompile.compile(model, mode="reduce-overhead", options=options)
+    for one in gnncompile.loader(batches(), device, buckets=2):
+        found, expected = compiled(one.x, one.edge_index), model(one.x, one.edge_index)
+        for key in ("nodes", "classes"):
+            same(found[key], expected[key][: one.batch_size])
+        same([found[key] for key in ("edges", "mean", "none")], [expected[key] for key in ("edges", "mean", "none")])
+        found["mean"].sum().backward()
+        model.zero_grad()
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["number of the loader's", "plain number"])
