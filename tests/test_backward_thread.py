@@ -19,7 +19,7 @@ WAYS = {"default": {}, "op by op": {"inductor": False}, "twice": {"double_backwa
 @pytest.fixture
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch):
     """CPU tensors count as on a GPU; and what a test leaves behind is undone."""
-    monkeypatch.setattr(backward_thread, "_has_thread", lambda tensor: True)
+    monkeypatch.setattr(backward_thread, "has_thread", lambda tensor: True)
     assert is_multithreading_enabled()
     yield
     set_multithreading_enabled(True)

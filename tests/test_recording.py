@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import is_multithreading_enabled, set_multithreading_enabled
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
 from torch_geometric.nn.models import GCN
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import cuda_graph, native
+from gnncompile.runtime import backward_thread, cuda_graph, native
 from gnncompile.runtime.recordings import Recordings
 from tests.tape import tapes
 
@@ -320,6 +322,41 @@ def test_two_models_at_once(device: str, recording: None) -> None:
             for loss in both:
                 loss.backward()
             same([p.grad for p in models[1].parameters()], [p.grad for p in models[0].parameters()])
+
+
+def test_the_backward_runs_in_its_caller(device: str, recording: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of results that are not recorded, autograd's threads are off as long as one is alive."""
+    monkeypatch.setattr(backward_thread, "has_thread", lambda tensor: True)
+    _, model = pair(device)
+    inputs = graph(device)
+    for _ in range(5):
+        step(model, *inputs)
+        assert is_multithreading_enabled()
+    first, second = model(*inputs), model(*inputs)  # a recording for each of two that are alive
+    del first, second
+    for _ in range(5):
+        first, second = model(*inputs), model(*inputs)
+        assert not is_multithreading_enabled()
+        first.sum().backward()
+        del first
+        assert not is_multithreading_enabled()
+        second.sum().backward()
+        assert not is_multithreading_enabled()
+        del second
+        assert is_multithreading_enabled()
+    assert number(model) >= 1
+    with set_multithreading_enabled(False):
+        out = model(*inputs)
+        out.sum().backward()
+        del out
+        assert not is_multithreading_enabled()
+    kept = [model(*inputs)]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert not is_multithreading_enabled()  # of another thread it can't be set
+    step(model, *inputs)
+    assert is_multithreading_enabled()
 
 
 def test_dropout_differs_and_repeats(device: str, recording: None) -> None:

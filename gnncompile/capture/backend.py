@@ -114,8 +114,6 @@ class Backend:
         sources = uneven_sources(gm)
         if sources is not None:
             whole = only_reached(whole, sources)
-        if self.own["backward_in_caller"]:
-            whole = in_caller(whole)
         return (lambda *args: true_rows(whole(*args), padded)) if any(padded) else whole
 
     def _recorded(
@@ -128,6 +126,8 @@ class Backend:
             given = with_stand_ins(args)
             return compiled(*given) if structure is None else compiled(*given, *structure(args))
 
+        if self.own["backward_in_caller"]:
+            run = in_caller(run)
         if not self.own["record"]:
             return run
         if _compat.are_sharded(self.modules()):

@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from gnncompile.runtime import cuda_graph
+from gnncompile.runtime.recording import RecordingSettings
 from gnncompile.runtime.recordings import Recordings
 
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
@@ -40,7 +41,8 @@ def recordings(
         waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
-    return Recordings(run, own["recordings"], device, structural, own["native"])
+    settings = RecordingSettings(own["native"], own["backward_in_caller"])
+    return Recordings(run, own["recordings"], device, structural, settings)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

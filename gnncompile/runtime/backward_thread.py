@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.runtime import native
 
 _KEY = "gnncompile: its backward may come"
 
@@ -72,21 +73,23 @@ def in_caller(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         made = run(*args)
-        _await(made)
+        await_backward(made)
         return made
 
     return call
 
 
-def _await(made: Iterable[Any]) -> None:
+def await_backward(made: Iterable[Any]) -> None:
+    """Has the backward of results run in the thread that asks for it, if they are on a GPU."""
     for one in made:
         node: Any = one.grad_fn if isinstance(one, Tensor) else None
-        if node is not None and _has_thread(one):
+        if node is not None and has_thread(one):
             if not _compat.in_backward():
-                node.metadata[_KEY] = _Awaited(_local.thread)
+                module = native.module()  # what recordings count is counted there
+                node.metadata[_KEY] = _Awaited(_local.thread) if module is None else module.Awaited()
             return
 
 
-def _has_thread(tensor: Tensor) -> bool:
+def has_thread(tensor: Tensor) -> bool:
     """Whether autograd has a thread for nodes that work where a tensor is."""
     return tensor.is_cuda

@@ -12,6 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
-from gnncompile.runtime import identity, native
+from gnncompile.runtime import backward_thread, identity, native
 from gnncompile.runtime.cuda_graph import Recorder
 from gnncompile.runtime.static_inputs import StaticInputs
 
@@ -34,6 +35,18 @@ class Lease:
     """The right to what a forward left for its backward; ends with the last reference."""
 
     __slots__ = ("__weakref__",)
+
+
+class RecordingSettings(NamedTuple):
+    """How recordings are replayed.
+
+    Attributes:
+        native: Whether what the host does is done in C++, once that is built (:mod:`gnncompile.runtime.native`).
+        backward_in_caller: Whether a backward runs in the thread that asks for it.
+    """
+
+    native: bool
+    backward_in_caller: bool = False
 
 
 class Unfinished(NamedTuple):
@@ -67,7 +80,7 @@ class Recording:
         copied: Positions of the inputs that are copied at each replay.
         mutated: Positions of the inputs that the graph writes to.
         record: What captures.
-        in_cpp: Whether what the host does at a replay is done in C++, once that is built.
+        settings: How it is replayed.
 
     Raises:
         Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
@@ -82,7 +95,7 @@ class Recording:
         copied: frozenset[int],
         mutated: frozenset[int],
         record: Recorder,
-        in_cpp: bool = False,
+        settings: RecordingSettings,
     ) -> None:
         if copied & mutated:
             raise Unsupported("an input that it writes to is another tensor in each call")
@@ -119,7 +132,7 @@ class Recording:
         if any(self.differentiable):
             self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
         self.last_call = 0
-        self._in_cpp = in_cpp
+        self._settings = settings
         self._inputs: Any = None
         self._replay: Callable[..., tuple[Tensor, ...]] | None = None
         self._lease: weakref.ref[Lease] | None = None
@@ -144,7 +157,7 @@ class Recording:
             return self._inputs.fit(args) and self._static.fits(args)
         if not self._fits(args):
             return False
-        if self._in_cpp and (module := native.module()) is not None:
+        if self._settings.native and (module := native.module()) is not None:
             self._inputs = module.Inputs(args, sorted(self.copied), [k for k, _, _, _ in self._structural])
         return True
 
@@ -195,22 +208,28 @@ class Recording:
             begun: Whether :meth:`begin` was called with them.
         """
         if any(self.differentiable):
-            tensors = self._differentiable()(args, lease)
+            tensors = self._differentiable(args, lease)
         else:
             tensors = self.forward(args, begun)
             self.release()
         following = iter(tensors)
         return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
 
-    def _differentiable(self) -> Callable[..., tuple[Tensor, ...]]:
-        """What replays it and lets autograd know: called with inputs and lease."""
+    def _differentiable(self, args: Sequence[Any], lease: Lease) -> tuple[Tensor, ...]:
+        """Replays it, and lets autograd know."""
+        if self._replay is None and self._settings.native and (module := native.module()) is not None:
+            self._replay = self._to_cpp(module)
         if self._replay is not None:
-            return self._replay
-        module = native.module() if self._in_cpp else None
-        if module is None:
-            return lambda args, lease: _replay(self, args, lease, *[args[k] for k in self._graded])
-        self._replay = module.Recording(
-            made=[m for m in self._made if isinstance(m, Tensor)],
+            return self._replay(args, lease)
+        tensors: tuple[Tensor, ...] = _replay(self, args, lease, *[args[k] for k in self._graded])
+        if self._settings.backward_in_caller:
+            backward_thread.await_backward(tensors)
+        return tensors
+
+    def _to_cpp(self, module: ModuleType) -> Callable[..., tuple[Tensor, ...]]:
+        made = [m for m in self._made if isinstance(m, Tensor)]
+        return module.Recording(  # type: ignore[no-any-return]
+            made=made,
             differentiable=self.differentiable,
             graded=self._graded,
             saved=self.saved,
@@ -222,8 +241,8 @@ class Recording:
             refuse=_compat.refuse_in_backward,
             refuse_second=_refuse_second,
             gradients=self._gradients.parts(),
+            backward_in_caller=self._settings.backward_in_caller and backward_thread.has_thread(made[0]),
         )
-        return self._replay
 
     def begin(self, args: Sequence[Any]) -> None:
         """Launches its first part."""

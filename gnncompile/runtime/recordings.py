@@ -15,7 +15,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import cuda_graph, layout, native
-from gnncompile.runtime.recording import Lease, Recording, finished
+from gnncompile.runtime.recording import Lease, Recording, RecordingSettings, finished
 
 logger = logging.getLogger(__name__)
 
@@ -103,18 +103,23 @@ class Recordings:
         device: What the graph works on.
         structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
             for these very tensors, unchanged, or builds it anew in every replay.
-        in_cpp: Whether what the host does at a replay is done in C++ (:mod:`gnncompile.runtime.native`).
+        settings: How recordings are replayed.
 
     Attributes:
         reason: Why nothing is recorded (any more), if so.
     """
 
     def __init__(
-        self, run: Callable[..., Any], most: int, device: torch.device, structural: Iterable[int], in_cpp: bool
+        self,
+        run: Callable[..., Any],
+        most: int,
+        device: torch.device,
+        structural: Iterable[int],
+        settings: RecordingSettings,
     ) -> None:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
-        self.in_cpp = in_cpp
-        if in_cpp:
+        self.settings = settings
+        if settings.native:
             native.prepare()
         self.recorded: list[tuple[_Seen, Recording]] = []
         self.reason: str | None = None
@@ -215,7 +220,7 @@ class Recordings:
         assert record is not None
         try:
             mutated = frozenset(seen.mutated)
-            recording = Recording(self.run, args, self._tensors(args), copied, mutated, record, self.in_cpp)
+            recording = Recording(self.run, args, self._tensors(args), copied, mutated, record, self.settings)
         except (Unsupported, RuntimeError) as reason:
             self._refuse(seen, reason, bool(copied & self.structural))
             return None

@@ -7,6 +7,7 @@
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -21,9 +22,11 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -123,6 +126,7 @@ struct Recording {
   py::object copy;                                  // of inputs to where the recording reads them, or None
   py::object forward, backward, refuse, refuse_second;
   Gradients parts;
+  bool backward_in_caller;
 
   variable_list gradients() const {
     variable_list found(graded.size());
@@ -158,6 +162,43 @@ bool is_unusual(const variable_list& cotangents) {
   return false;
 }
 
+// Autograd's threads are off in a thread as long as a backward of a recording may come there: see backward_thread.py.
+class Awaited {
+ public:
+  Awaited() : thread_(local()) {
+    ++thread_->waiting;
+    auto& state = c10::AutogradState::get_tls_state();
+    if (!state.get_multithreading_enabled()) return;
+    state.set_multithreading_enabled(false);
+    thread_->ours = true;
+  }
+  Awaited(const Awaited&) = delete;
+  Awaited& operator=(const Awaited&) = delete;
+
+  ~Awaited() {
+    const bool last = --thread_->waiting == 0;
+    // In a backward, torch would undo it at its end; of another thread it can't be set.
+    const bool here = thread_->id == std::this_thread::get_id() && autograd::get_current_graph_task_id() < 0;
+    if (!last || !here || !thread_->ours) return;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(true);
+    thread_->ours = false;
+  }
+
+ private:
+  struct Thread {
+    std::thread::id id = std::this_thread::get_id();
+    std::atomic<int> waiting{0};
+    bool ours = false;  // turned off here, and not by the user
+  };
+
+  static std::shared_ptr<Thread> local() {
+    static thread_local auto thread = std::make_shared<Thread>();
+    return thread;
+  }
+
+  std::shared_ptr<Thread> thread_;
+};
+
 using NodePtr = decltype(autograd::Edge::function);
 
 class GnncompileReplayBackward : public autograd::Node {
@@ -166,6 +207,7 @@ class GnncompileReplayBackward : public autograd::Node {
       : recording_(std::move(recording)), lease_(std::move(lease)) {
     for (const std::size_t at : recording_->graded) add_next_edge(autograd::impl::gradient_edge(tensor_at(args, at)));
     for (const std::size_t at : recording_->saved) saved_.emplace_back(tensor_at(args, at), false);
+    if (recording_->backward_in_caller && autograd::get_current_graph_task_id() < 0) awaited_.emplace();
   }
 
   ~GnncompileReplayBackward() override {
@@ -250,6 +292,7 @@ class GnncompileReplayBackward : public autograd::Node {
   std::shared_ptr<Recording> recording_;
   py::object lease_;
   std::vector<autograd::SavedVariable> saved_;
+  std::optional<Awaited> awaited_;
   bool spent_ = false;
 };
 
@@ -290,14 +333,16 @@ py::tuple replay(const std::shared_ptr<Recording>& recording, const py::object& 
 
 PYBIND11_MODULE(gnncompile_replay, module) {
   using py::arg;
+  py::class_<Awaited>(module, "Awaited").def(py::init<>());
   py::class_<Inputs>(module, "Inputs")
       .def(py::init<py::handle, const std::vector<std::size_t>&, const std::vector<std::size_t>&>())
       .def("fit", &Inputs::fit);
   py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
       .def(py::init<std::vector<Tensor>, std::vector<bool>, std::vector<std::size_t>, std::vector<std::size_t>,
                     std::vector<std::size_t>, std::vector<Tensor>, py::object, py::object, py::object, py::object,
-                    py::object, Gradients>(),
+                    py::object, Gradients, bool>(),
            arg("made"), arg("differentiable"), arg("graded"), arg("saved"), arg("mutated"), arg("cotangents"),
-           arg("copy"), arg("forward"), arg("backward"), arg("refuse"), arg("refuse_second"), arg("gradients"))
+           arg("copy"), arg("forward"), arg("backward"), arg("refuse"), arg("refuse_second"), arg("gradients"),
+           arg("backward_in_caller"))
       .def("__call__", &replay);
 }

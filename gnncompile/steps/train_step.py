@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from gnncompile.capture.compiled import Call, Program, compile, program_of, trai
 from gnncompile.capture.inputs import Checker, leaves
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
-from gnncompile.runtime.recording import Unfinished, finished
+from gnncompile.runtime.recording import RecordingSettings, Unfinished, finished
 from gnncompile.runtime.recordings import Recordings
 from gnncompile.runtime.stand_ins import standing_in
 from gnncompile.steps.ahead import Ahead
@@ -95,7 +95,8 @@ class TrainStep:
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
         chosen = {"record": True, **{k: DEFAULTS[k] for k in ("recordings", "native")}, **(options or {})}
-        self._records, self._most, self._native = chosen["record"], chosen["recordings"], chosen["native"]
+        self._records, self._most = chosen["record"], chosen["recordings"]
+        self._recording_settings = RecordingSettings(chosen["native"])
         self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}
         self._program = self._new_program()
         self._check = Checker(self.model.forward)
@@ -171,7 +172,7 @@ class TrainStep:
             self._update()
             return ()
 
-        return Recordings(update, self._most, device, (), self._native)
+        return Recordings(update, self._most, device, (), self._recording_settings)
 
     def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
@@ -236,9 +237,8 @@ class TrainStep:
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.recorder(plan.device) is not None:
-            plan.recordings = Recordings(
-                lambda *new: self._run(plan, new), self._most, plan.device, plan.structural, self._native
-            )
+            run = functools.partial(self._run, plan)
+            plan.recordings = Recordings(run, self._most, plan.device, plan.structural, self._recording_settings)
             self._plans.append(plan)
             self._settings.keep_on(plan.device)
         return made  # type: ignore[no-any-return]
@@ -255,7 +255,7 @@ class TrainStep:
             return "a parameter has a hook"
         return "the graph breaks" if any(capture is broken for broken in self._broken) else None
 
-    def _run(self, plan: Plan, given: Sequence[Any]) -> Any:
+    def _run(self, plan: Plan, *given: Any) -> Any:
         self._settings.keep_on(plan.device)  # the optimizer may have been loaded since the last step
         plan.repeatable &= not any(map(_compat.has_hooks, self.model.parameters()))
         return self._train(lambda: self._program.run(plan.call(given)), whole=True)
