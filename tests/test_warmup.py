@@ -17,6 +17,7 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv
 
 import gnncompile
 from gnncompile.capture.compiled import program_of
+from gnncompile.runtime import native
 from gnncompile.runtime.recordings import Recordings
 from tests.harness import light
 from tests.tape import tapes
@@ -223,6 +224,7 @@ def test_sizes_are_recorded(fresh: bool):
     batches = [graph(), graph(7, 30, seed=1)]
     with tapes():
         gnncompile.warmup(model, batches, fresh=fresh)
+        assert native.module() is not None
         (found,) = recordings(model)
         assert len(found.recorded) == 2
         before = [recording.last_call for _, recording in found.recorded]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnncompile.capture.compiled import Program, is_lazy, program_of
 from gnncompile.capture.containers import attributes_of, is_container
 from gnncompile.capture.parts import modules_of
+from gnncompile.runtime import native
 from gnncompile.runtime.recordings import OFTEN, WARM, Recordings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +27,8 @@ RUNS = 2
 def warmup(compiled: F, batches: Iterable[Any], *, fresh: bool = False) -> F:
     """Runs a compiled model forward and backward on examples, so that calls with their like compile nothing.
 
-    With ``mode="reduce-overhead"`` each is run until its sizes are recorded. The calls are made as the model stands, in
+    With ``mode="reduce-overhead"`` each is run until its sizes are recorded, and the host's code in C++ is built, which
+    takes half a minute once on a machine. The calls are made as the model stands, in
     training or evaluation, with or without ``torch.no_grad()`` or ``torch.autocast`` around: warm up in each way that
     is to come. Afterwards all is as before: gradients, which are not accumulated; parameters and buffers, such as the
     running statistics of a batch norm; the modules' attributes, and what lists and dicts among them hold; the examples;
@@ -77,13 +79,17 @@ def run_ahead(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], f
                 break
             kept.append(copy.deepcopy((args, kwargs)) if fresh else _own((args, kwargs)))
             _step(program, *kept[-1])
+    if any(r.settings.native for r in _recordings(program)):
+        native.wait()
 
 
 def _runs(program: Program, fresh: bool) -> int:
-    found = [c.recordings for c in program.backend.captured]
-    if not any(isinstance(r, Recordings) and r.reason is None for r in found):
-        return RUNS
-    return WARM + 1 + (OFTEN if fresh else 0)
+    recorded = any(r.reason is None for r in _recordings(program))
+    return WARM + 1 + (OFTEN if fresh else 0) if recorded else RUNS
+
+
+def _recordings(program: Program) -> list[Recordings]:
+    return [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
 
 
 def _step(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
