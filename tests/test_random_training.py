@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv
 
 import gnncompile
+from gnncompile.runtime import native
 from tests.randomly import examples
 from tests.tape import tapes
 
@@ -43,6 +45,7 @@ BETWEEN: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def recording() -> Iterator[None]:
+    assert not native.wait()
     with tapes():
         yield
     torch._dynamo.reset()
@@ -211,7 +214,10 @@ CHANGES = tuple(name for name in dir(Side) if name.startswith("change_"))
 STEPS = 3
 """At least so many between two changes, so that something is recorded."""
 
-WAYS = ("plain", "plain", "gradients add up", "two forwards", "another forward before", "in a chain", "asked")
+WAYS = (
+    *("plain", "plain", "gradients add up", "two forwards", "another forward before", "in a chain", "asked"),
+    *("some by name", "weights in the loss", "in a thread"),
+)
 
 loops = st.fixed_dictionaries(
     {
@@ -264,9 +270,7 @@ def test_a_plain_loop(loop: dict[str, Any]) -> None:
 def one_step(side: Side, model: nn.Module) -> list[Any]:
     """A step in one of the ways in which users write it."""
     x, edge_index, target = side.graphs[0]
-    way = side.choice(
-        ["plain", "plain", "gradients add up", "two forwards", "another forward before", "in a chain", "asked"]
-    )
+    way = side.choice(WAYS)
     if way != "gradients add up":
         side.optimizer.zero_grad()
     out = model(x, edge_index)
@@ -277,10 +281,18 @@ def one_step(side: Side, model: nn.Module) -> list[Any]:
         model(2 * x, edge_index)
     if way == "in a chain":
         loss = loss + model(x + out.mean(1, keepdim=True) / 10, edge_index).square().mean()
+    if way == "weights in the loss":
+        loss = loss + sum(p.square().sum() for p in side.net.parameters()) / 10
+    trained = [p for p in side.net.parameters() if p.requires_grad]
     if way == "asked":
-        trained = [p for p in side.net.parameters() if p.requires_grad]
         for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
             parameter.grad = gradient
+    elif way == "some by name":
+        loss.backward(inputs=trained[: 1 + side.randrange(len(trained))])
+    elif way == "in a thread":
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
     else:
         loss.backward()
     side.optimizer.step()
