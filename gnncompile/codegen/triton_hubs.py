@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen import triton_softmax
+from gnncompile.codegen import triton_softmax, triton_ties
 from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
 from gnncompile.codegen.triton_text import masked
 from gnncompile.codegen.triton_writer import START, Writer
@@ -64,6 +64,11 @@ class HubWriter(Writer):
                 triton_softmax.merge(self, i, self._load_partial(i, 'float("-inf")'), sums)
             elif i in self.plan.weighed:
                 self._combine(i, f"{self._load_partial(i, '0.0')} * weight{self.plan.weighed[i].softmax}")
+            elif i in self.plan.counted:
+                triton_ties.merge(self, i, self._load_partial(i, "0.0"))
+            elif i in self.plan.counted.values():
+                self.line(f"piece{i} = {self._load_partial(i, START[node.op])}")
+                self._combine(i, f"piece{i}")
             else:
                 self._combine(i, self._load_partial(i, START[node.op]))
         self.indent -= 1

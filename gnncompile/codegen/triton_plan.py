@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gnncompile.codegen.triton_ties import counted
 from gnncompile.codegen.triton_weighed import Weighed, weighed
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
@@ -54,6 +55,9 @@ so that the same numbers are added in the same order everywhere."""
 SHARE = 8
 """Fewest steps of such a program, as long as there are not too many of them."""
 
+COUNTED_EDGES = 8
+"""Edges of a row that a program of several rows asks for at a time, where it counts ties."""
+
 WIDE = 64
 """From this width on, reductions combine the edges of each step at once."""
 
@@ -78,7 +82,24 @@ def power_of_two(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Together:
+    """What is found in the pass of something else.
+
+    Attributes:
+        weighed: The sums that are added up in the pass of the softmax that weighs them.
+        counted: The ties that are counted in the pass of their extremum, and that extremum.
+    """
+
+    weighed: dict[int, Weighed]
+    counted: dict[int, int]
+
+    def first(self, i: int) -> int | None:
+        """The softmax or the extremum in whose pass an operation is done as well."""
+        return self.weighed[i].softmax if i in self.weighed else self.counted.get(i)
+
+
+@dataclass(frozen=True)
+class Schedule(Together):
     """In which pass over the edges each value is computed.
 
     A row-wise value with ``need[i] == k`` must be ready before pass ``k``, so a reduction finishes in pass ``k - 1``
@@ -89,12 +110,10 @@ class Schedule:
     Attributes:
         passes: Number of passes over the edges of a row; 0 in a region without edges.
         need: From node position to pass, for the nodes that the outputs need.
-        weighed: The sums that are added up in the pass of the softmax that weighs them.
     """
 
     passes: int
     need: dict[int, int]
-    weighed: dict[int, Weighed]
 
     def finished_in(self, step: int) -> list[int]:
         """Positions of all nodes with ``need == step + 1``."""
@@ -107,14 +126,16 @@ def schedule(region: Region) -> Schedule:
     Raises:
         Unsupported: The region has a value that the Triton generator can't express, or needs too many passes.
     """
-    together = weighed(region)
+    together = Together(weighed(region), counted(region))
     ready: list[int] = []  # number of passes behind which a value can be had
     for i, node in enumerate(region.nodes):
         _check(region, node)
-        if i in together and any(ready[a] >= ready[together[i].softmax] for a in together[i].factors):
-            del together[i]  # another pass comes first
+        one = together.weighed.get(i)
+        if one is not None and any(ready[a] >= ready[one.softmax] for a in one.factors):
+            del together.weighed[i]  # another pass comes first
         before = max((ready[a] for a in reads(region, together, i)), default=0)
-        behind_one_more = ready[together[i].softmax] if i in together else before + 1
+        first = together.first(i)
+        behind_one_more = before + 1 if first is None else ready[first]
         ready.append(behind_one_more if node.op in ENDS else before)
     wanted = behind(region.nodes, (o.node for o in region.outputs))
     passes = max((ready[i] for i in wanted), default=0)
@@ -126,25 +147,26 @@ def schedule(region: Region) -> Schedule:
             passes = max(passes, ready[out.node] + 1)
     if passes > MAX_PASSES:
         raise Unsupported(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
-    return Schedule(passes, _needs(region, together, passes), together)
+    return Schedule(together.weighed, together.counted, passes, _needs(region, together, passes))
 
 
-def _needs(region: Region, together: dict[int, Weighed], passes: int) -> dict[int, int]:
+def _needs(region: Region, together: Together, passes: int) -> dict[int, int]:
     """Before which pass each value must be ready (see :class:`Schedule`)."""
     need: dict[int, int] = {}
     for out in region.outputs:
         last = passes - 1 if region.per_edge(out) else passes
         need[out.node] = min(need.get(out.node, last), last)
     before: dict[int, int] = {}
-    while need != before:  # a softmax and what it weighs are needed as soon as one of them is
+    while need != before:  # what shares a pass is needed as soon as one of it is
         before = dict(need)
         for i in reversed(range(len(region.nodes))):
             if i in need:
                 k = need[i] - 1 if region.nodes[i].op in ENDS else need[i]
                 _lower(need, reads(region, together, i), k)
-                if i in together:
-                    _lower(need, (together[i].softmax,), need[i])
-                    _lower(need, (i,), need[together[i].softmax])
+                first = together.first(i)
+                if first is not None:
+                    _lower(need, (first,), need[i])
+                    _lower(need, (i,), need[first])
     return need
 
 
@@ -159,7 +181,7 @@ def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
     found = []
     for step in range(plan.passes):
         ends = [i for i in plan.finished_in(step) if region.nodes[i].op in ENDS]
-        todo = [a for i in ends for a in reads(region, plan.weighed, i)]
+        todo = [a for i in ends for a in reads(region, plan, i)]
         if step == plan.passes - 1:
             todo += [o.node for o in region.outputs if region.per_edge(o)]
         seen: set[int] = set()
@@ -173,17 +195,18 @@ def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
 
 
 ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
-"""Operations that end a pass over the edges. Ties are counted in the pass behind that of their extremum: its rows are
-in the caches by then, and to count in the same pass takes longer (SAGE with max, 128 channels: 2.31 ms a step, not
-2.14)."""
+"""Operations that end a pass over the edges."""
 
 
-def reads(region: Region, together: dict[int, Weighed], i: int) -> tuple[int, ...]:
-    """The values that an operation needs; what a softmax weighs does not need it, but is added up with it."""
-    if i in together:
-        return together[i].factors
-    node = region.nodes[i]
-    return (*node.args, *region.nodes[node.args[0]].args) if node.op == "ties" else node.args
+def reads(region: Region, together: Together, i: int) -> tuple[int, ...]:
+    """The values that an operation needs, not among them what is found in the same pass."""
+    if i in together.weighed:
+        return together.weighed[i].factors
+    args = region.nodes[i].args
+    if region.nodes[i].op != "ties":
+        return args
+    edges = region.nodes[args[0]].args
+    return edges if i in together.counted else (*args, *edges)
 
 
 def shares_maximum(region: Region, plan: Schedule, softmax: int) -> bool:
@@ -209,6 +232,8 @@ class Tile:
         channels: Channels per program; a second grid axis walks the rest of a wider row.
         num_warps: Warps per program.
         stages: In how many steps before it is needed Triton asks for the rows of a step, plus one.
+        steps: Steps that are written one behind the other, so that their rows are asked for together; 1 unless a
+            program walks several rows. Where it is 1, ptxas does so itself with a loop that is short enough.
     """
 
     rows: int
@@ -216,6 +241,7 @@ class Tile:
     channels: int
     num_warps: int
     stages: int = 1
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -289,8 +315,20 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
         return Tile(1, max(num_warps * SUMMED // width, 1), channels, num_warps)
     rows = _rows(region, plan, width)
     elements, stages = _elements(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
-    edges = min(num_warps * elements // (rows * width), MOST_EDGES // 8)
-    return Tile(rows, max(edges, 1), channels, num_warps, stages)
+    edges = max(min(num_warps * elements // (rows * width), MOST_EDGES // 8), 1)
+    return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges))
+
+
+def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
+    """Steps that are written one behind the other.
+
+    ptxas does so with four steps of a short loop, as those are that add rows up, or that find a maximum. To count its
+    ties as well makes a loop too long for it, so that one row would be asked for at a time.
+    """
+    long = region.softmaxes or _wide_streams(region, plan) > 1 or _arithmetic(region, plan) > HEAVY
+    if rows == 1 or long or not plan.counted:
+        return 1
+    return min(max(COUNTED_EDGES // edges, 1), 4)
 
 
 def _rows(region: Region, plan: Schedule, width: int) -> int:
@@ -419,18 +457,22 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
 
     A piece fills its steps, which most rows are too short for, so it takes more edges at once: the pieces of a sum of
     128 channels take 23 us with 32 edges, 30 with 16. Where several wide values per edge are read or written, fewer, so
-    that ptxas spills nothing; where arithmetic takes longest, no more.
+    that ptxas spills nothing; where arithmetic takes longest, no more. A step whose ties are counted stays in registers
+    as a whole until its maximum is known: 32 edges of 128 channels take 190, 16 take 100.
     """
     if plan.passes == 0:
         return None
-    tile = replace(tile, rows=1)
+    tile = replace(tile, rows=1, steps=1)
     if _arithmetic(region, plan) > HEAVY or weights(region) > WEIGHTS:
         return tile
     width = power_of_two(region.grid[0]) * tile.channels
     elements = tile.num_warps * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
-    if width > WIDE and _light(region, plan):
+    if width > WIDE and _light(region, plan) and not plan.counted:
         elements *= 2
-    if any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
+    lanes = [i for i in plan.counted if _in_wide_lanes(region, region.nodes[i])]
+    if lanes:  # the largest accumulators, two of each
+        elements //= 2 * power_of_two(len(lanes))
+    elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
     return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
 
@@ -458,7 +500,11 @@ def _wide_streams(region: Region, plan: Schedule) -> int:
 
 def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
     """Whether a pass keeps an accumulator about as large as its tile in registers."""
-    width = region.grid[0] * region.grid[1]
     nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
-    lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS) and not every_step(n)]
-    return any(4 * n.shape[0] * n.shape[1] >= width for n in lanes) and width >= WIDE // 2
+    lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS)]
+    return any(_in_wide_lanes(region, n) for n in lanes) and region.grid[0] * region.grid[1] >= WIDE // 2
+
+
+def _in_wide_lanes(region: Region, node: Node) -> bool:
+    """Whether the lanes of a reduction meet behind the loop and take about as much as a value of the region's width."""
+    return not every_step(node) and 4 * node.shape[0] * node.shape[1] >= region.grid[0] * region.grid[1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from gnncompile.codegen import triton_bits, triton_layers, triton_softmax
+from gnncompile.codegen import triton_bits, triton_layers, triton_softmax, triton_ties
 from gnncompile.codegen.triton_plan import (
     ENDS,
     WHOLE,
@@ -123,9 +123,10 @@ class Writer:
     def _header(self) -> list[str]:
         """What the kernel computes, as comments; ``5`` in names of the kernel is ``%5`` here."""
         tile = self.tile
+        at_once = f" ({tile.steps} steps at once)" if tile.steps > 1 else ""
         lines = [
-            f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step, "
-            f"{self.plan.passes} pass(es) over the edges of a row; walks {self._walked()}.",
+            f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step"
+            f"{at_once}, {self.plan.passes} pass(es) over the edges of a row; walks {self._walked()}.",
         ]
         for i, n in enumerate(self.region.nodes):
             what = f"t{n.value}: {n.dtype}" if n.op == "input" else ", ".join(f"%{a}" for a in n.args)
@@ -253,7 +254,7 @@ class Writer:
         targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
-        roots = [a for i in targets for a in reads(self.region, self.plan.weighed, i)] + [o.node for _, o in stores]
+        roots = [a for i in targets for a in reads(self.region, self.plan, i)] + [o.node for _, o in stores]
         needed = self._edge_closure(roots)
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in targets:
@@ -266,15 +267,19 @@ class Writer:
             self._accumulate(i)
         for k, out in stores:
             self._store(k, out)
-        self.names = outside
-        self.indent -= 1
+        self.names, self.indent = outside, 1
 
     def _open_loop(self, needed: list[int], stores: bool) -> None:
         edges = self.tile.edges
         if self.tile.rows > 1:
-            self.line(f"for start in range(0, longest, {edges}):")
+            at_once, first = edges * self.tile.steps, "begin + start"
+            self.line(f"for start in range(0, longest, {at_once}):")
             self.indent += 1
-            self.line("position = (begin + start)[:, None] + lane[None, :]")
+            if at_once > edges:
+                self.line(f"for further in tl.static_range(0, {at_once}, {edges}):")
+                self.indent += 1
+                first += " + further"
+            self.line(f"position = ({first})[:, None] + lane[None, :]")
             self.line("inside = position < end[:, None]")
         else:
             staged = f", num_stages={self.tile.stages}" if self.tile.stages > 1 else ""
@@ -349,6 +354,8 @@ class Writer:
             softmax, factors = self.plan.weighed[i]
             product = " * ".join([f"weight{softmax}", *map(self.operand, factors)])
             self._combine(i, f"tl.where(alive, {product}, 0.0)")
+        elif i in self.plan.counted:
+            triton_ties.accumulate(self, i)
         else:
             self._accumulate_alone(i)
 
@@ -367,15 +374,21 @@ class Writer:
 
     def _combine(self, i: int, masked: str) -> None:
         """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
-        node = self.region.nodes[i]
-        combine = COMBINE.get(node.op, "")
-        masked = self.over_edges(masked, node.shape, combine) if every_step(node) else masked
+        combine = COMBINE.get(self.region.nodes[i].op, "")
+        masked = self.over_lanes(i, masked)
         if combine:
+            if i in self.plan.counted.values():
+                self.line(f"before{i} = acc{i}")
             self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {PROPAGATE})")
         elif i in self.plan.weighed:
             self.line(f"acc{i} = acc{i} * keep{self.plan.weighed[i].softmax} + {masked}")
         else:
             self.line(f"acc{i} += {masked}")
+
+    def over_lanes(self, i: int, text: str) -> str:
+        """Reduces a tile over its edge axis, as its accumulator is."""
+        node = self.region.nodes[i]
+        return self.over_edges(text, node.shape, COMBINE.get(node.op, "")) if every_step(node) else text
 
     def over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""
@@ -403,10 +416,16 @@ class Writer:
         node = self.region.nodes[i]
         if every_step(node):
             return f"acc{i}"
+        if i in self.plan.counted:
+            return triton_ties.join_lanes(self, i)
         lanes = f"acc{i}"
         if i in self.plan.weighed and not shares_maximum(self.region, self.plan, self.plan.weighed[i].softmax):
             lanes += f" * share{self.plan.weighed[i].softmax}"
-        return self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
+        total = self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
+        if i in self.plan.counted.values():
+            self.line(f"top{i} = {total}")
+            return f"top{i}"
+        return total
 
     # -- values ---------------------------------------------------------------------------------------------------
 
