@@ -213,10 +213,13 @@ def test_gradients_of_threads_are_added(device: str) -> None:
 REFUSED = {
     "create_graph": lambda loss, p: torch.autograd.grad(loss, p, create_graph=True),
     "batch": lambda loss, p: torch.autograd.grad(loss, p, torch.ones(3).to(loss), is_grads_batched=True),
+    "vmap": lambda loss, p: torch.func.vmap(lambda v: torch.autograd.grad(loss, p, v))(torch.ones(3).to(loss)),
 }
 
 
-@pytest.mark.parametrize(("kind", "says"), [("create_graph", "double_backward"), ("batch", "a batch of gradients")])
+@pytest.mark.parametrize(
+    ("kind", "says"), [("create_graph", "double_backward"), ("batch", "a batch of"), ("vmap", "a batch of")]
+)
 def test_what_python_refuses(device: str, kind: str, says: str) -> None:
     eager, model, inputs = recorded(device)
     with pytest.raises(RuntimeError, match=says):

@@ -98,7 +98,7 @@ def run_uncompiled(fn: Callable[..., Any]) -> None:
 
 def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
     """What stands for the compiled form of a function whose guards hold for these arguments; None if there is none."""
-    found = _valid_entry(fn, arguments)
+    found = _valid_entry(fn, {**arguments, **_cells(fn)})
     return None if found is None else found.guard_manager
 
 
@@ -117,14 +117,14 @@ class CompiledForms:
     """
 
     def __init__(self, fn: types.FunctionType) -> None:
-        self.fn = fn
+        self.fn, self._cells = fn, _cells(fn)
         self.known: dict[int, types.FunctionType] = {}  # by the address of its code: to hash that takes longer
 
     def find(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
         """The form for these arguments; None where there is none, or where torch has more to do than to call it."""
         if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
             return None
-        found = _valid_entry(self.fn, arguments)
+        found = _valid_entry(self.fn, {**arguments, **self._cells})
         if found is None:
             return None
         code = found.code
@@ -178,9 +178,12 @@ def _plain_utils() -> types.SimpleNamespace:
     return types.SimpleNamespace(**{name: _plain(utils[name]) for name in utils if not name.startswith("__")})
 
 
-def _valid_entry(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
-    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    frame = {**arguments, **{name: cell.cell_contents for name, cell in cells}}
+def _cells(fn: types.FunctionType) -> dict[str, Any]:
+    """What a function refers to of those around it; these are done, and change nothing any more."""
+    return {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)}
+
+
+def _valid_entry(fn: types.FunctionType, frame: dict[str, Any]) -> Any:
     entries: list[Any] = _debug_get_cache_entry_list(fn.__code__)
     # Whose user says so (torch.compiler.set_stance) wants only the guards that tell captures from each other.
     few = eval_frame._stance.skip_guard_eval_unsafe

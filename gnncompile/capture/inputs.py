@@ -225,12 +225,16 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
 
 def minibatch_in(*values: Any) -> Bucketed | None:
     """The padded mini-batch that one of the tensors of a call belongs to."""
-    found: list[Any] = []
-    leaves(values, found)
-    for value in found:
-        what = attached(value) if isinstance(value, Tensor) else None
-        if what is not None and what.batch is not None:
-            return what.batch
+    for value in values:
+        if isinstance(value, Tensor):
+            what = attached(value)
+            found = None if what is None else what.batch
+        elif isinstance(value, _IN_A_ROW):
+            found = minibatch_in(*value)
+        else:
+            found = minibatch_in(*value.values()) if isinstance(value, dict) else None
+        if found is not None:
+            return found
     return None
 
 

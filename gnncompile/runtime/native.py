@@ -56,6 +56,11 @@ def module() -> ModuleType | None:
     return _build.module
 
 
+def begun() -> bool:
+    """Whether it was asked for."""
+    return _build.thread is not None
+
+
 def wait() -> str:
     """Waits for it. Returns why it is not there, or nothing."""
     prepare()

@@ -4,10 +4,10 @@
 // small graph a step takes as long as its host: a replay by this code costs a third of one by Python, and gradients of
 // parameters are put where autograd would put them one by one.
 
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -152,7 +152,8 @@ void call(const py::object& function, Args... args) {
 
 // Whether there may be more to a cotangent than its numbers, or more asked for than gradients: Python knows.
 bool is_unusual(const variable_list& cotangents) {
-  if (at::GradMode::is_enabled() || at::functorch::functorchTLSAccessor() != nullptr) return true;
+  const bool transformed = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  if (at::GradMode::is_enabled() || transformed) return true;
   for (const Tensor& given : cotangents)
     if (given.defined() && (given.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched,
                                                                          c10::DispatchKey::FuncTorchBatched})) ||
