@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GCNConv
 
 import gnncompile
-from gnncompile.runtime import backward_thread
+from gnncompile.runtime import backward_thread, native
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 WAYS = {"default": {}, "op by op": {"inductor": False}, "twice": {"double_backward": True}}
@@ -126,6 +126,24 @@ def test_on_a_cpu():
     out = _run(_model())
     assert is_multithreading_enabled()
     out.sum().backward()
+
+
+@pytest.mark.usefixtures("as_on_gpu")
+def test_what_began_before_the_code_in_cpp_was_there(monkeypatch: pytest.MonkeyPatch):
+    """What Python has turned off, and could not turn on again, that code does."""
+    assert not native.wait()
+    model = _model()
+    with monkeypatch.context() as before:
+        before.setattr(native, "module", lambda: None)
+        kept = [_run(model)]
+        thread = threading.Thread(target=kept.clear)
+        thread.start()
+        thread.join()
+    assert not is_multithreading_enabled()
+    out = _run(model)
+    assert not is_multithreading_enabled()
+    del out
+    assert is_multithreading_enabled()
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class _Thread:
         if self.ours and here and not self.waiting:
             torch.autograd.set_multithreading_enabled(True)
             self.ours = False
+
+    def hand_over(self, module: ModuleType) -> None:
+        """From now on the code in C++ counts, and turns on what was turned off here."""
+        if self.ours:
+            self.ours = False
+            module.Awaited.take_over()
 
 
 class _Local(threading.local):
@@ -86,8 +93,15 @@ def await_backward(made: Iterable[Any]) -> None:
         if node is not None and has_thread(one):
             if not _compat.in_backward():
                 module = native.module()  # what recordings count is counted there
+                if module is not None:
+                    hand_over(module)
                 node.metadata[_KEY] = _Awaited(_local.thread) if module is None else module.Awaited()
             return
+
+
+def hand_over(module: ModuleType) -> None:
+    """Leaves it to the code in C++ to count, in this thread."""
+    _local.thread.hand_over(module)
 
 
 def has_thread(tensor: Tensor) -> bool:

@@ -50,6 +50,7 @@ class CudaGraphs:
             _garbage_left_alone(),
             torch.cuda.stream(self._stream),
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
+            torch.autograd.set_multithreading_enabled(False),  # what is captured is the work of one thread
         ):
             made = work()
         return graph.replay, made

@@ -140,10 +140,9 @@ class Recording:
 
     def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:
         self._cotangents = [torch.empty_like(m) for m in made]
-        with torch.autograd.set_multithreading_enabled(False):  # what is captured is the work of one thread
-            self._backward, self._gradients = record(
-                lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
-            )
+        self._backward, self._gradients = record(
+            lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
+        )
 
     def _saved_inputs(self, made: list[Tensor], args: Sequence[Any]) -> list[int]:
         """Positions of the inputs that the backward reads where the caller has them: to be kept as they are."""
@@ -228,6 +227,7 @@ class Recording:
 
     def _to_cpp(self, module: ModuleType) -> Callable[..., tuple[Tensor, ...]]:
         made = [m for m in self._made if isinstance(m, Tensor)]
+        backward_thread.hand_over(module)
         return module.Recording(  # type: ignore[no-any-return]
             made=made,
             differentiable=self.differentiable,

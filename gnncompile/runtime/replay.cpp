@@ -172,6 +172,9 @@ class Awaited {
     state.set_multithreading_enabled(false);
     thread_->ours = true;
   }
+  // Python's side, which counted until this was built, has turned them off in this thread.
+  static void take_over() { local()->ours = true; }
+
   Awaited(const Awaited&) = delete;
   Awaited& operator=(const Awaited&) = delete;
 
@@ -333,7 +336,7 @@ py::tuple replay(const std::shared_ptr<Recording>& recording, const py::object& 
 
 PYBIND11_MODULE(gnncompile_replay, module) {
   using py::arg;
-  py::class_<Awaited>(module, "Awaited").def(py::init<>());
+  py::class_<Awaited>(module, "Awaited").def(py::init<>()).def_static("take_over", &Awaited::take_over);
   py::class_<Inputs>(module, "Inputs")
       .def(py::init<py::handle, const std::vector<std::size_t>&, const std::vector<std::size_t>&>())
       .def("fit", &Inputs::fit);
