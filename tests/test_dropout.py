@@ -13,7 +13,7 @@ from torch_geometric.utils import softmax
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile.codegen.cpp_kernel import CppKernel
-from gnncompile.codegen.triton_plan import Tile
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.ir import philox, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.printer import summary, to_text

@@ -21,7 +21,7 @@ from torch_geometric.nn import BatchNorm, EdgeConv, GATv2Conv, GCNConv, GINConv,
 from torch_geometric.nn.models import GAT
 
 import gnncompile
-from gnncompile.codegen import cpp_plan, triton_plan
+from gnncompile.codegen import cpp_plan, triton_plan, triton_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.passes.context import Skip
@@ -278,7 +278,7 @@ def test_loops_of_generated_kernels():
     triton_source = pytest.importorskip("gnncompile.codegen.triton_source")
     region = attention()
     plan = triton_plan.schedule(region)
-    text = triton_source.source(region, triton_plan.choose_tile(region, plan), triton_plan.Part("all"))
+    text = triton_source.source(region, triton_tile.choose_tile(region, plan), triton_plan.Part("all"))
     passes = text.split("over the edges\n")[1:]
     assert len(passes) == plan.passes == len(triton_plan.gathered(region))
     for one, read in zip(passes, triton_plan.gathered(region), strict=True):

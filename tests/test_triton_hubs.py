@@ -10,9 +10,10 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_plan
+from gnncompile.codegen import triton_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import Tile, choose_tile, hub_tile, schedule
+from gnncompile.codegen.triton_plan import schedule
+from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Output, Region
@@ -69,7 +70,7 @@ def test_hubs(
     region = case(D, "float32", 2, 7)
     tile = replace(choose_tile(region, schedule(region)), rows=rows)
     if several_steps:
-        monkeypatch.setattr(triton_plan, "MOST_EDGES", 1)
+        monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
         tile = replace(tile, edges=1)
     check(region, MIXED, device, tile=tile)
 
@@ -77,9 +78,17 @@ def test_hubs(
 @pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
 def test_wide_hubs(case: Case, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide rows, some of them split by channels; feature axes that are no powers of two."""
-    monkeypatch.setattr(triton_plan, "SPLIT_WIDTH", 32)
+    monkeypatch.setattr(triton_tile, "SPLIT_WIDTH", 32)
     check(case(D, "float32", 1, 70), MIXED, device)
     check(case(S, "float32", 4, 16), MIXED, device)
+
+
+@pytest.mark.parametrize("case", [dot_attention, attention_gradient])
+def test_hubs_whose_heads_are_shared(case: Case, device: str, small_hubs: None) -> None:
+    """Programs that each have some heads of a row put together the pieces of these alone."""
+    region = case(D, "float32", 5, 100)
+    assert choose_tile(region, schedule(region)).heads == 2
+    check(region, MIXED, device)
 
 
 @pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, edge_values])

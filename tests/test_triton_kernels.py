@@ -10,7 +10,8 @@ import torch
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import choose_tile, schedule
+from gnncompile.codegen.triton_plan import schedule
+from gnncompile.codegen.triton_tile import choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output
 from gnncompile.ir.residuals import with_residuals
@@ -99,6 +100,16 @@ def test_channels_over_a_second_grid_axis(device: str) -> None:
     assert choose_tile(region, schedule(region)).channels == 256
     check(region, MIXED, device)
     check(edge_relu(D, "float32", 1, 1100), MIXED, device)
+
+
+@pytest.mark.parametrize("case", [dot_attention, attention_gradient])
+def test_heads_over_a_second_grid_axis(case: Case, device: str) -> None:
+    """Five heads of 100 channels, two of them in a program: the last one has one. Narrow results beside wide ones."""
+    region = case(D, "float32", 5, 100)
+    tile = choose_tile(region, schedule(region))
+    assert (tile.heads, tile.across(region.grid), tile.num_warps) == (2, 3, 1)
+    for g in GRAPHS.values():
+        check(region, g, device)
 
 
 def test_rows_of_two_widths_over_a_second_grid_axis(device: str) -> None:

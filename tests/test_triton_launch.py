@@ -162,7 +162,7 @@ def test_unsupported() -> None:
     with pytest.raises(Unsupported, match="passes"):
         TritonKernel(b.finish([Output(value, "float32", (1,))]))
     with pytest.raises(Unsupported, match="elements"):
-        TritonKernel(dot_attention(D, "float32", 3, 5000))
+        TritonKernel(dot_attention(D, "float32", 3, 9000))
     opposite = Region(D, (Node("input", (), S, (1, 1), "float32", 0),), (Output(0, "float32", (1,)),))
     with pytest.raises(Unsupported, match="other end"):
         TritonKernel(opposite)

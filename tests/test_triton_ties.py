@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_plan
+from gnncompile.codegen import triton_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import Tile, choose_tile, gathered, hub_tile, schedule
+from gnncompile.codegen.triton_plan import gathered, schedule
+from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, BOOL, Output, Region
@@ -194,13 +195,13 @@ def test_hubs(
 ) -> None:
     """Pieces of two edges, which take one step or two, as putting them together does or takes more."""
     monkeypatch.setattr(runtime_layout, "HUB", 2)
-    monkeypatch.setattr(triton_plan, "MOST_EDGES", most_edges)
+    monkeypatch.setattr(triton_tile, "MOST_EDGES", most_edges)
     region = case(D, "float32", 1, channels)
     check(region, TIED, device, replace(choose_tile(region, schedule(region)), edges=1))
 
 
 def test_rows_that_are_split_by_channels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_plan, "SPLIT_WIDTH", 32)
+    monkeypatch.setattr(triton_tile, "SPLIT_WIDTH", 32)
     monkeypatch.setattr(runtime_layout, "HUB", 5)
     region = principal(D, "float32", 1, 70)
     assert choose_tile(region, schedule(region)).channels == 32

@@ -178,6 +178,12 @@ def _attended_layer(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", b.op("add", k, e), alpha)), F64, (6,))]
 
 
+def _attended_features(b: Builder) -> list[Output]:
+    q, k, e = b.input(0, D, (2, 9), F64), b.input(1, S, (2, 9), F64), b.input(2, E, (2, 9), F64)
+    alpha = b.softmax(b.sum_axis(b.op("mul", q, b.op("add", k, e)), 1))
+    return [Output(b.reduce("sum", b.op("mul", b.op("add", k, e), alpha)), F64, (2, 9))]
+
+
 def _features_twice(b: Builder) -> list[Output]:
     x, e, w = b.input(0, S, (1, 3), F64), b.input(1, E, (1, 3), F64), b.input(2, Space.FEATURE, (1, 3), F64)
     product = b.op("mul", b.linear(e, w), b.op("add", x, e))
@@ -203,6 +209,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "gine": (_gine, [(C, 3), (K, 2), (2, 3)]),
     "biased gine": (_biased_gine, [(C, 3), (K, 2), (2, 3), (3,)]),
     "attention with a layer": (_attended_layer, [(R, 2, 3), (C, 2, 3), (K, 4), (4, 6)]),
+    "attention with features": (_attended_features, [(R, 2, 9), (C, 2, 9), (K, 2, 9)]),
     "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
 }
 REGIONS = {name: region_of(outputs) for name, (outputs, _) in CASES.items()}
@@ -355,6 +362,14 @@ def test_a_gradient_per_edge_is_handed_over():
     stages = vjp(region, (True,) * 4, (True, False, False)).stages
     assert [gathered(s.region) for s in stages if s.region.walks_edges] == [6 + 4 * 2, 0]
     assert any(o.kind == "temporary" for o in stages[-1].operands)
+
+
+def test_wide_features_of_edges_are_read_once():
+    """The walk over the region's own rows goes first, and hands over a weight and the gradient of a logit per head."""
+    stages = plan_of("attention with features").stages
+    assert [s.region.by for s in stages if s.region.walks_edges] == [D, S]
+    ours, theirs = ([n.shape for n in s.region.inputs if n.space is E] for s in stages if s.region.walks_edges)
+    assert ours == [(2, 9)] and theirs == [(2, 1), (2, 1)]
 
 
 def test_several_sums_weighed_by_one_softmax_need_no_walk_for_its_dot_product():

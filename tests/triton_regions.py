@@ -16,7 +16,8 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
 
-from gnncompile.codegen.triton_plan import Tile, choose_tile, schedule
+from gnncompile.codegen.triton_plan import schedule
+from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gnncompile.codegen.triton_plan import power_of_two
+from gnncompile.codegen.triton_tile import power_of_two
 from gnncompile.errors import Unsupported
 from gnncompile.ir.bits import PER_WORD, packable, words
 from gnncompile.ir.region import Node

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gnncompile.codegen import triton_softmax, triton_ties
-from gnncompile.codegen.triton_plan import Part, Schedule, Tile, partials
+from gnncompile.codegen.triton_plan import Part, Schedule, partials
 from gnncompile.codegen.triton_text import masked
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.codegen.triton_writer import START, Writer
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout

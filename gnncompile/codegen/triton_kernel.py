@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
-from gnncompile.codegen.triton_plan import (
-    PROGRAMS,
-    SHARE,
-    Part,
-    Tile,
-    choose_tile,
-    gathered,
-    hub_tile,
-    joining_tile,
-    partials,
-    schedule,
-)
+from gnncompile.codegen.triton_plan import Part, gathered, partials, schedule
+from gnncompile.codegen.triton_tile import PROGRAMS, SHARE, Tile, choose_tile, hub_tile, joining_tile
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
 from gnncompile.ir.reference import Layout

@@ -1,62 +1,19 @@
-"""How a Triton kernel walks a region: how often the edges of a row are passed over, and how large a tile is."""
+"""How a Triton kernel walks a region: how often it passes over the edges of a row, and what hubs leave to others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gnncompile.codegen.triton_ties import counted
 from gnncompile.codegen.triton_weighed import Weighed, weighed
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
+from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """More passes over the edges than this cost more than separate regions."""
-
-MAX_EDGE = 8192
-"""Largest number of elements (padded to powers of two) that one edge may take in a tile."""
-
-ELEMENTS = 2048
-"""Elements of a tile per warp, where no accumulator is as large as the tile."""
-
-JOINING_WARPS = 8
-"""Warps of a program that puts the pieces of a hub together."""
-
-MOST_EDGES = 128
-"""Most edges per step of a row."""
-
-SPLIT_WIDTH = 1024
-"""A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
-
-HEAVY = 48
-"""Instructions per element and edge from which on arithmetic takes longer than reading rows."""
-
-SUMMED = 256
-"""Elements of a tile per warp, where it is summed over all edges."""
-
-WEIGHTS = 512
-"""Most weights of linear layers that a warp keeps in registers. More are read again for every step, from the L1 cache:
-a sum of relu(x + linear(e)), 128 channels and 16 features, takes 473 us with 70 registers a thread, 630 to 870 with 95
-to 130."""
-
-SUMS = 2048
-"""Sums of gradients of weights that a warp keeps in registers, if there are further warps for the rest."""
-
-SHARED = 128
-"""Elements of an edge that a warp takes. Where further warps take other edges, all wait for each other to add up each
-of the sums: 17 features of 128 channels took two warps 7.0 ms, 16 take one warp 0.58 (H200, 2.3M edges)."""
-
-PROGRAMS = 2048
-"""Programs that share the edges of a sum over all of them: about as many as a large GPU runs at a time. Always as many,
-so that the same numbers are added in the same order everywhere."""
-
-SHARE = 8
-"""Fewest steps of such a program, as long as there are not too many of them."""
-
-COUNTED_EDGES = 8
-"""Edges of a row that a program of several rows asks for at a time, where it counts ties."""
 
 WIDE = 64
 """From this width on, reductions combine the edges of each step at once."""
@@ -74,11 +31,6 @@ def every_step(node: Node) -> bool:
     registers; a narrow one spreads them over the edges. A softmax follows the sums that it weighs.
     """
     return node.op in (*REDUCTIONS, "ties", "outer") and node.shape[0] * node.shape[1] >= WIDE
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
@@ -223,28 +175,6 @@ def _check(region: Region, node: Node) -> None:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What one program computes at a time; all but `num_warps` are powers of two.
-
-    Attributes:
-        rows: Rows per program.
-        edges: Edges per step and row.
-        channels: Channels per program; a second grid axis walks the rest of a wider row.
-        num_warps: Warps per program.
-        stages: In how many steps before it is needed Triton asks for the rows of a step, plus one.
-        steps: Steps that are written one behind the other, so that their rows are asked for together; 1 unless a
-            program walks several rows. Where it is 1, ptxas does so itself with a loop that is short enough.
-    """
-
-    rows: int
-    edges: int
-    channels: int
-    num_warps: int
-    stages: int = 1
-    steps: int = 1
-
-
-@dataclass(frozen=True)
 class Part:
     """Which part of a region's work a kernel does.
 
@@ -281,230 +211,3 @@ def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
             copies = region.features(i) if node.op == "outer" else 2 if node.op == "softmax" else 1
             length += node.shape[0] * node.shape[1] * copies
     return offsets, length
-
-
-def _reduces_channels(node: Node) -> bool:
-    return node.op == "transposed" or (node.op in FEATURE_REDUCTIONS and node.op.endswith("channels"))
-
-
-def _needs_whole_rows(region: Region) -> bool:
-    """Whether channels are reduced."""
-    return any(map(_reduces_channels, region.nodes))
-
-
-def choose_tile(region: Region, plan: Schedule) -> Tile:
-    """A tile whose values and accumulators fit the registers of its warps.
-
-    Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
-
-    Raises:
-        Unsupported: One edge of one row is too wide for a tile.
-    """
-    heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
-    if heads * channels > SPLIT_WIDTH and not _needs_whole_rows(region):
-        channels = min(channels, max(SPLIT_WIDTH // heads, 1))
-    width = heads * channels
-    if width > MAX_EDGE:
-        raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
-    if plan.passes == 0:
-        rows = max(1024 // width, 1)
-        return Tile(rows, 1, channels, 8 if width > 4096 else 4)
-    num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
-    if region.sums_all:
-        num_warps = min(max(num_warps, power_of_two(-(-_sums(region) // SUMS))), max(width // SHARED, 1), 8)
-        return Tile(1, max(num_warps * SUMMED // width, 1), channels, num_warps)
-    rows = _rows(region, plan, width)
-    elements, stages = _elements(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
-    edges = max(min(num_warps * elements // (rows * width), MOST_EDGES // 8), 1)
-    return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges))
-
-
-def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
-    """Steps that are written one behind the other.
-
-    ptxas does so with four steps of a short loop, as those are that add rows up, or that find a maximum. To count its
-    ties as well makes a loop too long for it, so that one row would be asked for at a time.
-    """
-    long = region.softmaxes or _wide_streams(region, plan) > 1 or _arithmetic(region, plan) > HEAVY
-    if rows == 1 or long or not plan.counted:
-        return 1
-    return min(max(COUNTED_EDGES // edges, 1), 4)
-
-
-def _rows(region: Region, plan: Schedule, width: int) -> int:
-    """Rows per program.
-
-    A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
-    nanosecond. But all rows of a program wait for the one that has most edges.
-    """
-    if _light(region, plan):
-        words = width // 2 if any(n.dtype in ("float16", "bfloat16") for n in region.inputs) else width
-        return 8 if words <= 8 else 4 if words < WIDE else 2 if words == WIDE else 1
-    if width < WIDE:
-        return 8 if width <= 8 else 2
-    return 2 if width == WIDE and region.softmaxes and _dots_per_edge(region, plan) else 1
-
-
-def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
-    """Elements of a tile per warp, where a program walks several rows.
-
-    In microseconds on an H200 with 2.3M edges, by rows and edges of a step (in brackets: one row, 32 edges):
-
-    =================================  =========  =========  =========  =========  =========
-    width                              2x1        2x2        2x4        4x1        4x2
-    =================================  =========  =========  =========  =========  =========
-    16: GCN (106)                                 59         57         45         35
-    16: GAT, 4 heads (245)                        133        93         159        96
-    16: CGConv (531)                              189        189        225        221
-    32: GCN (119)                      74         63         71         59         70
-    32: GAT, 4 heads (439)             235        163        127        193        131
-    32: GATv2, 4 heads, last (614)     354        264        345        288        395
-    32: CGConv (1601)                  352        341        445        410        427
-    64: GCN (123)                      102        123        101        142        111
-    64: Transformer, 4 heads (435)     413        350        377        394        403
-    =================================  =========  =========  =========  =========  =========
-    """
-    if _arithmetic(region, plan) > HEAVY:
-        return ELEMENTS // 32
-    gathers_little = _wide_streams(region, plan) == 1 and not _dots_per_edge(region, plan)
-    if width <= 16 or _light(region, plan) or not (region.softmaxes or gathers_little):
-        return ELEMENTS // 16
-    return ELEMENTS // 8
-
-
-def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
-    """Elements of a tile per warp, and stages of the loop over edges.
-
-    More edges a step hide more latency, but the registers they take keep other rows off the chip, which hides more. In
-    microseconds on an H200, by the edges of a step (in brackets with two stages):
-
-    ====================================  ===========  ===========  ===========  ===========
-    128 channels, 2.3M edges              1            2            4            8
-    ====================================  ===========  ===========  ===========  ===========
-    mean of rows                          205 (308)    190 (239)    203 (210)    188 (225)
-    GAT, gradient by source               472 (680)    440 (612)    718 (627)    428 (519)
-    GEN (softmax per channel)             493 (527)    428 (456)    410 (483)    448 (549)
-    Transformer                                        535 (491)    (476)        (473)
-    GATv2                                 450 (477)    450 (385)    (335)        (401)
-    ResGated, two rows gathered           544 (571)    482 (481)    461 (463)    759 (591)
-    Transformer, gradient by source       619 (650)    813 (590)    765 (588)    1503 (564)
-    GATv2, gradient by destination        428 (472)    626 (395)    949 (344)    736 (406)
-    CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
-    ====================================  ===========  ===========  ===========  ===========
-    """
-    wide_lanes = any(_wide_lanes(region, plan, step) for step in range(plan.passes))
-    if _packs(region):  # words that Triton asks for one step ahead take three times as long
-        return ELEMENTS // 4, 1
-    if _arithmetic(region, plan) > HEAVY:
-        return ELEMENTS // 16, 1
-    if weights(region) > WEIGHTS:
-        return ELEMENTS // 4, 1
-    if _wide_streams(region, plan) > 1 or _dots_per_edge(region, plan):
-        return ELEMENTS // 4, 2
-    if region.softmaxes and wide_lanes:
-        return ELEMENTS // 8, 1
-    # Attention of one head: 3 layers of GAT took 4.6 ms a step with 4 edges, 5.2 ms with the 8 that several heads want.
-    one_head = region.grid[0] == 1 and (region.softmaxes or _needs_whole_rows(region))
-    return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
-
-
-_INSTRUCTIONS = {
-    "exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30,
-    "sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40,
-}  # fmt: skip
-"""Of operations that take more than one, about."""
-
-
-def _arithmetic(region: Region, plan: Schedule) -> float:
-    """About how many instructions an element of the tile takes per edge."""
-    nodes = [n for n in (region.nodes[i] for i in plan.need) if edgewise(region, n) and n.op != "input"]
-    size = region.grid[0] * region.grid[1]
-    return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
-
-
-def _instructions(region: Region, node: Node) -> float:
-    if node.op == "linear":  # a multiply-add for each feature
-        return region.nodes[node.args[0]].shape[1]
-    return _INSTRUCTIONS.get(node.op, 1)
-
-
-def weights(region: Region) -> int:
-    """How many weights of linear layers a region reads."""
-    sizes = {n.args[1]: region.features(at) for at, n in enumerate(region.nodes) if n.op in ("linear", "transposed")}
-    return sum(features * region.nodes[at].shape[0] * region.nodes[at].shape[1] for at, features in sizes.items())
-
-
-def _sums(region: Region) -> int:
-    """How many sums over all edges a region makes."""
-    sums = [(at, n) for at, n in enumerate(region.nodes) if n.op == "outer"]
-    return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in sums)
-
-
-def _light(region: Region, plan: Schedule) -> bool:
-    """Whether little is done with the rows but to add them up."""
-    return len(region.reductions) <= 2 and not region.softmaxes and _arithmetic(region, plan) <= 2
-
-
-def _dots_per_edge(region: Region, plan: Schedule) -> bool:
-    """Whether channels are reduced for every edge, which takes shuffles."""
-    return any(_reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
-
-
-def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
-    """The tile for pieces of hubs beside `tile` for the other rows.
-
-    None where no edges are walked.
-
-    A piece fills its steps, which most rows are too short for, so it takes more edges at once: the pieces of a sum of
-    128 channels take 23 us with 32 edges, 30 with 16. Where several wide values per edge are read or written, fewer, so
-    that ptxas spills nothing; where arithmetic takes longest, no more. A step whose ties are counted stays in registers
-    as a whole until its maximum is known: 32 edges of 128 channels take 190, 16 take 100.
-    """
-    if plan.passes == 0:
-        return None
-    tile = replace(tile, rows=1, steps=1)
-    if _arithmetic(region, plan) > HEAVY or weights(region) > WEIGHTS:
-        return tile
-    width = power_of_two(region.grid[0]) * tile.channels
-    elements = tile.num_warps * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
-    if width > WIDE and _light(region, plan) and not plan.counted:
-        elements *= 2
-    lanes = [i for i in plan.counted if _in_wide_lanes(region, region.nodes[i])]
-    if lanes:  # the largest accumulators, two of each
-        elements //= 2 * power_of_two(len(lanes))
-    elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
-        elements //= 2
-    return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
-
-
-def joining_tile(region: Region, tile: Tile) -> Tile:
-    """The tile for putting the pieces of a hub together, of which there may be hundreds: one program does it, so it has
-    many warps. `tile` is that of the pieces, with whose channels it must agree.
-    """
-    width = power_of_two(region.grid[0]) * tile.channels
-    return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
-
-
-def _packs(region: Region) -> bool:
-    """Whether bools per edge are read or written as bits."""
-    return BITS in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]
-
-
-def _wide_streams(region: Region, plan: Schedule) -> int:
-    """How many values about as wide as the tile are read or written per edge; at least 1."""
-    read = [i for i in plan.need if i not in region.only_columns and region.nodes[i].op == "input"]
-    nodes = [n for n in (region.nodes[i] for i in read) if edgewise(region, n) and n.dtype != BITS]
-    nodes += [region.nodes[o.node] for o in region.outputs if region.per_edge(o) and o.dtype != BITS]
-    return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
-
-
-def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
-    """Whether a pass keeps an accumulator about as large as its tile in registers."""
-    nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
-    lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS)]
-    return any(_in_wide_lanes(region, n) for n in lanes) and region.grid[0] * region.grid[1] >= WIDE // 2
-
-
-def _in_wide_lanes(region: Region, node: Node) -> bool:
-    """Whether the lanes of a reduction meet behind the loop and take about as much as a value of the region's width."""
-    return not every_step(node) and 4 * node.shape[0] * node.shape[1] >= region.grid[0] * region.grid[1]

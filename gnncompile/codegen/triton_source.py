@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton_hubs import HubWriter, PieceWriter
-from gnncompile.codegen.triton_plan import WHOLE, Part, Tile, choose_tile, schedule
+from gnncompile.codegen.triton_plan import WHOLE, Part, schedule
+from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.codegen.triton_totals import TotalsWriter
 from gnncompile.codegen.triton_writer import Writer
 from gnncompile.ir.region import Region

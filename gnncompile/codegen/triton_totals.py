@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton_plan import Part, Schedule, Tile, every_step, partials
+from gnncompile.codegen.triton_plan import Part, Schedule, every_step, partials
 from gnncompile.codegen.triton_text import masked
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.codegen.triton_writer import Writer
 from gnncompile.ir.region import Node, Region, Space
 

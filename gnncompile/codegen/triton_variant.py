@@ -21,8 +21,9 @@ from torch import Tensor
 from gnncompile.codegen.cache_dir import cache_dir, chosen, give_up
 from gnncompile.codegen.triton_launcher import Launcher
 from gnncompile.codegen.triton_layers import read_as_words
-from gnncompile.codegen.triton_plan import Part, Schedule, Tile, power_of_two
+from gnncompile.codegen.triton_plan import Part, Schedule
 from gnncompile.codegen.triton_source import source
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.codegen.triton_writer import KERNEL, parameters
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
@@ -53,7 +54,7 @@ class Variant:
         # places of the arguments that are read as words of 64 bits, and must be aligned for it
         self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
         self._pick = itemgetter(*(at for at, _ in self._arguments))
-        self._columns = -(-region.grid[1] // tile.channels) if power_of_two(region.grid[1]) > tile.channels else 1
+        self._columns = tile.across(region.grid)
         self._options: dict[str, Any] = {}
         if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
             self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}

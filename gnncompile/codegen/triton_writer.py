@@ -12,19 +12,9 @@ from __future__ import annotations
 import re
 
 from gnncompile.codegen import triton_bits, triton_layers, triton_softmax, triton_ties
-from gnncompile.codegen.triton_plan import (
-    ENDS,
-    WHOLE,
-    Part,
-    Schedule,
-    Tile,
-    edgewise,
-    every_step,
-    power_of_two,
-    reads,
-    shares_maximum,
-)
+from gnncompile.codegen.triton_plan import ENDS, WHOLE, Part, Schedule, edgewise, every_step, reads, shares_maximum
 from gnncompile.codegen.triton_text import PROPAGATE, literal, masked, without_parentheses
+from gnncompile.codegen.triton_tile import Tile, power_of_two
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
@@ -46,6 +36,8 @@ from gnncompile.runtime import layout
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
+
+FEATURE_AXES = ("head", "channel")
 
 COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
 START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
@@ -81,7 +73,6 @@ class Writer:
         self.region, self.plan, self.tile, self.part = region, plan, tile, part
         self.compute = f"tl.{region.compute}"
         self.parameters = parameters(region, plan, tile, part)
-        self.split = power_of_two(region.grid[1]) > tile.channels
         many = {
             "row": tile.rows > 1,
             "edge": plan.passes > 0,
@@ -145,13 +136,12 @@ class Writer:
 
     def extent(self, axis: str, length: int) -> int:
         """Tile length of a feature axis on which a value has `length` elements."""
-        padded = power_of_two(length)
-        return min(padded, self.tile.channels) if axis == "channel" and self.split else padded
+        return min(power_of_two(length), self.tile.extent(self.region.grid, FEATURE_AXES.index(axis)))
 
     def padded(self, axis: str, length: int) -> bool:
         """Whether a feature axis has lanes that stand for no element: in a block, or in blocks that wider rows need."""
         extent = self.extent(axis, length)
-        narrower = extent < power_of_two(length) and length < self.region.grid[1]
+        narrower = extent < power_of_two(length) and length < self.region.grid[FEATURE_AXES.index(axis)]
         return length % extent != 0 or narrower
 
     def feature(self, shape: Shape) -> tuple[str, list[str]]:
@@ -195,7 +185,7 @@ class Writer:
         if self.plan.passes:
             self.line(f"lane = tl.arange(0, {self.tile.edges})")
         nodes = [self.region.nodes[i] for i in self.plan.need if i not in self.region.only_columns]
-        for axis, at in (("head", 0), ("channel", 1)):
+        for at, axis in enumerate(FEATURE_AXES):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
 
@@ -536,5 +526,5 @@ class Writer:
             text = f"({text} != 0)"
         rows = Node(node.op, (), self.region.by, node.shape) if node.space is Space.PARAMETER else node
         offset, masks = self.place(rows)
-        # Where channels are split over programs, each of them stores a narrow value: the same bits, by the same code.
+        # Where programs share a row, each of them stores a narrow value: the same bits, by the same code.
         self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")

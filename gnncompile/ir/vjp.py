@@ -363,7 +363,7 @@ class Differentiation:
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
-        ours, theirs = ([t.edge for _, _, t in fs if t.edge is not None] for fs in (rows, opposite))
+        ours, theirs = ([t.edge for _, _, t in fs if t.edge is not None] for fs in (rows, opposite + edges))
         if not opposite:
             self._row_stage(rows, edges, {}, [], gradients)
         elif shared := [] if (handed := self._handed(ours)) else self._shared(ours, theirs):
@@ -434,7 +434,7 @@ class Differentiation:
 
     def _shared(self, ours: list[int], theirs: list[int]) -> list[int]:
         """Values with one number per edge and head that both walks need, if the one over the region's own rows is to go
-        first and store them: the other then gathers less.
+        first and store them: the other then reads less per edge.
         """
         nodes, common = self.b.nodes, behind(self.b.nodes, ours)
         found, left, todo = [], set(), list(theirs)
@@ -447,7 +447,7 @@ class Differentiation:
                 left.add(at)
                 todo.extend(node.args)
         read = [at for at in behind(nodes, theirs) - left if nodes[at].op == "input"]
-        saved = elements(nodes[at] for at in read if nodes[at].space is self.region.by)
+        saved = elements(nodes[at] for at in read if nodes[at].space in (self.region.by, Space.EDGE))
         found = list(dict.fromkeys(found))
         return found if saved > 4 * elements(nodes[at] for at in found) else []
 
