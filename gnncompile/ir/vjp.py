@@ -1,10 +1,11 @@
 """Differentiates a region: the gradient of a region is a short sequence of regions.
 
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
-1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax);
-2. one walk over the other end's rows, for inputs gathered there (it may hand narrow per-edge values to stage 3);
-3. one walk over the region's own rows, for the inputs that live there and for parameters (or it goes before the other,
-   and hands over what that would have to gather for);
+1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax, unless 2 has it);
+2. one walk over the region's own rows, for the inputs that live there and for parameters; it hands over what the next
+   would have to read wide rows for;
+3. one walk over the other end's rows, for inputs gathered there (or it goes before the other, and hands over narrow
+   values per edge that spare that one the gathering);
 4. one over all edges, for the weights of linear layers of edge features.
 
 A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
@@ -13,6 +14,7 @@ gathers the same rows, keeps it (:mod:`gnncompile.ir.residuals`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -87,6 +89,7 @@ class Differentiation:
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)
+        self.later: dict[int, int] = {}  # from what stands for a row value to that value
         self.values: dict[int, int] = {}
         self.cotangents = [_Cotangents() for _ in region.nodes]
         self._seed(given)
@@ -234,10 +237,17 @@ class Differentiation:
             value, *others = [b.sum_to(product, shape, self.region.nodes[s].shape) for product, s in products]
             for other in others:
                 value = b.op("add", value, other)
-        else:
-            value = b.op("mul", self.value(at), cotangent)
-        (temporary,) = self.stages.add(self.region.by, [(value, not sums, self.compute)])
+            return self._later(value)
+        value = b.op("mul", self.value(at), cotangent)
+        (temporary,) = self.stages.add(self.region.by, [(value, True, self.compute)])
         return self.stages.load(temporary, self.region.by, value)
+
+    def _later(self, value: int) -> int:
+        """Stands for a row value until it is known which stage computes it."""
+        self.operands.append(Operand("later", len(self.later)))
+        at = self.b.input(len(self.operands) - 1, self.region.by, self.b.nodes[value].shape, self.compute)
+        self.later[at] = value
+        return at
 
     def _weighted_sums(self, at: int) -> list[int]:
         """The sums of products with a value, each as often as the value is a factor; none if it is read otherwise."""
@@ -364,15 +374,21 @@ class Differentiation:
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
         ours, theirs = ([t.edge for _, _, t in fs if t.edge is not None] for fs in (rows, opposite + edges))
+        others = [t.row for _, _, t in rows if t.row is not None] + [sum_ for _, _, sums in layers for sum_ in sums]
         if not opposite:
-            self._row_stage(rows, edges, {}, [], gradients)
-        elif shared := [] if (handed := self._handed(ours)) else self._shared(ours, theirs):
-            given = self._row_stage(rows, [], {}, shared, gradients)
-            self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
-        else:
-            given = self._walk(self.region.by.opposite, opposite, edges, {}, handed, gradients)
+            given = self._row_stage(rows, edges, {}, self._awaited(others), gradients)
+        elif (handed := self._handed(ours)) or not ours:
+            given = self._rows_ahead(self._awaited([*ours, *theirs, *others]))
+            given |= self._walk(self.region.by.opposite, opposite, edges, given, handed, gradients)
             self._row_stage(rows, [], given, [], gradients)
-        made = self.stages.add(self.region.by, [(sum_, False, self.compute) for _, _, sums in layers for sum_ in sums])
+        else:
+            shared = self._shared(ours, theirs)
+            stored = [*shared, *self._awaited([*theirs, *others], shared)]
+            given = self._row_stage(rows, [], {}, stored, gradients)
+            self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
+        put = self._putting(self._loads({at: temporary for at, temporary in given.items() if at in self.later}))
+        roots = [(put(sum_), False, self.compute) for _, _, sums in layers for sum_ in sums]
+        made = self.stages.add(self.region.by, roots)
         for k, is_bias, sums in layers:
             gradients[k] = Gradient(tuple(made[: len(sums)]), is_bias)
             made = made[len(sums) :]
@@ -389,12 +405,12 @@ class Differentiation:
     ) -> dict[int, int]:
         """A stage with the gradients of inputs that are sums over edges, and of those per edge.
 
-        What is `given` it reads from temporaries; it returns the temporaries of what it has `stored` per edge.
+        What is `given` it reads from temporaries; it returns the temporaries of what it has `stored`.
         """
-        put = self._putting(self._loads(given))
+        put = self._putting({**self.later, **self._loads(given)})
         roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in summed]
         roots += [(self.b.on_edges(put(t.edge or 0)), False, n.dtype) for _, n, t in edges]
-        roots += [(value, False, self.compute) for value in stored]
+        roots += [(put(value), False, self.compute) for value in stored]
         made = self.stages.add(by, roots)
         count = len(summed) + len(edges)
         for (k, _, _), temporary in zip(summed + edges, made[:count], strict=True):
@@ -413,7 +429,8 @@ class Differentiation:
         walked = [f for f in rows if f[2].edge is not None]
         kept = self._walk(self.region.by, walked, edges, given, stored, gradients)
         direct = [f for f in rows if f[2].row is not None]
-        made = self.stages.add(self.region.by, [(t.row or 0, False, self._row_dtype(n)) for _, n, t in direct])
+        put = self._putting({**self.later, **self._loads({**given, **kept})})
+        made = self.stages.add(self.region.by, [(put(t.row or 0), False, self._row_dtype(n)) for _, n, t in direct])
         for (k, _, _), temporary in zip(direct, made, strict=True):
             summed = gradients[k]
             gradients[k] = Gradient((*(summed.temporaries if summed else ()), temporary), False)
@@ -424,8 +441,24 @@ class Differentiation:
         return kept
 
     def _loads(self, given: dict[int, int]) -> dict[int, int]:
-        """For values that stand in temporaries per edge, the expressions that read them."""
-        return {value: self.stages.load(temporary, Space.EDGE, value) for value, temporary in given.items()}
+        """For values that stand in temporaries, per edge or per row, the expressions that read them."""
+        spaces = {value: self.region.by if value in self.later else Space.EDGE for value in given}
+        return {value: self.stages.load(temporary, spaces[value], value) for value, temporary in given.items()}
+
+    def _rows_ahead(self, awaited: list[int]) -> dict[int, int]:
+        """Temporaries of row values that are computed before all walks."""
+        made = self.stages.add(self.region.by, [(self.later[at], False, self.compute) for at in awaited])
+        return dict(zip(awaited, made, strict=True))
+
+    def _awaited(self, values: list[int], stored: Collection[int] = ()) -> list[int]:
+        """The row values that others are made of, where some of what is between is stored."""
+        met, todo = set(stored), list(values)
+        while todo:
+            at = todo.pop()
+            if at not in met:
+                met.add(at)
+                todo.extend(self.b.nodes[at].args)
+        return [at for at in self.later if at in met]
 
     def _putting(self, replaced: dict[int, int]) -> Transplant:
         """Rewrites expressions with some values replaced by others."""
