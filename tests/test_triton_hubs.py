@@ -16,7 +16,7 @@ from gnncompile.codegen.triton_plan import schedule
 from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Output, Region
+from gnncompile.ir.region import Output, Region, Space
 from gnncompile.runtime import layout as runtime_layout
 from tests.triton_regions import (
     CASES,
@@ -30,6 +30,7 @@ from tests.triton_regions import (
     S,
     attention,
     attention_gradient,
+    channel_softmax,
     check,
     dot_attention,
     edge_values,
@@ -170,14 +171,56 @@ def test_hubs_get_launches_if_there_are_any(
 
 
 def test_launches_of_a_region() -> None:
-    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges."""
-    texts = TritonKernel(attention_gradient(D, "float32", 1, 8)).hub_texts
-    walked = [text.partition("walks ")[2].partition(".")[0] for text in texts]
-    assert walked == ["pieces, pass 1", "pieces, pass 2", "hubs"]
-    assert len(TritonKernel(attention(D, "float32", 1, 8)).hub_texts) == 2
-    assert len(TritonKernel(edge_values(D, "float32", 1, 8)).hub_texts) == 1
-    assert TritonKernel(row_wise(D, "float32", 1, 16)).hub_texts == []
-    assert f"if end - begin > {runtime_layout.HUB}:" in TritonKernel(neighbour_sum(D, "float32", 1, 128)).text
+    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges. In one pass over wide
+    rows the pieces are walked beside the other rows.
+    """
+
+    def walked(region: Region) -> list[str]:
+        kernel = TritonKernel(region)
+        return [text.partition("walks ")[2].partition(".")[0] for text in (kernel.text, *kernel.hub_texts)]
+
+    two_passes = ["ordinary", "pieces, pass 1", "pieces, pass 2", "hubs"]
+    assert (
+        walked(attention_gradient(D, "float32", 1, 8)) == walked(attention_gradient(D, "float32", 1, 128)) == two_passes
+    )
+    assert walked(attention(D, "float32", 1, 8)) == ["ordinary", "pieces, pass 1", "hubs"]
+    assert walked(attention(D, "float32", 1, 128)) == ["both", "hubs"]
+    assert walked(edge_values(D, "float32", 1, 8)) == ["ordinary", "pieces, pass 1"]
+    assert walked(edge_values(D, "float32", 1, 128)) == ["both"]
+    assert walked(row_wise(D, "float32", 1, 16)) == ["all"]
+
+
+def edge_and_row(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Values per edge, and others per row for which nothing is summed."""
+    b = Builder(by)
+    x, y = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, by, (heads, channels), dtype)
+    found = [b.op("mul", x, y), b.op("neg", y)]
+    return b.finish([Output(v, dtype, (heads, channels)) for v in found])
+
+
+@pytest.mark.parametrize("case", [neighbour_sum, attention, dot_attention, edge_values, edge_and_row])
+@pytest.mark.parametrize("channels", [128, 70])
+def test_pieces_beside_other_rows(case: Case, channels: int, device: str, small_hubs: None) -> None:
+    """One launch walks both; as many bits are the same where the host does not know how many pieces there are."""
+    region = case(D, "float32", 2, channels)
+    assert TritonKernel(region).text.partition("walks ")[2].startswith("both.")
+    check(region, MIXED, device)
+    tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
+    known = launch(region, tensors, MIXED, device, edges=edges)
+    forget(edges)
+    for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("pieces", [1, 5, 40])
+def test_many_pieces_are_put_together(
+    pieces: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several steps, by programs that have some channels of the hub each."""
+    monkeypatch.setattr(triton_tile, "MOST_EDGES", 8)
+    g = graph([0] * (2 * pieces), [k % 3 for k in range(2 * pieces)], 2, 3)
+    for case in (neighbour_sum, max_and_min, channel_softmax):
+        check(case(D, "float32", 1, 128), g, device)
 
 
 def _heavy() -> Region:

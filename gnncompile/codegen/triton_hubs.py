@@ -116,3 +116,44 @@ class PieceWriter(HubWriter):
     def _store_partial(self, i: int, text: str, further: int = 0) -> None:
         place, masks = self._partial(i, "piece.to(tl.int64)", further)
         self.line(f"tl.store({place}, {text}{masked(masks)})")
+
+
+class BothWriter(PieceWriter):
+    """The first programs walk a piece each, the others a row, in the one pass that there is.
+
+    Pieces beside ordinary rows cost less than before or behind them: a launch waits for the last program of the one
+    before.
+    """
+
+    def _rows(self) -> None:
+        self.line("piece = tl.program_id(0)")
+        self.line("is_piece = piece < num_pieces")
+        self.line("hub = tl.load(pieces + piece, mask=is_piece, other=0)")
+        self.line("if hub < 0:")
+        self.line("    return")
+        self.line("row = piece - num_pieces")
+        self.line("first = 0")
+        self.line("if is_piece:")
+        self.line("    row = tl.load(hubs + hub * 3)")
+        self.line(f"    first = (piece - tl.load(hubs + hub * 3 + 1)) * {layout.HUB}")
+        self.line("row = row.to(tl.int64)")
+        self.line("begin = tl.load(rowptr + row) + first")
+        self.line("end = tl.load(rowptr + row + 1)")
+        self.line(f"if (end - begin > {layout.HUB}) & (piece >= num_pieces):")
+        self.line("    return")
+        self.line(f"end = tl.minimum(begin + {layout.HUB}, end)")
+        self.line("occupied = begin < end")
+
+    def _body(self) -> None:
+        self._rows_before(0)
+        self._pass(0)
+        if self._reduced_in(0):
+            self.line("if is_piece:")
+            self.indent += 1
+            self._store_piece()
+            self.indent -= 1
+        if not all(map(self.region.per_edge, self.region.outputs)):
+            self.line("if piece >= num_pieces:")
+            self.indent += 1
+            self._store_rows()
+            self.indent -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
 from gnncompile.runtime.layout import rows_of_edges
+
+Start = Callable[[Sequence[Tensor], int, int, int | None], None]
+"""Launches a kernel: what it is given, its rows or pieces, the device, and the number of programs."""
 
 
 def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
@@ -52,13 +56,15 @@ class TritonKernel:
         plan, self._region = schedule(region), region
         self.tile = tile or choose_tile(region, plan)
         self.hub_tile = hub_tile(region, plan, self.tile)
-        part = Part("all" if self.hub_tile is None else "ordinary")
+        self._together = plan.passes == 1 and self.tile.rows == 1
+        part = Part("all" if self.hub_tile is None else "both" if self._together else "ordinary")
         self._ordinary = Variant(region, plan, self.tile, part)
         self.text = self._ordinary.text
         self._pieces: list[Variant] = []
         self._hubs: list[Variant] = []
         if self.hub_tile is not None:
-            self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
+            if not self._together:
+                self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
             if not all(map(region.per_edge, region.outputs)):
                 self._hubs = [Variant(region, plan, joining_tile(region, self.hub_tile), Part("hubs"))]
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
@@ -78,19 +84,12 @@ class TritonKernel:
         Raises:
             ValueError: A tensor has another type than its node, or is on another device than the outputs.
         """
-        device = outputs[0].get_device()
-        with _on(device):
-            self._launch(tensors, layout, outputs, device)
+        with _on(outputs[0].get_device()):
+            self._launch(self._ordinary, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same for a caller who knows types and devices to be right, and the device to be the current one."""
-        rowptr = layout[0]
-        rows = rowptr.size(0) - 1
-        if rows:
-            device = rowptr.get_device()
-            self._ordinary.trusted((*layout, rowptr, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
-            if self._pieces:
-                self._walk_hubs(tensors, layout, outputs, device)
+        self._launch(self._ordinary.trusted, tensors, layout, outputs)
 
     generator = "triton"
 
@@ -104,29 +103,36 @@ class TritonKernel:
         """For each pass over the edges of a row, the inputs on edges or at their other end that it reads."""
         return gathered(self._region)
 
-    def _launch(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor], device: int) -> None:
-        rowptr = layout.rowptr
-        rows = rowptr.size(0) - 1
-        if rows:
-            self._ordinary((*layout, rowptr, rowptr, rowptr, rowptr, *outputs, *tensors), rows, device)
-            if self._pieces:
-                self._walk_hubs(tensors, layout, outputs, device)
-
-    def _walk_hubs(
-        self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor], device: int
+    def _launch(
+        self, start: Start, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         rowptr = layout[0]
-        hubs = find_hubs(rowptr, layout[1].size(0))
-        number, pieces = hubs.programs() if hubs is not None else (0, 0)
-        if hubs is None or not pieces:
+        rows, device = rowptr.size(0) - 1, rowptr.get_device()
+        if not rows:
             return
+        hubs = find_hubs(rowptr, layout[1].size(0)) if self.hub_tile is not None else None
+        number, pieces = hubs.programs() if hubs is not None else (0, 0)
         length, dtype = self._partial
-        partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
-        given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
-        for variant in self._pieces:
-            variant(given, pieces, device)
-        for variant in self._hubs:
-            variant(given, number, device)
+        if hubs is None or not pieces:
+            given = (*layout, rowptr, rowptr, rowptr, _nothing(dtype, rowptr.device), *outputs, *tensors)
+        else:
+            partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
+            given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
+        if self._together:
+            start(given, pieces, device, rows + pieces)
+        else:
+            start(given, rows, device, None)
+        if pieces:
+            for variant in self._pieces:
+                variant(given, pieces, device)
+            for variant in self._hubs:
+                variant(given, number, device)
+
+
+@lru_cache(maxsize=64)
+def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What stands where a kernel reads and writes nothing."""
+    return torch.empty(1, dtype=dtype, device=device)
 
 
 class TritonTotals:
@@ -178,7 +184,7 @@ class TritonTotals:
 
     def _launch(
         self,
-        start: Callable[[Sequence[Tensor], int, int, int], None],
+        start: Start,
         tensors: Sequence[Tensor],
         layout: Sequence[Tensor],
         outputs: Sequence[Tensor],

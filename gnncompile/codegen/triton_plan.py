@@ -180,15 +180,17 @@ class Part:
 
     A hub (see :data:`gnncompile.runtime.layout.HUB`) has too many edges for one program, so it is cut into pieces. For
     each pass over the edges one launch walks all pieces and stores what every piece reduces to; the next launch starts
-    by putting these together, always in the same order, and the last one finishes the hubs' rows.
+    by putting these together, always in the same order, and the last one finishes the hubs' rows. Where there is but
+    one pass, one launch walks the pieces and the other rows.
 
     Attributes:
-        walks: "all" rows; the "ordinary" ones, which are no hubs; the "pieces" of hubs, in one pass; the "hubs", in
-            no pass: what is left to do when all pieces are walked; or the "edges", where sums are over all of them.
+        walks: "all" rows; the "ordinary" ones, which are no hubs; the "pieces" of hubs, in one pass; "both" of these;
+            the "hubs", in no pass: what is left to do when all pieces are walked; or the "edges", where sums are over
+            all of them.
         step: The pass over the pieces.
     """
 
-    walks: Literal["all", "ordinary", "pieces", "hubs", "edges"] = "all"
+    walks: Literal["all", "ordinary", "pieces", "both", "hubs", "edges"] = "all"
     step: int = 0
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton_hubs import HubWriter, PieceWriter
+from gnncompile.codegen.triton_hubs import BothWriter, HubWriter, PieceWriter
 from gnncompile.codegen.triton_plan import WHOLE, Part, schedule
 from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.codegen.triton_totals import TotalsWriter
 from gnncompile.codegen.triton_writer import Writer
 from gnncompile.ir.region import Region
 
-_WRITERS = {"all": Writer, "ordinary": Writer, "pieces": PieceWriter, "hubs": HubWriter, "edges": TotalsWriter}
+_WRITERS = {
+    "all": Writer,
+    "ordinary": Writer,
+    "pieces": PieceWriter,
+    "both": BothWriter,
+    "hubs": HubWriter,
+    "edges": TotalsWriter,
+}
 
 
 def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:

@@ -18,6 +18,9 @@ ELEMENTS = 2048
 JOINING_WARPS = 8
 """Warps of a program that puts the pieces of a hub together."""
 
+JOINED_CHANNELS = 32
+"""Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
+
 MOST_EDGES = 128
 """Most edges per step of a row."""
 
@@ -319,9 +322,11 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
 
 
 def joining_tile(region: Region, tile: Tile) -> Tile:
-    """The tile for putting the pieces of a hub together, of which there may be hundreds: one program does it, so it has
-    many warps. `tile` is that of the pieces, with whose channels it must agree.
+    """The tile for putting the pieces of a hub together, of which there may be hundreds, so that it has many warps, and
+    programs of few channels each, where no sum over channels needs them all. `tile` is that of the pieces.
     """
+    if not tile.heads and not _needs_whole_rows(region):
+        tile = replace(tile, channels=min(tile.channels, JOINED_CHANNELS))
     width = tile.width(region.grid)
     return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
 

@@ -24,7 +24,7 @@ from gnncompile.codegen.triton_layers import read_as_words
 from gnncompile.codegen.triton_plan import Part, Schedule
 from gnncompile.codegen.triton_source import source
 from gnncompile.codegen.triton_tile import Tile
-from gnncompile.codegen.triton_writer import KERNEL, parameters
+from gnncompile.codegen.triton_writer import COUNTS, KERNEL, parameters
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -47,7 +47,7 @@ class Variant:
         names = parameters(region, plan, tile, part)
         self.text = source(region, tile, part)
         self._kernel: Any = getattr(_module(self.text), KERNEL)
-        self._counts_rows = "num_rows" in names
+        self._counts = names[-1] in COUNTS
         self._rows = tile.rows
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
@@ -61,8 +61,8 @@ class Variant:
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
 
     def __call__(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
-        """Launches programs for so many rows, or so many of them, on the current device; its index is -1 under the
-        interpreter.
+        """Launches programs for so many rows (if the kernel counts pieces: with so many), or so many of them, on the
+        current device; its index is -1 under the interpreter.
 
         `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors.
         """
@@ -82,16 +82,16 @@ class Variant:
         key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
         if programs is None:
             programs = -(-rows // self._rows)
-        if self._counts_rows:
+        if self._counts:
             pointers.append(rows)
         launcher = self.compiled.get(key)
         if launcher is not None:
             launcher(programs, self._columns, device, pointers)
             return
-        arguments += pointers[len(arguments) :]  # the number of rows
+        arguments += pointers[len(arguments) :]  # the number of rows or pieces
         compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
         if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts_rows)
+            self.compiled[key] = Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts)
 
     def trusted(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
         """The same without a look at types and devices."""
@@ -99,7 +99,7 @@ class Variant:
         launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
         if launcher is None:
             self(given, rows, device, programs)
-        elif self._counts_rows:
+        elif self._counts:
             pointers.append(rows)
             launcher(programs or -(-rows // self._rows), self._columns, device, pointers)
         else:
@@ -116,7 +116,7 @@ def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dt
         elif name.startswith("out"):
             at = int(name[3:])
             found.append((len(GIVEN) + at, tensor_type(region.outputs[at].dtype)))
-        elif name != "num_rows":
+        elif name not in COUNTS:
             at = int(name[1:])
             found.append((len(GIVEN) + len(region.outputs) + at, tensor_type(types[at])))
     return found

@@ -45,7 +45,7 @@ START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "red
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
     """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``,
-    ``partial``, ``out<position>``, ``num_rows``.
+    ``partial``, ``out<position>``, and ``num_rows`` or ``num_pieces``.
 
     A tensor or an index that the outputs do not need is left out.
     """
@@ -60,10 +60,14 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
         names.append("edge")
     if part.walks == "edges":
         return [*names, *(["rows"] if any(n.space is region.by for n in inputs) else []), "partial", "num_rows"]
-    if part.walks in ("pieces", "hubs"):
+    if part.walks in ("pieces", "both", "hubs"):
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
-    return names + (["num_rows"] if tile.rows > 1 else [])
+    return names + (["num_pieces"] if part.walks == "both" else ["num_rows"] if tile.rows > 1 else [])
+
+
+COUNTS = ("num_rows", "num_pieces")
+"""Arguments that are numbers; a kernel has one of them at most, its last one."""
 
 
 class Writer:
@@ -100,7 +104,7 @@ class Writer:
             if f", _{combine}" in text:
                 body = f"    return tl.{combine}(a, b, {PROPAGATE})"
                 head += ["", "@triton.jit", f"def _{combine}(a, b):", body, ""]
-        loose = '(do_not_specialize=["num_rows"])' if "num_rows" in self.parameters else ""
+        loose = f'(do_not_specialize=["{self.parameters[-1]}"])' if self.parameters[-1] in COUNTS else ""
         head += ["", f"@triton.jit{loose}", f"def {KERNEL}({', '.join(self.parameters)}):"]
         return "\n".join([*head, *self.lines]) + "\n"
 
