@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import compare, compile_time, guide, kernels, layers, memory, minibatch, report, training
+from . import compare, compile_time, guide, kernels, layers, memory, minibatch, report, tiles, training
 from .variants import UnknownNameError
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide, training, minibatch, layers, kernels, memory, compile_time, report, compare)
+SUBCOMMANDS = (guide, training, minibatch, layers, kernels, tiles, memory, compile_time, report, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -129,6 +129,11 @@ def _shares_heads(region: Region, plan: Schedule) -> bool:
     return wide and region.grid[0] > 1 and _dots_per_edge(region, plan) and not joined and not _packs(region)
 
 
+def warps_of(width: int) -> int:
+    """Warps of a program that has so many elements of an edge."""
+    return 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
+
+
 def choose_tile(region: Region, plan: Schedule) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
@@ -149,7 +154,7 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
     if plan.passes == 0:
         rows = max(1024 // width, 1)
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)
-    num_warps = 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
+    num_warps = warps_of(width)
     if region.sums_all:
         num_warps = min(max(num_warps, power_of_two(-(-_sums(region) // SUMS))), max(width // SHARED, 1), 8)
         return Tile(1, max(num_warps * SUMMED // width, 1), channels, num_warps)
