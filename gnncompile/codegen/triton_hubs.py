@@ -119,10 +119,8 @@ class PieceWriter(HubWriter):
 
 
 class BothWriter(PieceWriter):
-    """The first programs walk a piece each, the others a row, in the one pass that there is.
-
-    Pieces beside ordinary rows cost less than before or behind them: a launch waits for the last program of the one
-    before.
+    """The first programs walk a piece each, the others a row, in the one pass that there is: in launches of their own,
+    either would wait for the last program of the other.
     """
 
     def _rows(self) -> None:
