@@ -117,14 +117,14 @@ class CompiledForms:
     """
 
     def __init__(self, fn: types.FunctionType) -> None:
-        self.fn, self._cells = fn, _cells(fn)
+        self.fn, self.cells = fn, _cells(fn)
         self.known: dict[int, types.FunctionType] = {}  # by the address of its code: to hash that takes longer
 
     def find(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
         """The form for these arguments; None where there is none, or where torch has more to do than to call it."""
         if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
             return None
-        found = _valid_entry(self.fn, {**arguments, **self._cells})
+        found = _valid_entry(self.fn, {**arguments, **self.cells})
         if found is None:
             return None
         code = found.code
