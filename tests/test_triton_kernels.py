@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,10 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import schedule
+from gnncompile.codegen.triton_source import source
 from gnncompile.codegen.triton_tile import choose_tile
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Output
+from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.vjp import vjp
 from tests.triton_regions import (
@@ -24,6 +26,7 @@ from tests.triton_regions import (
     NAN,
     Case,
     D,
+    E,
     S,
     attention,
     attention_gradient,
@@ -110,6 +113,30 @@ def test_heads_over_a_second_grid_axis(case: Case, device: str) -> None:
     assert (tile.heads, tile.across(region.grid), tile.num_warps) == (2, 3, 1)
     for g in GRAPHS.values():
         check(region, g, device)
+
+
+def test_rows_of_several_heads_are_read_whole(device: str) -> None:
+    """Where all of them are there and no step is asked for ahead; by programs of one row and of several."""
+    region = attention(D, "float32", 4, 32)
+    text = source(region)
+    assert "tl.reshape(tl.load(t2 + flat_other * 128 + element128, mask=flat_alive, other=0), [8, 4, 32])" in text
+    for other in (attention(D, "float32", 3, 32), dot_attention(D, "float32", 4, 32)):
+        assert "element" not in source(other)
+    assert "flat_edge_at" in source(weighted_edges(D, "float32", 4, 8))
+    for case in (attention, attention_gradient, weighted_edges):
+        for by, g in itertools.product((D, S), GRAPHS.values()):
+            region = case(by, "float32", 2, 4)
+            assert "element8" in source(region)
+            check(region, g, device)
+            check(region, g, device, tile=rows_tile(region, rows=1))
+            check(region, g, device, tile=rows_tile(region, rows=2))
+
+
+def weighted_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Wide values per edge, and narrow ones."""
+    b = Builder(by)
+    x, w = b.input(0, E, (heads, channels), dtype), b.input(1, E, (heads, 1), dtype)
+    return b.finish([Output(b.reduce("sum", b.op("mul", x, w)), dtype, (heads, channels))])
 
 
 def test_rows_of_two_widths_over_a_second_grid_axis(device: str) -> None:

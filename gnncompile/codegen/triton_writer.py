@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from gnncompile.codegen import triton_bits, triton_layers, triton_softmax, triton_ties
+from gnncompile.codegen import triton_bits, triton_flat, triton_layers, triton_softmax, triton_ties
 from gnncompile.codegen.triton_plan import ENDS, WHOLE, Part, Schedule, edgewise, every_step, reads, shares_maximum
 from gnncompile.codegen.triton_text import PROPAGATE, literal, masked, without_parentheses
 from gnncompile.codegen.triton_tile import Tile, power_of_two
@@ -192,6 +192,8 @@ class Writer:
         for at, axis in enumerate(FEATURE_AXES):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
+        for width in sorted({n.shape[0] * n.shape[1] for n in nodes if triton_flat.is_flat(self, n)}):
+            self.line(f"element{width} = {triton_flat.axis(self, width)}")
 
     def _rows(self) -> None:
         """The program's rows and where their edges begin and end."""
@@ -284,6 +286,8 @@ class Writer:
         over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
         self.line(f"alive = {self.expand('inside', *over)}")
         nodes = [self.region.nodes[i] for i in needed]
+        if any(triton_flat.is_flat(self, n) for n in nodes):
+            self.line(f"flat_alive = {triton_flat.expand(self, 'inside')}")
         read = {n.space for n in nodes if n.op == "input"}
         for name, text, used in (
             ("other", "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
@@ -296,6 +300,8 @@ class Writer:
         ):
             if used:
                 self.line(f"{name} = {text}.to(tl.int64)")
+                if any(triton_flat.is_flat(self, n) and triton_flat.index(self, n) == name for n in nodes):
+                    self.line(f"flat_{name} = {triton_flat.expand(self, name)}")
                 if (shown := self.expand(name, *over)) != name:
                     self.line(f"{name} = {shown}")
 
@@ -457,6 +463,8 @@ class Writer:
     def _load(self, node: Node) -> str:
         offset, masks = self.place(node)
         text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
+        if triton_flat.is_flat(self, node):
+            text = triton_flat.load(self, node)
         if node.dtype == SEED:
             return text
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
