@@ -1,9 +1,9 @@
 """Tiles of the Triton kernels of a layer: the one that is chosen for each region, and those around it.
 
 A layer's forward and backward are run once, and every region that they launch is run again with other tiles, on the
-same tensors. What a tile gives is compared with what the chosen one gives before it is timed. The tables in
-gnncompile/codegen/triton_tile.py were made like this. Under Triton's interpreter (`TRITON_INTERPRET=1`) it runs on a
-CPU, where times say nothing.
+same tensors. What a tile gives is compared with what the chosen one gives before it is timed: numbers for the tables in
+gnncompile/codegen/triton_tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) it runs on a CPU, where times say
+nothing.
 """
 
 import argparse

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gnncompile.ir.region import BITS, Node, Space
+from gnncompile.codegen.triton_plan import edgewise
+from gnncompile.ir.region import BITS, Node
 
 if TYPE_CHECKING:
     from gnncompile.codegen.triton_writer import Writer
@@ -19,15 +20,10 @@ if TYPE_CHECKING:
 
 def is_flat(w: Writer, node: Node) -> bool:
     """Whether an input is read like that: a wide value per edge, of which a program has all."""
-    if node.op != "input" or node.dtype == BITS or node.space not in (Space.EDGE, Space.ORDERED, w.region.by.opposite):
+    if node.op != "input" or node.dtype == BITS or not edgewise(w.region, node):
         return False
     extents = [w.extent(axis, length) for axis, length in zip(("head", "channel"), node.shape, strict=True)]
     return w.tile.stages == 1 and min(node.shape) > 1 and extents == list(node.shape)
-
-
-def index(w: Writer, node: Node) -> str:
-    """What numbers its rows."""
-    return {Space.EDGE: "edge_at", Space.ORDERED: "here"}.get(node.space, "other")
 
 
 def axis(w: Writer, width: int) -> str:
@@ -43,7 +39,7 @@ def expand(w: Writer, name: str) -> str:
 def load(w: Writer, node: Node) -> str:
     """The tile of an input."""
     width = node.shape[0] * node.shape[1]
-    rows = f"tl.load(t{node.value} + flat_{index(w, node)} * {width} + element{width}, mask=flat_alive, other=0)"
+    rows = f"tl.load(t{node.value} + flat_{w.index(node)} * {width} + element{width}, mask=flat_alive, other=0)"
     return f"tl.reshape({rows}, {w.tile_shape(node.shape, w.tile.edges)})"
 
 

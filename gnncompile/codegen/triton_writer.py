@@ -164,14 +164,18 @@ class Writer:
         """Whether a value differs from edge to edge of those that the program's loop walks."""
         return edgewise(self.region, node)
 
+    def index(self, node: Node) -> str:
+        """What numbers the rows of a value."""
+        rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
+        return rows[node.space]
+
     def place(self, node: Node) -> tuple[str, list[str]]:
         """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
         offset, masks = self.feature(node.shape)
         width = node.shape[0] * node.shape[1]
         if node.space is Space.PARAMETER:
             return offset, masks
-        rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
-        index = rows[node.space]
+        index = self.index(node)
         if self.varies(node):
             masks = ["alive", *masks]
         elif self.tile.rows > 1:
@@ -300,7 +304,7 @@ class Writer:
         ):
             if used:
                 self.line(f"{name} = {text}.to(tl.int64)")
-                if any(triton_flat.is_flat(self, n) and triton_flat.index(self, n) == name for n in nodes):
+                if any(triton_flat.is_flat(self, n) and self.index(n) == name for n in nodes):
                     self.line(f"flat_{name} = {triton_flat.expand(self, name)}")
                 if (shown := self.expand(name, *over)) != name:
                     self.line(f"{name} = {shown}")
@@ -461,10 +465,11 @@ class Writer:
             triton_layers.columns(self, i)
 
     def _load(self, node: Node) -> str:
-        offset, masks = self.place(node)
-        text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
         if triton_flat.is_flat(self, node):
             text = triton_flat.load(self, node)
+        else:
+            offset, masks = self.place(node)
+            text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
         if node.dtype == SEED:
             return text
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"

@@ -93,9 +93,11 @@ def await_backward(made: Iterable[Any]) -> None:
         if node is not None and has_thread(one):
             if not _compat.in_backward():
                 module = native.module()  # what recordings count is counted there
-                if module is not None:
+                if module is None:
+                    node.metadata[_KEY] = _Awaited(_local.thread)
+                else:
                     hand_over(module)
-                node.metadata[_KEY] = _Awaited(_local.thread) if module is None else module.Awaited()
+                    node.metadata[_KEY] = module.Awaited()
             return
 
 
