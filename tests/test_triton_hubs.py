@@ -232,6 +232,15 @@ def _heavy() -> Region:
     return b.finish([Output(b.reduce("sum", x), "float32", (128,))])
 
 
+def _two_rows(dtype: str, heads: int) -> Region:
+    """Two rows are gathered per edge, as by the gradient of attention by source."""
+    b = Builder(D)
+    rows = [b.input(k, S, (heads, 128 // heads), dtype) for k in range(2)]
+    weight = b.input(2, E, (heads, 1), "float32")
+    sums = [b.reduce("sum", b.op("mul", b.op("sigmoid", row), weight)) for row in rows]
+    return b.finish([Output(v, dtype, (heads, 128 // heads)) for v in sums])
+
+
 def test_tiles_for_ordinary_rows() -> None:
     def of(region: Region) -> Tile:
         return choose_tile(region, schedule(region))
@@ -239,7 +248,11 @@ def test_tiles_for_ordinary_rows() -> None:
     assert of(neighbour_sum(D, "float32", 1, 128)) == Tile(1, 8, 128, 1)
     assert of(attention(D, "float32", 4, 32)) == Tile(1, 8, 32, 1)
     assert of(attention(D, "float32", 1, 128)) == Tile(1, 4, 128, 1)
-    assert of(dot_attention(D, "float32", 4, 32)) == Tile(1, 4, 32, 1, stages=2)
+    assert of(dot_attention(D, "float32", 4, 32)) == Tile(1, 4, 32, 1)
+    assert of(dot_attention(D, "float32", 1, 128)) == Tile(1, 4, 128, 1, stages=2)
+    assert of(_two_rows("float32", 4)) == Tile(1, 2, 32, 1)
+    assert of(_two_rows("float16", 4)) == Tile(1, 4, 32, 1, stages=2)
+    assert of(_two_rows("float32", 1)) == Tile(1, 4, 128, 1, stages=2)
     assert of(_heavy()) == Tile(1, 1, 128, 1)
 
 

@@ -183,7 +183,7 @@ def _rows(region: Region, plan: Schedule, width: int) -> int:
     nanosecond. But all rows of a program wait for the one that has most edges.
     """
     if _light(region, plan):
-        words = width // 2 if any(n.dtype in ("float16", "bfloat16") for n in region.inputs) else width
+        words = width // 2 if _halves(region) else width
         return 8 if words <= 8 else 4 if words < WIDE else 2 if words == WIDE else 1
     if width < WIDE:
         return 8 if width <= 8 else 2
@@ -229,11 +229,7 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     mean of rows                          205 (308)    190 (239)    203 (210)    188 (225)
     GAT, gradient by source               472 (680)    440 (612)    718 (627)    428 (519)
     GEN (softmax per channel)             493 (527)    428 (456)    410 (483)    448 (549)
-    Transformer                                        535 (491)    (476)        (473)
-    GATv2                                 450 (477)    450 (385)    (335)        (401)
     ResGated, two rows gathered           544 (571)    482 (481)    461 (463)    759 (591)
-    Transformer, gradient by source       619 (650)    813 (590)    765 (588)    1503 (564)
-    GATv2, gradient by destination        428 (472)    626 (395)    949 (344)    736 (406)
     CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
     ====================================  ===========  ===========  ===========  ===========
     """
@@ -249,12 +245,39 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     if width > HEADS_WIDTH and any(map(region.per_edge, region.outputs)) and not _dots_per_edge(region, plan):
         return ELEMENTS // 8, 1  # 522 us; with two edges 577, in two stages 531 and 555
     if _wide_streams(region, plan) > 1 or _dots_per_edge(region, plan):
-        return ELEMENTS // 4, 2
+        return _elements_of_heads(region, plan)
     if region.softmaxes and wide_lanes:
         return ELEMENTS // 8, 1
     # Attention of one head: 3 layers of GAT took 4.6 ms a step with 4 edges, 5.2 ms with the 8 that several heads want.
     one_head = region.grid[0] == 1 and (region.softmaxes or _needs_whole_rows(region))
     return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
+
+
+def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
+    """The same where several wide rows are gathered, or channels are reduced, as in attention of several heads.
+
+    In microseconds on the same machine, 2.3M edges, 4 heads of 32 channels, by edges and stages of a step:
+
+    =====================================  =====  =====  =====  =====  =====
+    float32                                2x1    2x2    4x1    4x2    8x1
+    =====================================  =====  =====  =====  =====  =====
+    dot products                           484    503    462    464    470
+    GATv2                                  343    391    301    315    377
+    dot products, gradient by destination  530    544    507    504    596
+    GATv2, gradient by destination         437    453    456    409    554
+    dot products, gradient by source       595    659    777    642    1530
+    GATv2, gradient by source              553    610    636    606    1541
+    dot products, float16                  365    372    294    316    274
+    GATv2, float16                         350    344    291    309    306
+    dot products, float16, by source       478    440    456    433    1283
+    =====================================  =====  =====  =====  =====  =====
+    """
+    if region.grid[0] > 1 and not _shares_heads(region, plan):
+        if region.softmaxes:
+            return ELEMENTS // 4, 1
+        if not _dots_per_edge(region, plan) and not _halves(region):
+            return ELEMENTS // 8, 1
+    return ELEMENTS // 4, 2
 
 
 _INSTRUCTIONS = {
@@ -334,6 +357,11 @@ def joining_tile(region: Region, tile: Tile) -> Tile:
         tile = replace(tile, channels=min(tile.channels, JOINED_CHANNELS))
     width = tile.width(region.grid)
     return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
+
+
+def _halves(region: Region) -> bool:
+    """Whether rows of two bytes per element are read."""
+    return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
 
 
 def _packs(region: Region) -> bool:
