@@ -7,14 +7,17 @@ of selected rows is known by it.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
 
 from gnncompile.passes import masked
-from gnncompile.passes.context import aten, is_tensor, value
+from gnncompile.passes.context import aten, is_tensor, value, written_nodes
+from gnncompile.passes.shared import is_pure, something_is_written
 
 if TYPE_CHECKING:
     from gnncompile.passes.padding import Padding
@@ -26,12 +29,47 @@ _OTHER_NUMBER = "rows that a mask selects meet rows of another number"
 
 
 def is_trivial_check(node: fx.Node) -> bool:
-    """Whether a node makes sure that a number of rows is not negative."""
+    """Whether a node makes sure of what is known to be true, or that a number of rows is not negative."""
     found: Any = node.args[0]
-    if not isinstance(found, fx.Node) or found.target is not operator.ge or found.args[1] != 0:
+    if not isinstance(found, fx.Node) or statically_known_true(value(found)):
+        return isinstance(found, fx.Node)
+    if found.target is not operator.ge or found.args[1] != 0:
         return False
     size: Any = found.args[0]
     return isinstance(size, fx.Node) and size.target is aten.sym_size.int
+
+
+def select_once(p: Padding) -> None:
+    """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): what they select is known to be as many."""
+    same = _Same(written_nodes(p.ctx.graph), something_is_written(p.ctx))
+    firsts: list[fx.Node] = []
+    for node in p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default):
+        first = next((one for one in firsts if same(one.args[0], node.args[0])), None)
+        if first is None:
+            firsts.append(node)
+            continue
+        p.at = first
+        p.replace(node, first)
+        for user in _made_of(first):
+            _find_again(p, user)
+
+
+class _Same(NamedTuple):
+    """Whether two arguments are made by the same computation."""
+
+    written: set[fx.Node]
+    something_is_written: bool
+
+    def __call__(self, one: Any, other: Any) -> bool:
+        if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+            return type(one) is type(other) and bool(one == other)
+        if one is other:
+            return True
+        if one.op != "call_function" or one.target is not other.target or {one, other} & self.written:
+            return False
+        (first, spec), (second, other_spec) = (pytree.tree_flatten((n.args, n.kwargs)) for n in (one, other))
+        alike = spec == other_spec and is_pure(one, self.something_is_written)
+        return alike and all(self(a, b) for a, b in zip(first, second, strict=True))
 
 
 def selected(p: Padding, node: fx.Node) -> None:
@@ -57,14 +95,24 @@ def _more(p: Padding, rows: Any) -> int:
 
 def _renew(p: Padding, new: fx.Node) -> None:
     """Finds what is made of selected rows in their new number."""
-    changed, at = {new}, new.next
-    while at.op != "output":
-        if at.op == "call_function" and not changed.isdisjoint(at.all_input_nodes):
-            if at.target is aten._assert_scalar.default and not statically_known_true(value(at.args[0])):  # type: ignore[arg-type]
-                raise p.refuse(_OTHER_NUMBER)
-            try:
-                p.ctx.find_value(at)
-            except Exception as error:
-                raise p.refuse(_OTHER_NUMBER) from error
-            changed.add(at)
-        at = at.next
+    for node in _made_of(new):
+        if node.target is aten._assert_scalar.default and not statically_known_true(value(node.args[0])):  # type: ignore[arg-type]
+            raise p.refuse(_OTHER_NUMBER)
+        _find_again(p, node)
+
+
+def _find_again(p: Padding, node: fx.Node) -> None:
+    try:
+        p.ctx.find_value(node)
+    except Exception as error:
+        raise p.refuse(_OTHER_NUMBER) from error
+
+
+def _made_of(source: fx.Node) -> Iterator[fx.Node]:
+    """The calls that something of a node enters, in the order of the graph."""
+    made, node = {source}, source.next
+    while node.op != "output":
+        if node.op == "call_function" and not made.isdisjoint(node.all_input_nodes):
+            yield node
+            made.add(node)
+        node = node.next

@@ -32,7 +32,7 @@ from gnncompile.passes.context import (
 )
 from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import Kinds, expression, single
-from gnncompile.passes.padded_selections import SELECTED, is_trivial_check
+from gnncompile.passes.padded_selections import SELECTED, is_trivial_check, select_once
 
 
 def run(ctx: Context) -> None:
@@ -61,6 +61,7 @@ class Padding:
 
     def run(self) -> None:
         """See :func:`run`."""
+        select_once(self)
         for node in self.ctx.graph.find_nodes(op="call_function", target=aten._assert_scalar.default):
             if is_trivial_check(node):
                 self.ctx.graph.erase_node(node)

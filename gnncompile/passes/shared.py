@@ -19,9 +19,9 @@ from gnncompile.passes.context import Context, mutates, origins
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     seen: dict[Any, fx.Node] = {}
-    written = bool(ctx.switches) or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
+    written = something_is_written(ctx)
     for node in list(ctx.graph.nodes):
-        if node.op != "call_function" or node in ctx.written or not _pure(node, written):
+        if node.op != "call_function" or node in ctx.written or not is_pure(node, written):
             continue
         key = _key(node)
         if key is None:
@@ -34,7 +34,13 @@ def run(ctx: Context) -> None:
             seen[key] = node
 
 
-def _pure(node: fx.Node, written: bool) -> bool:
+def something_is_written(ctx: Context) -> bool:
+    """Whether the graph writes to memory, or switches modes, so that equal calls may make different things."""
+    return bool(ctx.switches) or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
+
+
+def is_pure(node: fx.Node, written: bool) -> bool:
+    """Whether a call makes the same of the same arguments; `written`: whether anything in the graph is written to."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target.__module__ == "_operator" if callable(target) else False
