@@ -12,8 +12,9 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.codegen import triton_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile
+from gnncompile.codegen.triton_plan import Part, schedule
+from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile, joining_tile, large_programs, large_tile
+from gnncompile.codegen.triton_variant import Variant
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Output, Region, Space
@@ -27,6 +28,7 @@ from tests.triton_regions import (
     Case,
     D,
     E,
+    Graph,
     S,
     attention,
     attention_gradient,
@@ -37,9 +39,14 @@ from tests.triton_regions import (
     graph,
     launch,
     max_and_min,
+    mean,
     neighbour_sum,
+    poisoned,
     random_tensors,
     row_wise,
+    rows_tile,
+    several,
+    weighted_sum,
 )
 
 pytestmark = triton_regions.INTERPRETED
@@ -122,57 +129,72 @@ def test_softmax_over_pieces_that_are_not_finite(
     torch.testing.assert_close(found[0].cpu(), expected, equal_nan=True)
 
 
-def hub_launches(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Records how many programs each launch for hubs gets, from now on."""
+def launches_of(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Records how many programs each launch gets, from now on."""
     counted: list[tuple[str, int]] = []
 
     def recorded(what: str, inner: Any) -> Any:
-        def record(given: Any, programs: int, device: int) -> None:
+        def record(given: Any, counts: Any, device: int, programs: int) -> None:
             counted.append((what, programs))
-            inner(given, programs, device)
+            inner(given, counts, device, programs)
 
         return record
 
+    monkeypatch.setattr(kernel, "_ordinary", recorded("rows", kernel._ordinary))
     for what in ("pieces", "hubs"):
         monkeypatch.setattr(kernel, f"_{what}", [recorded(what, v) for v in getattr(kernel, f"_{what}")])
     return counted
 
 
 @pytest.mark.parametrize(
-    "name, limit, launches",
+    "name, limit, rows, pieces, hubs",
     [
-        ("hub", 300, []),
-        ("hub", 299, [("pieces", 2), ("hubs", 1)]),
-        ("hub", 100, [("pieces", 3), ("hubs", 1)]),
-        ("mixed", 2, [("pieces", 4), ("hubs", 2)]),
-        ("mixed", 4, []),
-        ("all_masked", 1, []),
-        ("no_row", 1, []),
+        ("hub", 300, 1, 0, 0),
+        ("hub", 299, 1, 2, 1),
+        ("hub", 100, 1, 3, 1),
+        ("mixed", 2, 2, 4, 2),
+        ("mixed", 4, 2, 0, 0),
+        ("all_masked", 1, 1, 0, 0),
+        ("no_row", 1, 0, 0, 0),
     ],
 )
+@pytest.mark.parametrize("case", [neighbour_sum, attention_gradient])
 def test_hubs_get_launches_if_there_are_any(
-    name: str, limit: int, launches: list[tuple[str, int]], device: str, monkeypatch: pytest.MonkeyPatch
+    case: Case,
+    name: str,
+    limit: int,
+    rows: int,
+    pieces: int,
+    hubs: int,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In one pass the pieces are walked in the launch of the rows, in two they have two of their own."""
     monkeypatch.setattr(runtime_layout, "HUB", limit)
-    region, g = neighbour_sum(D, "float32", 1, 3), GRAPHS[name]
-    kernel = TritonKernel(region)
-    counted = hub_launches(kernel, monkeypatch)
+    region, g = case(D, "float32", 1, 3), GRAPHS[name]
+
+    def expected(pieces: int, hubs: int) -> list[tuple[str, int]]:
+        walked = [("rows", rows + pieces)] if case is neighbour_sum else [("rows", rows), *2 * [("pieces", pieces)]]
+        return [one for one in (*walked, ("hubs", hubs)) if one[1]]
+
+    kernel = TritonKernel(region, rows_tile(region))
+    counted = launches_of(kernel, monkeypatch)
     tensors, edges = [t.to(device) for t in random_tensors(region, g)], g.layout(device)
     if name != "no_row" and device == "cuda":  # the number is there as soon as the device is done
         runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
         torch.cuda.synchronize()
-    kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
-    assert counted == launches
+    kernel(tensors, edges, poisoned(region, g, device))
+    assert counted == expected(pieces, hubs)
     if name == "mixed" and limit == 2:
         counted.clear()
         forget(edges)
-        kernel(tensors, edges, [torch.empty(g.num_rows, 3, device=device)])
-        assert counted == [("pieces", 8), ("hubs", 3)]
+        kernel(tensors, edges, poisoned(region, g, device))
+        assert counted == expected(8, 3)
 
 
 def test_launches_of_a_region() -> None:
-    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges. In one pass over wide
-    rows the pieces are walked beside the other rows.
+    """One over the pieces for each pass, and one for the rows, unless all outputs live on edges. In one pass the pieces
+    are walked beside the other rows.
     """
 
     def walked(region: Region) -> list[str]:
@@ -183,10 +205,9 @@ def test_launches_of_a_region() -> None:
     assert (
         walked(attention_gradient(D, "float32", 1, 8)) == walked(attention_gradient(D, "float32", 1, 128)) == two_passes
     )
-    assert walked(attention(D, "float32", 1, 8)) == ["ordinary", "pieces, pass 1", "hubs"]
-    assert walked(attention(D, "float32", 1, 128)) == ["both", "hubs"]
-    assert walked(edge_values(D, "float32", 1, 8)) == ["ordinary", "pieces, pass 1"]
-    assert walked(edge_values(D, "float32", 1, 128)) == ["both"]
+    for channels in (8, 128):
+        assert walked(attention(D, "float32", 1, channels)) == ["both", "hubs"]
+        assert walked(edge_values(D, "float32", 1, channels)) == ["both"]
     assert walked(row_wise(D, "float32", 1, 16)) == ["all"]
 
 
@@ -210,6 +231,99 @@ def test_pieces_beside_other_rows(case: Case, channels: int, device: str, small_
     forget(edges)
     for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
         assert torch.equal(a, b)
+
+
+def degrees(*edges: int) -> Graph:
+    """A graph whose rows have so many edges, in an order of its own."""
+    row = torch.repeat_interleave(torch.arange(len(edges)), torch.tensor(edges))
+    order = torch.randperm(row.numel(), generator=torch.Generator().manual_seed(0))
+    return graph(row[order].tolist(), [k % 7 for k in range(row.numel())], len(edges), 7)
+
+
+SEVERAL = {
+    "hubs": degrees(3, 129, 0, 128, 300, 1, 130, 2, 5),  # 129: a piece of one edge
+    "hubs_alone": degrees(260, 129),
+    "one_row": degrees(300),
+    "no_hub": degrees(128, 0, 100, 7, 60),
+    "few": degrees(1, 2, 0),
+    "no_edge": GRAPHS["no_edge"],
+    "no_row": GRAPHS["no_row"],
+}
+
+
+def in_launches_of_their_own(region: Region, tile: Tile) -> TritonKernel:
+    """Rows and pieces are walked one behind the other."""
+    kernel, plan = TritonKernel(region, tile), schedule(region)
+    assert kernel.hub_tile is not None and kernel._together
+    kernel._together, kernel._ordinary = False, Variant(region, plan, tile, Part("ordinary"))
+    kernel._pieces = [Variant(region, plan, kernel.hub_tile, Part("pieces"))]
+    return kernel
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(
+    "rows, case", [(2, neighbour_sum), (4, max_and_min), (8, mean), (4, attention), (2, edge_values)]
+)
+def test_pieces_beside_several_rows(case: Case, rows: int, name: str, device: str) -> None:
+    """One launch walks both, and finds the same bits as launches of their own; also where it is for more pieces than
+    there are.
+    """
+    region, g = case(D, "float32", 1, 3), SEVERAL[name]
+    tile = rows_tile(region, rows=rows)
+    assert TritonKernel(region, tile).text.count("def walk_") == 2
+    check(region, g, device, tile=tile)
+    tensors, edges = random_tensors(region, g), g.layout(device)
+    apart = poisoned(region, g, device)
+    in_launches_of_their_own(region, tile)([t.to(device) for t in tensors], edges, apart)
+    found = launch(region, tensors, g, device, tile, edges)
+    if runtime_layout.hubs(edges.rowptr, edges.edge.size(0)) is not None:
+        forget(edges)
+    for a, b, c in zip(apart, found, launch(region, tensors, g, device, tile, edges), strict=True):
+        assert torch.equal(a.cpu(), b) and torch.equal(b, c)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", [neighbour_sum, weighted_sum, max_and_min, mean, attention])
+def test_types_of_pieces_beside_several_rows(case: Case, dtype: str, device: str, small_hubs: None) -> None:
+    for rows, channels in ((2, 64), (8, 5)):
+        region = case(D, dtype, 1, channels)
+        check(region, MIXED, device, tile=rows_tile(region, rows=rows))
+
+
+@pytest.mark.parametrize("heads, channels", [(1, 128), (1, 40), (1, 3), (3, 40)])
+@pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, channel_softmax])
+def test_large_hubs(
+    case: Case, heads: int, channels: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hubs of more pieces than others read at once, in one step or several, by programs of fewer channels, the last of
+    which may have none; beside hubs of as many pieces as others, and in launches for more of either than there are.
+    """
+    monkeypatch.setattr(triton_tile, "MOST_EDGES", 2)
+    monkeypatch.setattr(triton_tile, "LARGE_PIECES", 4)
+    region, g = case(D, "float32", heads, channels), degrees(3, 20, 0, 4, 2, 7, 5, 16, 1)
+    check(region, g, device)
+    tensors, edges = random_tensors(region, g), g.layout(device)
+    known = launch(region, tensors, g, device, edges=edges)
+    forget(edges)
+    for a, b in zip(known, launch(region, tensors, g, device, edges=edges), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_tiles_for_large_hubs() -> None:
+    """No more elements than other hubs have, and none where channels are summed."""
+
+    def of(region: Region) -> tuple[Tile, Tile | None, int]:
+        plan = schedule(region)
+        pieces = hub_tile(region, plan, choose_tile(region, plan))
+        assert pieces is not None
+        tile = joining_tile(region, pieces)
+        return tile, large_tile(region, tile), large_programs(region, tile)
+
+    assert of(neighbour_sum(D, "float32", 1, 128)) == (Tile(1, 128, 32, 8), Tile(1, 512, 8, 8), 4)
+    assert of(neighbour_sum(D, "float32", 1, 40)) == (Tile(1, 128, 32, 8), Tile(1, 512, 8, 8), 3)
+    assert of(neighbour_sum(D, "float32", 1, 4)) == (Tile(1, 128, 4, 8), Tile(1, 512, 4, 8), 1)
+    assert of(attention(D, "float32", 4, 32)) == (Tile(1, 64, 32, 8), Tile(1, 256, 8, 8), 4)
+    assert of(several(D, "float32", 1, 64)) == (Tile(1, 128, 64, 8), None, 0)
 
 
 @pytest.mark.parametrize("pieces", [1, 5, 40])

@@ -13,13 +13,16 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile import _compat
-from gnncompile.codegen import triton_launcher
-from gnncompile.codegen.triton_kernel import TritonKernel
+from gnncompile.codegen import triton_launcher, triton_tile
+from gnncompile.codegen.triton_kernel import TritonKernel, _nothing
+from gnncompile.codegen.triton_plan import Part
 from gnncompile.codegen.triton_source import source
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
+from gnncompile.runtime import layout
 from tests.triton_regions import MIXED, D, S, attention, attention_gradient, dot_attention, neighbour_sum, row_wise
 
 pytestmark = triton_regions.INTERPRETED
@@ -57,6 +60,12 @@ class FakeCompiled:
         return lambda *arguments: self.jit.launched.append((grid, *arguments))
 
 
+def pointers(x: Tensor, edges: Layout, out: Tensor) -> list[int]:
+    """What a sum is given where there is no hub."""
+    nothing = [edges.rowptr, edges.rowptr, _nothing(torch.float32, x.device)]
+    return [t.data_ptr() for t in (x, edges.rowptr, edges.col, *nothing, out)]
+
+
 def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch. One program
     serves all four rows.
@@ -69,8 +78,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.zeros(33)[1:].view(8, 4)
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
-        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers, 4)
+        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0)
 
     for _ in range(2):
         kernel([x], edges, [out])
@@ -104,10 +112,34 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert jit.by_triton == 2 and not jit.launched
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        pointers = (x.data_ptr(), edges.rowptr.data_ptr(), edges.col.data_ptr(), out.data_ptr())
-        return ("function", 1, 1, 1, 2, 64, "OOOOiO", (*pointers, 4, None), 77)
+        given = (*pointers(x, edges, out), 4, 0, None)
+        return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiO", given, 77)
 
     assert launched == [expected(x), expected(shifted), expected(x)]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows, pieces and programs for large hubs: four rows, two of them hubs of two pieces."""
+    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
+    monkeypatch.setattr(layout, "HUB", 2)
+    monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
+    region = neighbour_sum(D, "float32", 1, 64)
+    kernel = TritonKernel(region, Tile(rows, 1, 64, 1))
+    walk, join = kernel._ordinary._kernel, kernel._hubs[0]._kernel = FakeJit(), FakeJit()
+    x, out, edges = torch.randn(7, 64), torch.empty(4, 64), MIXED.layout("cpu")
+    for _ in range(2):
+        (kernel.trusted if trusted else kernel)([x], edges, [out])
+    counts = (4, 4) if rows > 1 else (4,)
+    assert len(walk.launched) == len(join.launched) == 1
+    assert walk.launched[0][:2] == (4 // rows + 4, 1) and walk.launched[0][-len(counts) - 1 :] == (
+        out.data_ptr(),
+        *counts,
+    )
+    # two hubs, both of which may be large, in two columns: four programs of 8 channels for each one of 32
+    assert join.launched[0][:2] == (2 + 2 * 4, 2) and join.launched[0][-2:] == (out.data_ptr(), 2 * 4)
 
 
 @pytest.mark.parametrize("special", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 8}])
@@ -142,6 +174,8 @@ def test_source_is_deterministic_and_free_of_sizes() -> None:
     assert first == second
     assert "constexpr" not in first and "num_rows" not in first and "atomic" not in first
     assert 'do_not_specialize=["num_rows"]' in source(row_wise(D, "float32", 1, 16))
+    both = source(neighbour_sum(D, "float32", 1, 64), part=Part("both"))
+    assert both.count("do_not_specialize") == 1 and 'do_not_specialize=["num_rows", "num_pieces"]' in both
 
 
 def test_what_a_softmax_weighs_is_gathered_with_its_logits() -> None:

@@ -317,6 +317,18 @@ def in_double(region: Region) -> Region:
     return Region(region.by, nodes, tuple(replace(o, dtype=wide(o.dtype)) for o in region.outputs))
 
 
+def poisoned(region: Region, g: Graph, device: str) -> list[Tensor]:
+    """Outputs that hold NaN where a kernel has to write."""
+    outputs = []
+    for out in region.outputs:
+        rows = g.row.numel() if region.nodes[out.node].space is E else g.num_rows
+        made = torch.empty(rows, *out.trailing, dtype=getattr(torch, out.dtype), device=device)
+        outputs.append(made.fill_(True if out.dtype == BOOL else NAN))
+        if region.nodes[out.node].space is E and g.alive is not None:
+            outputs[-1][~g.alive.to(device)] = 0
+    return outputs
+
+
 def launch(
     region: Region,
     tensors: list[Tensor],
@@ -325,14 +337,8 @@ def launch(
     tile: Tile | None = None,
     edges: Layout | None = None,
 ) -> list[Tensor]:
-    """Runs the kernel on outputs that are poisoned where it has to write."""
-    outputs = []
-    for out in region.outputs:
-        rows = g.row.numel() if region.nodes[out.node].space is E else g.num_rows
-        made = torch.empty(rows, *out.trailing, dtype=getattr(torch, out.dtype), device=device)
-        outputs.append(made.fill_(True if out.dtype == BOOL else NAN))
-        if region.nodes[out.node].space is E and g.alive is not None:
-            outputs[-1][~g.alive.to(device)] = 0
+    """Runs the kernel on poisoned outputs."""
+    outputs = poisoned(region, g, device)
     TritonKernel(region, tile)([t.to(device) for t in tensors], edges or g.layout(device), outputs)
     return [o.cpu() for o in outputs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gnncompile.codegen import triton_softmax, triton_ties
 from gnncompile.codegen.triton_plan import Part, Schedule, partials
 from gnncompile.codegen.triton_text import masked
-from gnncompile.codegen.triton_tile import Tile
+from gnncompile.codegen.triton_tile import Tile, hub_tile, large_programs, large_tile
 from gnncompile.codegen.triton_writer import START, Writer
 from gnncompile.ir.region import Region
 from gnncompile.runtime import layout
@@ -21,11 +21,18 @@ class HubWriter(Writer):
         super().__init__(region, plan, tile, part)
         self.partials, self.partial_length = partials(region, plan)
 
+    def functions(self) -> list[str]:
+        """The kernel; where large hubs have another tile, it calls a function for them or one for the others."""
+        if "num_large" not in self.parameters:
+            return super().functions()
+        large = LargeHubWriter(self.region, self.plan, self.tile, self.part)
+        return either("num_large", self, join_large_hub=large, join_hub=self)
+
     def _rows(self) -> None:
-        self.line("hub = tl.program_id(0)")
+        large = "num_large" in self.parameters
+        self.line(f"hub = tl.program_id(0){' - num_large' if large else ''}")
         self._hub()
-        self.line("if first_piece == last_piece:")
-        self.line("    return")
+        self._if(f"occupied & (last_piece - first_piece <= {self.tile.edges})" if large else "occupied")
 
     def _hub(self) -> None:
         """The hub's row, and where the results of its pieces stand."""
@@ -33,6 +40,11 @@ class HubWriter(Writer):
         self.line("first_piece = tl.load(hubs + hub * 3 + 1)")
         self.line("last_piece = first_piece + tl.load(hubs + hub * 3 + 2)")
         self.line("occupied = first_piece < last_piece")
+
+    def _if(self, condition: str) -> None:
+        """Leaves all that follows undone elsewhere. A function that returned early could be called in no branch."""
+        self.line(f"if {condition}:")
+        self.indent += 1
 
     def _body(self) -> None:
         for step in range(self.plan.passes):
@@ -79,6 +91,26 @@ class HubWriter(Writer):
         return f"tl.load({place}{masked(['alive', *masks], other)})"
 
 
+class LargeHubWriter(HubWriter):
+    """For each program that a smaller hub has, whose tile is `tile`, a large hub has several, of fewer channels each:
+    one would read its pieces in many steps, one behind the other.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        large = large_tile(region, tile)
+        assert large is not None
+        super().__init__(region, plan, large, part)
+        self.smaller, self.block = tile, "block"
+
+    def _rows(self) -> None:
+        programs = large_programs(self.region, self.smaller)
+        across, blocks = (tile.across(self.region.grid) for tile in (self.smaller, self.tile))
+        self.line(f"hub = tl.program_id(0) // {programs}")
+        self.line(f"block = tl.program_id(0) % {programs} * {across} + tl.program_id(1)")
+        self._hub()
+        self._if(f"(last_piece - first_piece > {self.smaller.edges}) & (block < {blocks})")
+
+
 class PieceWriter(HubWriter):
     """A program walks the edges of one piece, in one pass, and stores what they reduce to.
 
@@ -88,8 +120,7 @@ class PieceWriter(HubWriter):
     def _rows(self) -> None:
         self.line("piece = tl.program_id(0)")
         self.line("hub = tl.load(pieces + piece)")
-        self.line("if hub < 0:")
-        self.line("    return")
+        self._if("hub >= 0")
         self._hub()
         self.line(f"begin = tl.load(rowptr + row) + (piece - first_piece) * {layout.HUB}")
         self.line(f"end = tl.minimum(begin + {layout.HUB}, tl.load(rowptr + row + 1))")
@@ -120,7 +151,8 @@ class PieceWriter(HubWriter):
 
 class BothWriter(PieceWriter):
     """The first programs walk a piece each, the others a row, in the one pass that there is: in launches of their own,
-    either would wait for the last program of the other.
+    either would wait for the last program of the other. They share a body: compiled for an H200, attention of 4 heads
+    with 32 channels has 64 registers a thread, pieces by a tile of their own 114.
     """
 
     def _rows(self) -> None:
@@ -155,3 +187,29 @@ class BothWriter(PieceWriter):
             self.indent += 1
             self._store_rows()
             self.indent -= 1
+
+
+class SeveralBothWriter(Writer):
+    """As :class:`BothWriter`, where the others walk several rows each: by that tile a piece would take one step behind
+    the other, so that it has one of its own.
+    """
+
+    def functions(self) -> list[str]:
+        """The kernel, and the functions for a piece and for rows that it calls."""
+        tile = hub_tile(self.region, self.plan, self.tile)
+        assert tile is not None
+        piece = PieceWriter(self.region, self.plan, tile, self.part)
+        return either("num_pieces", self, walk_piece=piece, walk_rows=self)
+
+
+def either(count: str, kernel: Writer, **functions: Writer) -> list[str]:
+    """A kernel whose first programs, `count` of them, run the first of two functions, and the others the second.
+
+    Without functions, what both branches assign to a name would have to have one type.
+    """
+    first, second = (f"{name}({', '.join(kernel.parameters)})" for name in functions)
+    lines = []
+    for name, writer in functions.items():
+        lines += [*kernel.signature(name), *writer.walk(), "", ""]
+    branches = [f"    if tl.program_id(0) < {count}:", f"        {first}", "    else:", f"        {second}"]
+    return [*lines, *kernel.signature(), *branches]

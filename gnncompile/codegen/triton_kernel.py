@@ -11,7 +11,15 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.codegen.triton_plan import Part, gathered, partials, schedule
-from gnncompile.codegen.triton_tile import PROGRAMS, SHARE, Tile, choose_tile, hub_tile, joining_tile
+from gnncompile.codegen.triton_tile import (
+    PROGRAMS,
+    SHARE,
+    Tile,
+    choose_tile,
+    hub_tile,
+    joining_tile,
+    large_programs,
+)
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
 from gnncompile.ir.reference import Layout
@@ -19,8 +27,8 @@ from gnncompile.ir.region import Region
 from gnncompile.runtime.layout import hubs as find_hubs
 from gnncompile.runtime.layout import rows_of_edges
 
-Start = Callable[[Sequence[Tensor], int, int, int | None], None]
-"""Launches a kernel: what it is given, its rows or pieces, the device, and the number of programs."""
+Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
+"""Launches a kernel: what it is given, numbers among that, the device, and the number of programs."""
 
 
 def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
@@ -56,17 +64,20 @@ class TritonKernel:
         plan, self._region = schedule(region), region
         self.tile = tile or choose_tile(region, plan)
         self.hub_tile = hub_tile(region, plan, self.tile)
-        self._together = plan.passes == 1 and self.tile.rows == 1
+        self._together = plan.passes == 1
         part = Part("all" if self.hub_tile is None else "both" if self._together else "ordinary")
         self._ordinary = Variant(region, plan, self.tile, part)
         self.text = self._ordinary.text
         self._pieces: list[Variant] = []
         self._hubs: list[Variant] = []
+        self._large = 0, 1
         if self.hub_tile is not None:
             if not self._together:
                 self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
             if not all(map(region.per_edge, region.outputs)):
-                self._hubs = [Variant(region, plan, joining_tile(region, self.hub_tile), Part("hubs"))]
+                joining = joining_tile(region, self.hub_tile)
+                self._hubs = [Variant(region, plan, joining, Part("hubs"))]
+                self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
 
@@ -118,15 +129,15 @@ class TritonKernel:
         else:
             partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
             given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
-        if self._together:
-            start(given, pieces, device, rows + pieces)
-        else:
-            start(given, rows, device, None)
+        programs, fewest = self._large
+        large = programs * min(number, pieces // fewest)  # hubs with most pieces come first
+        counts = rows, pieces, large
+        start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self._together else 0))
         if pieces:
             for variant in self._pieces:
-                variant(given, pieces, device)
+                variant(given, counts, device, pieces)
             for variant in self._hubs:
-                variant(given, number, device)
+                variant(given, counts, device, number + large)
 
 
 @lru_cache(maxsize=64)
@@ -194,7 +205,7 @@ class TritonTotals:
         partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
-        start(given, rowptr.size(0) - 1, rowptr.get_device(), programs)
+        start(given, (rowptr.size(0) - 1, 0, 0), rowptr.get_device(), programs)
         total = partial.sum(0)
         for offset, output in zip(self._offsets, outputs, strict=True):
             output.view(-1).copy_(total[offset : offset + output.numel()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton_hubs import BothWriter, HubWriter, PieceWriter
+from gnncompile.codegen.triton_hubs import BothWriter, HubWriter, PieceWriter, SeveralBothWriter
 from gnncompile.codegen.triton_plan import WHOLE, Part, schedule
 from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.codegen.triton_totals import TotalsWriter
@@ -31,4 +31,6 @@ def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:
         Unsupported: The region can't be expressed; the message says why.
     """
     plan = schedule(region)
-    return _WRITERS[part.walks](region, plan, tile or choose_tile(region, plan), part).module()
+    tile = tile or choose_tile(region, plan)
+    writer = SeveralBothWriter if part.walks == "both" and tile.rows > 1 else _WRITERS[part.walks]
+    return writer(region, plan, tile, part).module()

@@ -21,6 +21,20 @@ JOINING_WARPS = 8
 JOINED_CHANNELS = 32
 """Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
 
+LARGE_CHANNELS = 8
+"""Most channels of a program for a large hub, one with more pieces than a program for other hubs reads at once: 32
+bytes in float32, which is what memory is read by."""
+
+LARGE_PIECES = 512
+"""Most pieces that such a program reads at once: with 8 channels as many elements as other programs read."""
+
+BESIDE = 4096
+"""Most elements of a step of a piece per warp, where other programs of the launch walk several rows each; half as many
+where more is done with rows than to add them up (see :func:`_elements_beside`)."""
+
+BESIDE_IN_LANES = 1024
+"""The same for narrow rows, whose edges meet behind the loop: an accumulator has a register for each element."""
+
 MOST_EDGES = 128
 """Most edges per step of a row."""
 
@@ -334,6 +348,7 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     """
     if plan.passes == 0:
         return None
+    beside = tile.rows > 1 and plan.passes == 1
     tile = replace(tile, rows=1, steps=1)
     if _arithmetic(region, plan) > HEAVY or weights(region) > WEIGHTS:
         return tile
@@ -346,7 +361,24 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
         elements //= 2 * power_of_two(len(lanes))
     elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
+    if beside:
+        elements = _elements_beside(region, plan, elements, tile.num_warps)
     return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
+
+
+def _elements_beside(region: Region, plan: Schedule, elements: int, num_warps: int) -> int:
+    """Elements of a step of a piece, in one launch with rows that several share a program.
+
+    All programs have as many registers as a piece. More than 64 a thread would keep some of the 32 programs of one warp
+    off each processor. Compiled for an H200, 64 channels in float32, a sum comes to 64, a maximum with its ties to 60,
+    with twice as many edges to 112.
+    """
+    most = BESIDE if region.grid[0] * region.grid[1] >= WIDE else BESIDE_IN_LANES
+    elements = min(elements, num_warps * most)
+    if any(n.op == "softmax" and _in_wide_lanes(region, n) for n in region.nodes):
+        return elements // 4  # each edge has a maximum and a sum for every channel
+    alone = _arithmetic(region, plan) == 0 and not plan.counted and not region.softmaxes
+    return elements if alone else elements // 2
 
 
 def joining_tile(region: Region, tile: Tile) -> Tile:
@@ -362,6 +394,25 @@ def joining_tile(region: Region, tile: Tile) -> Tile:
 def _halves(region: Region) -> bool:
     """Whether rows of two bytes per element are read."""
     return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
+
+
+def large_tile(region: Region, tile: Tile) -> Tile | None:
+    """The tile for a hub of more pieces than `tile`, that of other hubs, reads at once: its channels are spread over
+    more programs, which read more pieces, but no more elements, so that other hubs lose no registers to it. None where
+    it would have no more pieces.
+    """
+    if tile.heads or _needs_whole_rows(region):
+        return None
+    large = replace(tile, channels=min(tile.channels, LARGE_CHANNELS))
+    elements = max(tile.edges * tile.width(region.grid), tile.num_warps * ELEMENTS // 8)
+    pieces = min(elements // large.width(region.grid), LARGE_PIECES)
+    return replace(large, edges=pieces) if pieces > tile.edges else None
+
+
+def large_programs(region: Region, tile: Tile) -> int:
+    """How many programs a large hub has for each one that other hubs have, whose tile is `tile`; 0 if it is as they."""
+    large = large_tile(region, tile)
+    return 0 if large is None else -(-large.across(region.grid) // tile.across(region.grid))
 
 
 def _packs(region: Region) -> bool:

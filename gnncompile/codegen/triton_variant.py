@@ -47,8 +47,7 @@ class Variant:
         names = parameters(region, plan, tile, part)
         self.text = source(region, tile, part)
         self._kernel: Any = getattr(_module(self.text), KERNEL)
-        self._counts = names[-1] in COUNTS
-        self._rows = tile.rows
+        self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
         # places of the arguments that are read as words of 64 bits, and must be aligned for it
@@ -60,11 +59,11 @@ class Variant:
             self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
 
-    def __call__(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
-        """Launches programs for so many rows (if the kernel counts pieces: with so many), or so many of them, on the
-        current device; its index is -1 under the interpreter.
+    def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
+        """Launches so many programs on the current device; its index is -1 under the interpreter.
 
-        `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors.
+        `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors;
+        `counts` the numbers named in :data:`COUNTS`.
         """
         arguments: list[Any] = [given[at] for at, _ in self._arguments]
         for k in self._words:
@@ -80,30 +79,24 @@ class Variant:
             bits |= pointer
         # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
         key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
-        if programs is None:
-            programs = -(-rows // self._rows)
-        if self._counts:
-            pointers.append(rows)
+        numbers = [counts[at] for at in self._counts]
         launcher = self.compiled.get(key)
         if launcher is not None:
-            launcher(programs, self._columns, device, pointers)
+            launcher(programs, self._columns, device, pointers + numbers)
             return
-        arguments += pointers[len(arguments) :]  # the number of rows or pieces
-        compiled = self._kernel[programs, self._columns, 1](*arguments, **self._options)
+        compiled = self._kernel[programs, self._columns, 1](*arguments, *numbers, **self._options)
         if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = Launcher(compiled, "O" * len(self._arguments) + "i" * self._counts)
+            self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
 
-    def trusted(self, given: Sequence[Tensor], rows: int, device: int, programs: int | None = None) -> None:
+    def trusted(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
         """The same without a look at types and devices."""
         pointers = [tensor.data_ptr() for tensor in self._pick(given)]
         launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
         if launcher is None:
-            self(given, rows, device, programs)
-        elif self._counts:
-            pointers.append(rows)
-            launcher(programs or -(-rows // self._rows), self._columns, device, pointers)
+            self(given, counts, device, programs)
         else:
-            launcher(rows, self._columns, device, pointers)
+            pointers += [counts[at] for at in self._counts]
+            launcher(programs, self._columns, device, pointers)
 
 
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:

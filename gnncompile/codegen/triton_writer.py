@@ -14,7 +14,7 @@ import re
 from gnncompile.codegen import triton_bits, triton_flat, triton_layers, triton_softmax, triton_ties
 from gnncompile.codegen.triton_plan import ENDS, WHOLE, Part, Schedule, edgewise, every_step, reads, shares_maximum
 from gnncompile.codegen.triton_text import PROPAGATE, literal, masked, without_parentheses
-from gnncompile.codegen.triton_tile import Tile, power_of_two
+from gnncompile.codegen.triton_tile import Tile, large_tile, power_of_two
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
@@ -45,7 +45,7 @@ START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "red
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
     """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``,
-    ``partial``, ``out<position>``, and ``num_rows`` or ``num_pieces``.
+    ``partial``, ``out<position>``, and of :data:`COUNTS` those that it needs.
 
     A tensor or an index that the outputs do not need is left out.
     """
@@ -63,11 +63,13 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
     if part.walks in ("pieces", "both", "hubs"):
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
-    return names + (["num_pieces"] if part.walks == "both" else ["num_rows"] if tile.rows > 1 else [])
+    large = part.walks == "hubs" and large_tile(region, tile) is not None
+    needed = tile.rows > 1, part.walks == "both", large
+    return names + [count for count, used in zip(COUNTS, needed, strict=True) if used]
 
 
-COUNTS = ("num_rows", "num_pieces")
-"""Arguments that are numbers; a kernel has one of them at most, its last one."""
+COUNTS = ("num_rows", "num_pieces", "num_large")
+"""Arguments that are numbers, which come last: of rows, of programs that walk a piece, and of those for large hubs."""
 
 
 class Writer:
@@ -84,6 +86,7 @@ class Writer:
             "channel": region.grid[1] > 1,
         }
         self.axes = [name for name, used in many.items() if used]
+        self.block = "tl.program_id(1)"  # of a row that programs share
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
         self.indent = 1
@@ -96,17 +99,30 @@ class Writer:
 
     def module(self) -> str:
         """The whole module."""
-        self._prologue()
-        self._body()
+        functions = self.functions()
         head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
-        text = "\n".join(self.lines)
+        text = "\n".join(functions)
         for combine in COMBINE.values():
             if f", _{combine}" in text:
                 body = f"    return tl.{combine}(a, b, {PROPAGATE})"
                 head += ["", "@triton.jit", f"def _{combine}(a, b):", body, ""]
-        loose = f'(do_not_specialize=["{self.parameters[-1]}"])' if self.parameters[-1] in COUNTS else ""
-        head += ["", f"@triton.jit{loose}", f"def {KERNEL}({', '.join(self.parameters)}):"]
-        return "\n".join([*head, *self.lines]) + "\n"
+        return "\n".join([*head, "", *functions]) + "\n"
+
+    def functions(self) -> list[str]:
+        """The kernel, behind what it calls."""
+        return [*self.signature(), *self.walk()]
+
+    def signature(self, name: str = KERNEL) -> list[str]:
+        """The head of the kernel, or of a function that takes the same arguments."""
+        counts = [f'"{p}"' for p in self.parameters if p in COUNTS and name == KERNEL]
+        loose = f"(do_not_specialize=[{', '.join(counts)}])" if counts else ""
+        return [f"@triton.jit{loose}", f"def {name}({', '.join(self.parameters)}):"]
+
+    def walk(self) -> list[str]:
+        """The statements that do all of it."""
+        self._prologue()
+        self._body()
+        return self.lines
 
     def _body(self) -> None:
         """All behind the prologue."""
@@ -203,21 +219,22 @@ class Writer:
         """The program's rows and where their edges begin and end."""
         several = self.tile.rows > 1
         if several:
-            self.line(f"row = tl.program_id(0).to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
+            program = "(tl.program_id(0) - num_pieces)" if self.part.walks == "both" else "tl.program_id(0)"
+            self.line(f"row = {program}.to(tl.int64) * {self.tile.rows} + tl.arange(0, {self.tile.rows})")
         else:
             self.line("row = tl.program_id(0).to(tl.int64)")
         if self.plan.passes:
             mask = ", mask=row < num_rows, other=0" if several else ""
             self.line(f"begin = tl.load(rowptr + row{mask})")
             self.line(f"end = tl.load(rowptr + row + 1{mask})")
-            if self.part.walks == "ordinary":
+            if self.part.walks != "all":
                 self._leave_hubs(several)
             if several:
                 self.line("longest = tl.max(end - begin)")
             self.line(f"occupied = {self.expand('(begin < end)', 'row') if several else 'begin < end'}")
         if several:
             self.line(f"row = {self.expand('row', 'row')}")
-            ordinary = f" & {self.expand('ordinary', 'row')}" if self.part.walks == "ordinary" else ""
+            ordinary = f" & {self.expand('ordinary', 'row')}" if self.part.walks != "all" else ""
             self.line(f"row_in = (row < num_rows){ordinary}")
 
     def _leave_hubs(self, several: bool) -> None:
@@ -233,7 +250,7 @@ class Writer:
         extent = self.extent(axis, length)
         lanes = self.expand(f"tl.arange(0, {extent})", axis)
         if extent < power_of_two(length):
-            lanes = f"tl.program_id(1) * {extent} + {lanes}"
+            lanes = f"{self.block} * {extent} + {lanes}"
         self.line(f"{axis}{length} = {lanes}")
         if self.padded(axis, length):
             self.line(f"{axis}{length}_in = {axis}{length} < {length}")
@@ -256,6 +273,7 @@ class Writer:
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
         roots = [a for i in targets for a in reads(self.region, self.plan, i)] + [o.node for _, o in stores]
         needed = self._edge_closure(roots)
+        depth = self.indent
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in targets:
             self._start(i)
@@ -267,7 +285,7 @@ class Writer:
             self._accumulate(i)
         for k, out in stores:
             self._store(k, out)
-        self.names, self.indent = outside, 1
+        self.names, self.indent = outside, depth
 
     def _open_loop(self, needed: list[int], stores: bool) -> None:
         edges = self.tile.edges

@@ -40,7 +40,7 @@ def is_trivial_check(node: fx.Node) -> bool:
 
 
 def select_once(p: Padding) -> None:
-    """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): what they select is known to be as many."""
+    """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): as many rows, as is known then."""
     same = _Same(written_nodes(p.ctx.graph), something_is_written(p.ctx))
     firsts: list[fx.Node] = []
     for node in p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default):
