@@ -319,10 +319,10 @@ def test_tiles_for_large_hubs() -> None:
         tile = joining_tile(region, pieces)
         return tile, large_tile(region, tile), large_programs(region, tile)
 
-    assert of(neighbour_sum(D, "float32", 1, 128)) == (Tile(1, 128, 32, 8), Tile(1, 512, 8, 8), 4)
-    assert of(neighbour_sum(D, "float32", 1, 40)) == (Tile(1, 128, 32, 8), Tile(1, 512, 8, 8), 3)
+    assert of(neighbour_sum(D, "float32", 1, 128)) == (Tile(1, 128, 32, 8), Tile(1, 1024, 4, 8), 8)
+    assert of(neighbour_sum(D, "float32", 1, 40)) == (Tile(1, 128, 32, 8), Tile(1, 1024, 4, 8), 5)
     assert of(neighbour_sum(D, "float32", 1, 4)) == (Tile(1, 128, 4, 8), Tile(1, 512, 4, 8), 1)
-    assert of(attention(D, "float32", 4, 32)) == (Tile(1, 64, 32, 8), Tile(1, 256, 8, 8), 4)
+    assert of(attention(D, "float32", 4, 32)) == (Tile(1, 64, 32, 8), Tile(1, 512, 4, 8), 8)
     assert of(several(D, "float32", 1, 64)) == (Tile(1, 128, 64, 8), None, 0)
 
 

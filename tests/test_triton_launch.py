@@ -138,8 +138,8 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
         out.data_ptr(),
         *counts,
     )
-    # two hubs, both of which may be large, in two columns: four programs of 8 channels for each one of 32
-    assert join.launched[0][:2] == (2 + 2 * 4, 2) and join.launched[0][-2:] == (out.data_ptr(), 2 * 4)
+    # two hubs, both of which may be large, in two columns: eight programs of 4 channels for each one of 32
+    assert join.launched[0][:2] == (2 + 2 * 8, 2) and join.launched[0][-2:] == (out.data_ptr(), 2 * 8)
 
 
 @pytest.mark.parametrize("special", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 8}])
