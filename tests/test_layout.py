@@ -12,6 +12,7 @@ from torch import Tensor
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.runtime import launch, layout
+from gnncompile.runtime.static_inputs import StaticInputs
 from tests import graphs
 from tests.harness import needs_interpreter
 
@@ -57,7 +58,7 @@ def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: s
 def test_where_there_is_no_hub_there_is_none_with_self_loops(device: str) -> None:
     row = torch.arange(200, device=device) % 50
     made = layout.csr(row, row, 50, 50, None)
-    layout.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), layout.NO_HUBS)
+    layout.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), layout.NO_HUBS, layout.HUB)
     hubs = layout.given_hubs(layout.with_loops(*made, row, None)[0])
     assert hubs is not None and hubs.number == layout.NO_HUBS and hubs.rows.numel() == 0
 
@@ -111,6 +112,39 @@ def test_every_edge_of_a_hub_is_in_one_piece(degrees: list[int], small_hubs: Non
     assert {int(r): int(n) for r, _, n in hubs.rows[:number]} == wanted
     owners = [k for k in range(number) for _ in range(int(hubs.rows[k, 2]))]
     assert hubs.pieces.tolist() == owners + [-1] * (len(hubs.pieces) - pieces) and len(owners) == pieces
+
+
+def test_rows_may_be_longer_where_there_are_very_many_edges(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """A list says itself from which degree on rows are hubs; it stays so with a self loop more for each row."""
+    limits = [layout.most_edges(n) for n in (0, 13, 2_332_486, 2**24 - 1, 2**24, 115_000_000, 124_000_000, 2**31 - 1)]
+    assert limits == [128, 128, 128, 128, 256, 1024, 1024, 16384]
+    monkeypatch.setattr(layout, "HUB", 2)
+    monkeypatch.setattr(layout, "LAST_ROW", 3)
+    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
+    hubs = found(rowptr)
+    assert hubs.most_edges == 4
+    lengths = rowptr.diff()
+    wanted = {at: -(-int(n) // 4) for at, n in enumerate(lengths) if n > 4}
+    assert {int(r): int(n) for r, _, n in hubs.rows if n} == wanted and wanted
+    layout.give_hubs(rowptr, hubs.rows[:0], hubs.pieces[:0], layout.NO_HUBS, 4)
+    row = torch.repeat_interleave(torch.arange(5, device=device), lengths.long())
+    with_loops = layout.with_loops(rowptr, row.int(), torch.arange(13, device=device).int(), row, None)[0]
+    assert found(with_loops, 18).most_edges == 4
+
+
+def test_a_recording_is_for_lists_of_one_limit() -> None:
+    """Its kernels were given the limit as a number."""
+
+    def given(most: int) -> list[Tensor]:
+        memory = torch.arange(64, dtype=torch.int32)
+        rowptr = memory[:6]
+        layout.give_hubs(rowptr, memory[12:15].view(1, 3), memory[15:17], (1, 2), most)
+        return [rowptr, memory[6:12]]
+
+    static = StaticInputs(given(4), [0, 1])
+    hubs = layout.given_hubs(static.tensors[0])
+    assert hubs is not None and hubs.most_edges == 4
+    assert static.fits(given(4)) and not static.fits(given(8))
 
 
 def test_too_few_edges_for_a_hub(device: str) -> None:

@@ -83,6 +83,18 @@ def test_hubs(
     check(region, MIXED, device, tile=tile)
 
 
+@pytest.mark.parametrize("case", [neighbour_sum, mean, max_and_min, attention, edge_values, channel_softmax])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("most", [1, 3, 4, 9])
+def test_the_longest_row_that_is_no_hub(
+    case: Case, rows: int, most: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a list of hubs was made with is what a kernel goes by: all rows are walked, each edge of them once."""
+    monkeypatch.setattr(runtime_layout, "most_edges", lambda num_edges: most)
+    region = case(D, "float32", 2, 5)
+    check(region, MIXED, device, tile=replace(choose_tile(region, schedule(region)), rows=rows))
+
+
 @pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
 def test_wide_hubs(case: Case, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide rows, some of them split by channels; feature axes that are no powers of two."""

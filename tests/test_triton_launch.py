@@ -78,7 +78,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.zeros(33)[1:].view(8, 4)
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0)
+        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0, layout.HUB)
 
     for _ in range(2):
         kernel([x], edges, [out])
@@ -112,8 +112,8 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert jit.by_triton == 2 and not jit.launched
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        given = (*pointers(x, edges, out), 4, 0, None)
-        return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiO", given, 77)
+        given = (*pointers(x, edges, out), 4, 0, layout.HUB, None)
+        return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiiO", given, 77)
 
     assert launched == [expected(x), expected(shifted), expected(x)]
 
@@ -121,7 +121,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows, pieces and programs for large hubs: four rows, two of them hubs of two pieces."""
+    """Of rows, pieces, programs for large hubs, and edges of a piece: four rows, two of them hubs of two pieces."""
     monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     monkeypatch.setattr(layout, "HUB", 2)
@@ -132,7 +132,7 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
     x, out, edges = torch.randn(7, 64), torch.empty(4, 64), MIXED.layout("cpu")
     for _ in range(2):
         (kernel.trusted if trusted else kernel)([x], edges, [out])
-    counts = (4, 4) if rows > 1 else (4,)
+    counts = (4, 4, 2) if rows > 1 else (4, 2)
     assert len(walk.launched) == len(join.launched) == 1
     assert walk.launched[0][:2] == (4 // rows + 4, 1) and walk.launched[0][-len(counts) - 1 :] == (
         out.data_ptr(),
@@ -175,7 +175,7 @@ def test_source_is_deterministic_and_free_of_sizes() -> None:
     assert "constexpr" not in first and "num_rows" not in first and "atomic" not in first
     assert 'do_not_specialize=["num_rows"]' in source(row_wise(D, "float32", 1, 16))
     both = source(neighbour_sum(D, "float32", 1, 64), part=Part("both"))
-    assert both.count("do_not_specialize") == 1 and 'do_not_specialize=["num_rows", "num_pieces"]' in both
+    assert both.count("do_not_specialize") == 1 and 'do_not_specialize=["num_rows", "num_pieces", "most_edges"]' in both
 
 
 def test_what_a_softmax_weighs_is_gathered_with_its_logits() -> None:

@@ -51,6 +51,20 @@ class _Attribute(NamedTuple):
         return f"{self.store} {self.key}"
 
 
+class _Hubs(NamedTuple):
+    """Of a layout.
+
+    Attributes:
+        number: How many hubs there are, and pieces of them.
+        only_true: Whether none is padded.
+        most_edges: As of :class:`gnncompile.runtime.layout.Hubs`.
+    """
+
+    number: tuple[int, int]
+    only_true: bool
+    most_edges: int
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A mini-batch that is ready.
@@ -61,7 +75,7 @@ class Prepared:
         sizes: How many there are with the padding; None if it has none.
         attributes: Its tensors.
         places: Where these, and what else there is, stand in the memory.
-        hubs: For the layouts that have some, how many hubs and pieces of them there are, and whether none is padded.
+        hubs: What is known of the hubs of layouts.
         memory: uint8 ``[bytes]``.
     """
 
@@ -70,7 +84,7 @@ class Prepared:
     sizes: tuple[int, ...] | None
     attributes: tuple[_Attribute, ...]
     places: dict[str, Place]
-    hubs: dict[str, tuple[tuple[int, int], bool]]
+    hubs: dict[str, _Hubs]
     memory: Tensor
 
     def finish(self, memory: Tensor) -> BaseData:
@@ -142,11 +156,11 @@ class Prepared:
             assert sources is not None
             col = sources.on(memory, padded).to(torch.int32)
             edge = torch.arange(col.numel(), dtype=torch.int32, device=memory.device)
-        number, only_true = self.hubs.get(name, (None, False))
-        if number == layout.NO_HUBS:
-            layout.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), number)
-        elif number is not None and (padded or only_true):
-            layout.give_hubs(rowptr, part("hub rows"), part("hub pieces"), number)
+        hubs = self.hubs.get(name)
+        if hubs is not None and hubs.number == layout.NO_HUBS:
+            layout.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), hubs.number, hubs.most_edges)
+        elif hubs is not None and (padded or hubs.only_true):
+            layout.give_hubs(rowptr, part("hub rows"), part("hub pieces"), hubs.number, hubs.most_edges)
         return rowptr, col, edge
 
 
@@ -179,7 +193,7 @@ class _Preparation:
         self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
         self.memory = Memory()
         self.attributes: list[_Attribute] = []
-        self.hubs: dict[str, tuple[tuple[int, int], bool]] = {}
+        self.hubs: dict[str, _Hubs] = {}
 
     def run(self) -> Prepared:
         """See :func:`prepare`."""
@@ -290,15 +304,15 @@ class _Preparation:
         num_edges = int(rowptr[-1])
         if num_edges <= layout.HUB:
             return
-        longest = int(rowptr.diff().max())
-        if longest < layout.HUB:
-            self.hubs[name] = layout.NO_HUBS, True
-        if longest <= layout.HUB:
+        longest, most_edges = int(rowptr.diff().max()), layout.most_edges(num_edges)
+        if longest < most_edges:
+            self.hubs[name] = _Hubs(layout.NO_HUBS, True, most_edges)
+        if longest <= most_edges:
             return
         found = layout.hubs(rowptr, num_edges)
         assert found is not None and found.number is not None
-        only_true = more.numel() == 0 or int(padding.diff().max()) <= layout.HUB
-        self.hubs[name] = found.number, only_true
+        only_true = more.numel() == 0 or int(padding.diff().max()) <= most_edges
+        self.hubs[name] = _Hubs(found.number, only_true, most_edges)
         self.memory.add(name.format("hub rows"), [found.rows])
         self.memory.add(name.format("hub pieces"), [found.pieces])
 

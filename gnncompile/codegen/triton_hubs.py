@@ -8,7 +8,6 @@ from gnncompile.codegen.triton_text import masked
 from gnncompile.codegen.triton_tile import Tile, hub_tile, large_programs, large_tile
 from gnncompile.codegen.triton_writer import START, Writer
 from gnncompile.ir.region import Region
-from gnncompile.runtime import layout
 
 
 class HubWriter(Writer):
@@ -122,8 +121,8 @@ class PieceWriter(HubWriter):
         self.line("hub = tl.load(pieces + piece)")
         self._if("hub >= 0")
         self._hub()
-        self.line(f"begin = tl.load(rowptr + row) + (piece - first_piece) * {layout.HUB}")
-        self.line(f"end = tl.minimum(begin + {layout.HUB}, tl.load(rowptr + row + 1))")
+        self.line("begin = tl.load(rowptr + row) + (piece - first_piece) * most_edges")
+        self.line("end = tl.minimum(begin + most_edges, tl.load(rowptr + row + 1))")
 
     def _body(self) -> None:
         for step in range(self.part.step):
@@ -165,13 +164,13 @@ class BothWriter(PieceWriter):
         self.line("first = 0")
         self.line("if is_piece:")
         self.line("    row = tl.load(hubs + hub * 3)")
-        self.line(f"    first = (piece - tl.load(hubs + hub * 3 + 1)) * {layout.HUB}")
+        self.line("    first = (piece - tl.load(hubs + hub * 3 + 1)) * most_edges")
         self.line("row = row.to(tl.int64)")
         self.line("begin = tl.load(rowptr + row) + first")
         self.line("end = tl.load(rowptr + row + 1)")
-        self.line(f"if (end - begin > {layout.HUB}) & (piece >= num_pieces):")
+        self.line("if (end - begin > most_edges) & (piece >= num_pieces):")
         self.line("    return")
-        self.line(f"end = tl.minimum(begin + {layout.HUB}, end)")
+        self.line("end = tl.minimum(begin + most_edges, end)")
         self.line("occupied = begin < end")
 
     def _body(self) -> None:

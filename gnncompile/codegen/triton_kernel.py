@@ -24,7 +24,7 @@ from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
-from gnncompile.runtime.layout import hubs as find_hubs
+from gnncompile.runtime import layout as layouts
 from gnncompile.runtime.layout import rows_of_edges
 
 Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
@@ -43,8 +43,8 @@ def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
 class TritonKernel:
     """One region as a Triton kernel, and as further ones for its hubs: rows with very many edges.
 
-    Which of them computes a row depends on its degree alone, so results do too, and not on what the host knows of
-    the graph at the time of the launch.
+    Which of them computes a row depends on its degree and on how many edges there are, so results do too, and not on
+    what the host knows of the graph at the time of the launch.
 
     Args:
         region: What to compute.
@@ -121,7 +121,7 @@ class TritonKernel:
         rows, device = rowptr.size(0) - 1, rowptr.get_device()
         if not rows:
             return
-        hubs = find_hubs(rowptr, layout[1].size(0)) if self.hub_tile is not None else None
+        hubs = layouts.hubs(rowptr, layout[1].size(0)) if self.hub_tile is not None else None
         number, pieces = hubs.programs() if hubs is not None else (0, 0)
         length, dtype = self._partial
         if hubs is None or not pieces:
@@ -131,7 +131,7 @@ class TritonKernel:
             given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
         programs, fewest = self._large
         large = programs * min(number, pieces // fewest)  # hubs with most pieces come first
-        counts = rows, pieces, large
+        counts = rows, pieces, large, hubs.most_edges if hubs is not None else layouts.HUB
         start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self._together else 0))
         if pieces:
             for variant in self._pieces:
@@ -205,7 +205,7 @@ class TritonTotals:
         partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
-        start(given, (rowptr.size(0) - 1, 0, 0), rowptr.get_device(), programs)
+        start(given, (rowptr.size(0) - 1, 0, 0, 0), rowptr.get_device(), programs)
         total = partial.sum(0)
         for offset, output in zip(self._offsets, outputs, strict=True):
             output.view(-1).copy_(total[offset : offset + output.numel()])

@@ -32,7 +32,6 @@ from gnncompile.ir.region import (
     Shape,
     Space,
 )
-from gnncompile.runtime import layout
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
@@ -64,12 +63,14 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
         names += ["hubs", "pieces", "partial"]
     names += [f"out{k}" for k in range(len(region.outputs))]
     large = part.walks == "hubs" and large_tile(region, tile) is not None
-    needed = tile.rows > 1, part.walks == "both", large
+    needed = tile.rows > 1, part.walks == "both", large, part.walks in ("ordinary", "pieces", "both")
     return names + [count for count, used in zip(COUNTS, needed, strict=True) if used]
 
 
-COUNTS = ("num_rows", "num_pieces", "num_large")
-"""Arguments that are numbers, which come last: of rows, of programs that walk a piece, and of those for large hubs."""
+COUNTS = ("num_rows", "num_pieces", "num_large", "most_edges")
+"""Arguments that are numbers, which come last: of rows, of programs that walk a piece, and of those for large hubs; of
+edges of the longest row that is no hub.
+"""
 
 
 class Writer:
@@ -240,10 +241,10 @@ class Writer:
     def _leave_hubs(self, several: bool) -> None:
         """Rows with too many edges are left to the programs of their pieces."""
         if several:
-            self.line(f"ordinary = end - begin <= {layout.HUB}")
+            self.line("ordinary = end - begin <= most_edges")
             self.line("end = tl.where(ordinary, end, begin)")
         else:
-            self.line(f"if end - begin > {layout.HUB}:")
+            self.line("if end - begin > most_edges:")
             self.line("    return")
 
     def _feature_axis(self, axis: str, length: int) -> None:

@@ -23,7 +23,13 @@ MAX_INDEX = 2**31 - 1 - 2**13
 HUB = 128
 """A row with more edges than this is a hub: on a GPU it is cut into pieces of so many edges (the last one may have
 fewer), for which programs of their own work out what they reduce to. Measured on an H200 with 2.3M edges, the longest
-row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256, 329 with 1024."""
+row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256, 329 with 1024. On graphs of very many edges the
+limit is higher (see :func:`most_edges`)."""
+
+LAST_ROW = 2**16
+"""A row with fewer edges than one in so many of all is no hub: the device waits little for the last such row, less than
+pieces cost. Where a row has 493 of 115M edges on average, a limit of 128 cuts most rows, and a sum of 128 channels took
+11.9 ms (4.9 TB/s; 5.6 on a graph with few hubs); with this limit it was not measured yet."""
 
 NO_HUBS = (0, 0)
 """The number of hubs, and of their pieces, where there are none, nor with one edge more for each row."""
@@ -65,6 +71,7 @@ class Hubs:
         pieces: To which place in `rows` a piece belongs, -1 behind the last piece, int32 ``[most pieces]``.
         version: Of the rowptr that the lists were made from, at that time.
         number: How many hubs and pieces there are; None while the host does not know.
+        most_edges: Of a row that is no hub, and of a piece.
         order: Lets other streams than the one that the lists were made on wait for them.
     """
 
@@ -72,6 +79,7 @@ class Hubs:
     pieces: Tensor
     version: int
     number: tuple[int, int] | None
+    most_edges: int
     _arriving: _Arriving | None
     order: Ordered | None = None
 
@@ -173,7 +181,7 @@ def with_loops(
     new_edge.scatter_(0, places, torch.cat([edge, loops]))
     known = given_hubs(rowptr)
     if known is not None and known.number == NO_HUBS:
-        give_hubs(starts, known.rows, known.pieces, NO_HUBS)
+        give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)
     else:
         _attach_hubs(starts, num_edges + num_rows)
     return starts, new_col, new_edge
@@ -248,6 +256,11 @@ def _range(limit: int) -> str:
     return f"0 to {limit - 1}" if limit else "no rows"
 
 
+def most_edges(num_edges: int) -> int:
+    """Edges of the longest row of a graph that is no hub: a power of two, by how many edges the graph has."""
+    return max(HUB, 1 << max(num_edges // LAST_ROW, 1).bit_length() - 1)
+
+
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     """The hubs of a layout, or None if it has too few edges for one.
 
@@ -275,9 +288,9 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     return found
 
 
-def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None) -> None:
+def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None, most_edges: int) -> None:
     """Attaches the list of its hubs to a layout; see :class:`Hubs` for the arguments."""
-    setattr(rowptr, _HUBS, Hubs(rows, pieces, _version(rowptr), number, None))
+    setattr(rowptr, _HUBS, Hubs(rows, pieces, _version(rowptr), number, most_edges, None))
 
 
 def given_hubs(rowptr: Tensor) -> Hubs | None:
@@ -303,23 +316,24 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
 
 
 def _most_hubs(num_rows: int, num_edges: int) -> int:
-    return min(num_edges // (HUB + 1), num_rows)
+    return min(num_edges // (most_edges(num_edges) + 1), num_rows)
 
 
 def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
     """Lists the `most` longest rows, the longest first, so that they are started first, and their pieces."""
+    longest = most_edges(num_edges)
     degree, rows = torch.topk(rowptr.diff(), most)
-    pieces = torch.where(degree > HUB, (degree + (HUB - 1)) // HUB, 0)
+    pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
     ends = pieces.cumsum(0)
     table = torch.stack([rows, ends - pieces, pieces], 1).int()
-    ids = torch.arange(num_edges // HUB + most, device=rowptr.device)
+    ids = torch.arange(num_edges // longest + most, device=rowptr.device)
     owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
-    number = torch.stack([(degree > HUB).sum(), ends[-1]])
+    number = torch.stack([(degree > longest).sum(), ends[-1]])
     version = _version(rowptr)
     if number.device.type == "cpu":
-        return Hubs(table, owner, version, _pair(number), None)
+        return Hubs(table, owner, version, _pair(number), longest, None)
     arriving = None if _capturing(rowptr) else _Arriving.of(number)
-    return Hubs(table, owner, version, None, arriving, Ordered.after([table, owner]))
+    return Hubs(table, owner, version, None, longest, arriving, Ordered.after([table, owner]))
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:

@@ -71,7 +71,8 @@ class _Group:
             if found is not None:
                 # Whatever number of hubs comes later is launched for, unless there are none at all.
                 number = found.number if found.number == layout.NO_HUBS else None
-                layout.give_hubs(self.tensors[k], self._at(found.rows), self._at(found.pieces), number)
+                lists = self._at(found.rows), self._at(found.pieces)
+                layout.give_hubs(self.tensors[k], *lists, number, found.most_edges)
         self.copy(args)
 
     def _at(self, tensor: Tensor) -> Tensor:
@@ -123,10 +124,10 @@ def _hubs_in(rowptr: Tensor, storage: Any) -> layout.Hubs | None:
 
 
 def _places(hubs: layout.Hubs | None) -> Any:
-    """Where a list of hubs stands; whether it is empty."""
+    """Where a list of hubs stands, and from which degree on; of one that is empty the latter alone."""
     if hubs is None or hubs.number == layout.NO_HUBS:
-        return hubs is not None
-    return [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
+        return False if hubs is None else hubs.most_edges
+    return hubs.most_edges, [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
 
 
 def _copy(tensor: Tensor) -> Tensor:
