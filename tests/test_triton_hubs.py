@@ -66,6 +66,15 @@ def forget(edges: Layout) -> None:
     found.number = found._arriving = None
 
 
+def same_where_unknown(region: Region, g: Graph, device: str) -> None:
+    """The same bits come of as many launches as there can be hubs and pieces."""
+    tensors, edges = random_tensors(region, g), g.layout(device)
+    known = launch(region, tensors, g, device, edges=edges)
+    forget(edges)
+    for a, b in zip(known, launch(region, tensors, g, device, edges=edges), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("several_steps", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
@@ -114,12 +123,7 @@ def test_hubs_whose_heads_are_shared(case: Case, device: str, small_hubs: None) 
 @pytest.mark.parametrize("case", [neighbour_sum, max_and_min, attention, attention_gradient, edge_values])
 def test_unknown_hubs(case: Case, device: str, small_hubs: None) -> None:
     """Until their number is known as many hubs and pieces are launched for as there can be: the same bits."""
-    region = case(D, "float32", 1, 5)
-    tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
-    known = launch(region, tensors, MIXED, device, edges=edges)
-    forget(edges)
-    for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
-        assert torch.equal(a, b)
+    same_where_unknown(case(D, "float32", 1, 5), MIXED, device)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +242,7 @@ def test_pieces_beside_other_rows(case: Case, channels: int, device: str, small_
     region = case(D, "float32", 2, channels)
     assert TritonKernel(region).text.partition("walks ")[2].startswith("both.")
     check(region, MIXED, device)
-    tensors, edges = random_tensors(region, MIXED), MIXED.layout(device)
-    known = launch(region, tensors, MIXED, device, edges=edges)
-    forget(edges)
-    for a, b in zip(known, launch(region, tensors, MIXED, device, edges=edges), strict=True):
-        assert torch.equal(a, b)
+    same_where_unknown(region, MIXED, device)
 
 
 def degrees(*edges: int) -> Graph:
@@ -323,11 +323,7 @@ def test_large_hubs(
     monkeypatch.setattr(triton_tile, "LARGE_PIECES", 4)
     region, g = case(D, "float32", heads, channels), degrees(3, 20, 0, 4, 2, 7, 5, 16, 1)
     check(region, g, device)
-    tensors, edges = random_tensors(region, g), g.layout(device)
-    known = launch(region, tensors, g, device, edges=edges)
-    forget(edges)
-    for a, b in zip(known, launch(region, tensors, g, device, edges=edges), strict=True):
-        assert torch.equal(a, b)
+    same_where_unknown(region, g, device)
 
 
 def test_tiles_for_large_hubs() -> None:

@@ -401,11 +401,6 @@ def joining_tile(region: Region, tile: Tile) -> Tile:
     return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
 
 
-def _halves(region: Region) -> bool:
-    """Whether rows of two bytes per element are read."""
-    return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
-
-
 def large_tile(region: Region, tile: Tile) -> Tile | None:
     """The tile for a hub of more pieces than `tile`, that of other hubs, reads at once: its channels are spread over
     more programs, which read more pieces, but no more elements, so that other hubs lose no registers to it. None where
@@ -423,6 +418,11 @@ def large_programs(region: Region, tile: Tile) -> int:
     """How many programs a large hub has for each one that other hubs have, whose tile is `tile`; 0 if it is as they."""
     large = large_tile(region, tile)
     return 0 if large is None else -(-large.across(region.grid) // tile.across(region.grid))
+
+
+def _halves(region: Region) -> bool:
+    """Whether rows of two bytes per element are read."""
+    return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
 
 
 def _packs(region: Region) -> bool:

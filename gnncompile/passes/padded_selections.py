@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils import _pytree as pytree
 
 from gnncompile.passes import masked
 from gnncompile.passes.context import aten, is_tensor, value, written_nodes
-from gnncompile.passes.shared import is_pure, something_is_written
+from gnncompile.passes.shared import numbers
 
 if TYPE_CHECKING:
     from gnncompile.passes.padding import Padding
@@ -31,8 +30,10 @@ _OTHER_NUMBER = "rows that a mask selects meet rows of another number"
 def is_trivial_check(node: fx.Node) -> bool:
     """Whether a node makes sure of what is known to be true, or that a number of rows is not negative."""
     found: Any = node.args[0]
-    if not isinstance(found, fx.Node) or statically_known_true(value(found)):
-        return isinstance(found, fx.Node)
+    if not isinstance(found, fx.Node):
+        return False
+    if statically_known_true(value(found)):
+        return True
     if found.target is not operator.ge or found.args[1] != 0:
         return False
     size: Any = found.args[0]
@@ -41,35 +42,17 @@ def is_trivial_check(node: fx.Node) -> bool:
 
 def select_once(p: Padding) -> None:
     """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): as many rows, as is known then."""
-    same = _Same(written_nodes(p.ctx.graph), something_is_written(p.ctx))
-    firsts: list[fx.Node] = []
-    for node in p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default):
-        first = next((one for one in firsts if same(one.args[0], node.args[0])), None)
-        if first is None:
-            firsts.append(node)
-            continue
-        p.at = first
-        p.replace(node, first)
-        for user in _made_of(first):
-            _find_again(p, user)
-
-
-class _Same(NamedTuple):
-    """Whether two arguments are made by the same computation."""
-
-    written: set[fx.Node]
-    something_is_written: bool
-
-    def __call__(self, one: Any, other: Any) -> bool:
-        if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
-            return type(one) is type(other) and bool(one == other)
-        if one is other:
-            return True
-        if one.op != "call_function" or one.target is not other.target or {one, other} & self.written:
-            return False
-        (first, spec), (second, other_spec) = (pytree.tree_flatten((n.args, n.kwargs)) for n in (one, other))
-        alike = spec == other_spec and is_pure(one, self.something_is_written)
-        return alike and all(self(a, b) for a, b in zip(first, second, strict=True))
+    selections = p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default)
+    if len(selections) < 2:
+        return
+    found = numbers(p.ctx.graph, written_nodes(p.ctx.graph))
+    firsts: dict[int, fx.Node] = {}
+    for node in selections:
+        p.at = first = firsts.setdefault(found[node], node)
+        if first is not node:
+            p.replace(node, first)
+            for user in _made_of(first):
+                _find_again(p, user)
 
 
 def selected(p: Padding, node: fx.Node) -> None:

@@ -13,34 +13,39 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from gnncompile.passes.context import Context, mutates, origins
+from gnncompile.passes.context import Context, is_switch, mutates, origins
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    seen: dict[Any, fx.Node] = {}
-    written = something_is_written(ctx)
-    for node in list(ctx.graph.nodes):
-        if node.op != "call_function" or node in ctx.written or not is_pure(node, written):
-            continue
-        key = _key(node)
-        if key is None:
-            continue
-        if key in seen:
-            seen[key].meta["origins"] = (*origins(seen[key]), *origins(node))
-            node.replace_all_uses_with(seen[key])
+    firsts: dict[int, fx.Node] = {}
+    for node, number in numbers(ctx.graph, ctx.written).items():
+        first = firsts.setdefault(number, node)
+        if first is not node:
+            first.meta["origins"] = (*origins(first), *origins(node))
+            node.replace_all_uses_with(first)
             ctx.graph.erase_node(node)
-        else:
-            seen[key] = node
 
 
-def something_is_written(ctx: Context) -> bool:
-    """Whether the graph writes to memory, or switches modes, so that equal calls may make different things."""
-    return bool(ctx.switches) or any(mutates(n) for n in ctx.graph.nodes if n.op == "call_function")
+def numbers(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, int]:
+    """A number for each node, the same for calls that make the same of the same arguments.
+
+    Args:
+        graph: Where they are.
+        written: Nodes whose memory something writes to; none of them is the same as another.
+    """
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    something_is_written = any(mutates(n) or is_switch(n) for n in calls)
+    found: dict[fx.Node, int] = {}
+    known: dict[Any, int] = {}
+    for node in graph.nodes:
+        shareable = node.op == "call_function" and node not in written and _pure(node, something_is_written)
+        key = _key(node, found) if shareable else None
+        found[node] = known.setdefault(node if key is None else key, len(known))
+    return found
 
 
-def is_pure(node: fx.Node, written: bool) -> bool:
-    """Whether a call makes the same of the same arguments; `written`: whether anything in the graph is written to."""
+def _pure(node: fx.Node, written: bool) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target.__module__ == "_operator" if callable(target) else False
@@ -55,9 +60,9 @@ def _stateful(name: str) -> bool:
     return any(part in name for part in ("dropout", "batch_norm", "instance_norm", "rrelu"))
 
 
-def _key(node: fx.Node) -> Any:
+def _key(node: fx.Node, numbers: dict[fx.Node, int]) -> Any:
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    parts = tuple((type(a), a) for a in flat)
+    parts = tuple((type(a), numbers[a] if isinstance(a, fx.Node) else a) for a in flat)
     try:
         hash(parts)
     except TypeError:
