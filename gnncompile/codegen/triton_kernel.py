@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.codegen.triton_plan import Part, gathered, partials, schedule
 from gnncompile.codegen.triton_tile import (
+    LONG_ROWS,
     PROGRAMS,
     SHARE,
     Tile,
@@ -19,6 +20,7 @@ from gnncompile.codegen.triton_tile import (
     hub_tile,
     joining_tile,
     large_programs,
+    long_tile,
 )
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
@@ -43,12 +45,12 @@ def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
 class TritonKernel:
     """One region as a Triton kernel, and as further ones for its hubs: rows with very many edges.
 
-    Which of them computes a row depends on its degree and on how many edges there are, so results do too, and not on
-    what the host knows of the graph at the time of the launch.
+    Which of them computes a row depends on its degree and on how many rows and edges there are, so results do too, and
+    not on what the host knows of the graph at the time of the launch.
 
     Args:
         region: What to compute.
-        tile: The tile; chosen by the width of the region if left out.
+        tile: The tile; chosen by the width of the region and, at each launch, by how long rows are, if left out.
 
     Attributes:
         text: The generated module.
@@ -80,6 +82,16 @@ class TritonKernel:
                 self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
+        self._long_tile = long_tile(region, plan) if tile is None else None
+
+    @cached_property
+    def _for_long_rows(self) -> TritonKernel:
+        return TritonKernel(self._region, self._long_tile)
+
+    def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
+        """This kernel, or the one for a graph of long rows."""
+        short = self._long_tile is None or layout[1].size(0) < LONG_ROWS * (layout[0].size(0) - 1)
+        return self if short else self._for_long_rows
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -95,19 +107,22 @@ class TritonKernel:
         Raises:
             ValueError: A tensor has another type than its node, or is on another device than the outputs.
         """
+        kernel = self._for(layout)
         with _on(outputs[0].get_device()):
-            self._launch(self._ordinary, tensors, layout, outputs)
+            kernel._launch(kernel._ordinary, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same for a caller who knows types and devices to be right, and the device to be the current one."""
-        self._launch(self._ordinary.trusted, tensors, layout, outputs)
+        kernel = self._for(layout)
+        kernel._launch(kernel._ordinary.trusted, tensors, layout, outputs)
 
     generator = "triton"
 
     @property
     def listing(self) -> str:
         """The generated code of all its kernels."""
-        return "\n\n".join((self.text, *self.hub_texts))
+        long = () if self._long_tile is None else (self._for_long_rows.listing,)
+        return "\n\n".join((self.text, *self.hub_texts, *long))
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:

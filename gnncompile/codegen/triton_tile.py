@@ -16,7 +16,12 @@ ELEMENTS = 2048
 """Elements of a tile per warp, where no accumulator is as large as the tile."""
 
 JOINING_WARPS = 8
-"""Warps of a program that puts the pieces of a hub together."""
+"""Warps of a program that puts the pieces of a hub together, where its rows are narrow or it has them whole."""
+
+FEW_WARPS = 2
+"""The same elsewhere: most hubs have a few pieces, and other programs have those of many. A sum over 2.3M edges, the
+longest row 13,000, takes 208.5 us where it takes 213.8 with 8 (128 channels, float32; 115.7 and 120.9 in bfloat16), and
+one over a single hub of 100,000 edges 1 us more, which 16 channels are too narrow for (13 us)."""
 
 JOINED_CHANNELS = 32
 """Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
@@ -50,6 +55,27 @@ MOST_EDGES = 128
 
 SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
+
+SUM_WIDTH = 128
+"""The same for a sum of rows of one head. In microseconds on an H200, 2.3M edges over 169,343 rows, by how many channels
+a program has:
+
+=============  =====  =====  =====  =====
+channels       512    256    128    64
+=============  =====  =====  =====  =====
+512, float32   1086   906    803
+512, bfloat16  478    442    436
+256, float32          462    408    430
+256, bfloat16         234    232    239
+=============  =====  =====  =====  =====
+"""
+
+LONG_ROWS = 32
+"""Rows of a graph that has so many edges for each, or more, are long: sums of them have a tile of their own (see
+:func:`long_tile`)."""
+
+LONG_STEP = 16
+"""Fewest edges of a step of that tile, and fewest channels."""
 
 HEADS_WIDTH = 256
 """Elements of a program's heads, where programs share those of a row (see :func:`_shares_heads`)."""
@@ -170,8 +196,9 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
     shared = _shares_heads(region, plan)
     if shared:
         heads = max(HEADS_WIDTH // channels, 1)
-    elif heads * channels > SPLIT_WIDTH and not _needs_whole_rows(region):
-        channels = min(channels, max(SPLIT_WIDTH // heads, 1))
+    elif not _needs_whole_rows(region):
+        most = SUM_WIDTH if _adds_rows(region, plan) else SPLIT_WIDTH
+        channels = min(channels, max(most // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
         raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
@@ -346,6 +373,38 @@ def _dots_per_edge(region: Region, plan: Schedule) -> bool:
     return any(_reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
 
 
+def _adds_rows(region: Region, plan: Schedule) -> bool:
+    """Whether all that a region does along its edges is to add up rows of one head, with or without a weight each."""
+    one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"]
+    return one and region.grid[0] == 1 and _light(region, plan) and not (region.sums_all or _needs_whole_rows(region))
+
+
+def long_tile(region: Region, plan: Schedule) -> Tile | None:
+    """The tile for graphs of long rows (see :data:`LONG_ROWS`), where it differs from that for others; else None.
+
+    A long row fills its steps, and programs that share one of few channels gather from a part of the table, of which
+    the caches hold more. In microseconds on an H200 (in brackets the tile for other graphs):
+
+    =============  ===========================  ===========================
+    channels       124M edges, 2.4M rows        115M edges, 233,000 rows
+    =============  ===========================  ===========================
+    64, float32    6685 (6943)                  3600
+    128, float32   13437 (13864)                6737 (9051)
+    32, float32    3646 (4021)                  1684 (1753)
+    128, bfloat16  6646 (7049)                  3422 (3825)
+    64, bfloat16   3670 (4139)                  1737 (1866)
+    =============  ===========================  ===========================
+
+    At 4.3 TB/s, the memory's speed in a copy, the 58 GB that a sum of 128 channels read of the first in float32 take
+    13.5 ms. Other kernels keep their tiles: a maximum or attention over such rows takes longer with more edges a step.
+    """
+    channels = min(power_of_two(region.grid[1]), 2 * WIDE if _halves(region) else WIDE)
+    if channels < LONG_STEP or not _adds_rows(region, plan):
+        return None
+    tile = Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)
+    return tile if tile != choose_tile(region, plan) else None
+
+
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     """The tile for pieces of hubs beside `tile` for the other rows.
 
@@ -392,13 +451,15 @@ def _elements_beside(region: Region, plan: Schedule, elements: int, num_warps: i
 
 
 def joining_tile(region: Region, tile: Tile) -> Tile:
-    """The tile for putting the pieces of a hub together, of which there may be hundreds, so that it has many warps, and
-    programs of few channels each, where no sum over channels needs them all. `tile` is that of the pieces.
+    """The tile for putting the pieces of a hub together, of which there may be hundreds, by programs of few channels
+    each, where no sum over channels needs them all. `tile` is that of the pieces.
     """
     if not tile.heads and not _needs_whole_rows(region):
         tile = replace(tile, channels=min(tile.channels, JOINED_CHANNELS))
     width = tile.width(region.grid)
-    return replace(tile, edges=min(max(JOINING_WARPS * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=JOINING_WARPS)
+    few = width <= JOINED_CHANNELS and region.grid[0] * region.grid[1] >= WIDE
+    warps = FEW_WARPS if few else JOINING_WARPS
+    return replace(tile, edges=min(max(warps * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=warps)
 
 
 def large_tile(region: Region, tile: Tile) -> Tile | None:
