@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -162,6 +163,16 @@ def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.Monk
     assert _off(results[0], left.double().t() @ right.double()) < EXACT
     assert torch.equal(*results)
     torch.testing.assert_close(sums.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+def test_shares_of_rows():
+    """No longer than it takes to use the device, and not so many that they take more memory than is gained by it."""
+    shares = partial(products._shares, block=32)
+    assert shares(1, 396) == (32, 1) and shares(2708, 396, least=3) == shares(2708, 396) == (32, 85)
+    assert shares(10_000, 396) == (32, 313)
+    assert shares(10_000, 396, least=3) == (96, 105) and shares(10_000, 198, least=5) == (160, 63)
+    assert shares(169_343, 396, least=3) == shares(169_343, 396) == (448, 378)
+    assert shares(100, 0, least=3) == (128, 1)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 300])

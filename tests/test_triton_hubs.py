@@ -408,7 +408,7 @@ def test_tiles_for_hubs() -> None:
         (neighbour_sum, "float32", 64, (2, 1)),
         (neighbour_sum, "float32", 128, (1, 8)),
         (neighbour_sum, "bfloat16", 128, (2, 1)),
-        (neighbour_sum, "bfloat16", 256, (2, 1)),
+        (neighbour_sum, "bfloat16", 256, (1, 4)),
         (attention, "float32", 16, (2, 4)),
         (dot_attention, "float32", 64, (2, 2)),
     ],

@@ -7,15 +7,14 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_kernel
+from gnncompile.codegen import triton_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import LONG_ROWS, Tile, choose_tile, long_tile
+from gnncompile.codegen.triton_tile import MANY_EDGES, SEVERAL_EDGES, Tile, choose_tile, tiles_by_degree
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, Space
 from tests.triton_regions import (
     GRAPHS,
-    MIXED,
     Case,
     D,
     Graph,
@@ -41,7 +40,11 @@ device = triton_regions.device
 
 @pytest.fixture
 def all_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernel, "LONG_ROWS", 0)
+    monkeypatch.setattr(triton_tile, "MANY_EDGES", 0)
+
+
+def tiles_of(region: Region) -> list[tuple[int, Tile]]:
+    return tiles_by_degree(region, schedule(region))
 
 
 def with_edges(number: int, rows: int = 3) -> Graph:
@@ -49,29 +52,35 @@ def with_edges(number: int, rows: int = 3) -> Graph:
     return graph([1] * (number - 1) + [rows - 1], [k % 5 for k in range(number)], rows, 5)
 
 
-def walked_by(kernel: TritonKernel, edges: Layout, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Launches, and says which of the two kernels walked the rows."""
-    found: list[str] = []
-    for name, one in (("short", kernel), ("long", kernel._for_long_rows)):
+def walked_by(kernel: TritonKernel, edges: Layout, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Launches, and says from how many edges per row on the kernel is that walked the rows."""
+    found: list[int] = []
+    for least, one in [(0, kernel), *((least, kernel._with(tile)) for least, tile in kernel._denser)]:
         walk = one._ordinary
-        monkeypatch.setattr(one, "_ordinary", lambda *a, name=name, walk=walk: (found.append(name), walk(*a)))
+        monkeypatch.setattr(one, "_ordinary", lambda *a, least=least, walk=walk: (found.append(least), walk(*a)))
     device, rows = edges.rowptr.device, edges.rowptr.numel() - 1
-    kernel([torch.ones(5, 64, device=device)], edges, [torch.empty(rows, 64, device=device)])
+    kernel([torch.ones(5, 256, device=device)], edges, [torch.empty(rows, 256, device=device)])
     return found
 
 
-@pytest.mark.parametrize("edges", [1, 3 * LONG_ROWS - 1, 3 * LONG_ROWS, 9 * LONG_ROWS])
-def test_which_graphs_have_long_rows(edges: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 64))
-    expected = ["long" if edges >= 3 * LONG_ROWS else "short"]
-    assert walked_by(kernel, with_edges(edges).layout(device), monkeypatch) == expected
+@pytest.mark.parametrize("edges", [1, 3 * SEVERAL_EDGES - 1, 3 * SEVERAL_EDGES, 3 * MANY_EDGES - 1, 3 * MANY_EDGES])
+def test_by_how_many_edges_rows_have(edges: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 256))
+    expected = max(least for least in (0, SEVERAL_EDGES, MANY_EDGES) if edges >= 3 * least)
+    assert walked_by(kernel, with_edges(edges).layout(device), monkeypatch) == [expected]
 
 
 def test_a_tile_that_is_given_is_kept() -> None:
     """Else the benchmark of tiles would time another one on dense graphs."""
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, choose_tile(region, schedule(region)))
-    assert kernel._for(with_edges(9 * LONG_ROWS).layout("cpu")) is kernel
+    assert kernel._for(with_edges(9 * MANY_EDGES).layout("cpu")) is kernel
+
+
+def test_all_code_is_listed() -> None:
+    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 256))
+    assert kernel.listing.count("1 edge(s) per step") == 0
+    assert [kernel.listing.count(f"1 row(s) per program, {edges} edge(s)") for edges in (4, 8, 16)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("by", [D, S])
@@ -82,7 +91,7 @@ def test_dense_graphs(by: Space, dtype: str, channels: int, device: str) -> None
     g = graph([0] * 3 + [2] * 300 + [3] * 40 + [4] * 16 + [5] * 17, [k % 7 for k in range(376)], 7, 7)
     for case in (neighbour_sum, weighted_sum, mean):
         region = case(by, dtype, 1, channels)
-        assert TritonKernel(region)._for(g.layout(device)).tile == long_tile(region, schedule(region)) is not None
+        assert TritonKernel(region)._for(g.layout(device)).tile == tiles_of(region)[-1][1]
         check(region, g, device)
 
 
@@ -94,7 +103,7 @@ def test_any_graph(name: str, device: str, all_rows_are_long: None) -> None:
 
 
 def test_the_same_bits_each_time(device: str) -> None:
-    region, g = weighted_sum(D, "float32", 1, 150), with_edges(40 * LONG_ROWS)
+    region, g = weighted_sum(D, "float32", 1, 150), with_edges(40 * MANY_EDGES)
     tensors = random_tensors(region, g)
     first = launch(region, tensors, g, device)[0]
     for _ in range(3):
@@ -108,30 +117,28 @@ def test_ones_on_a_dense_hub_are_counted(device: str) -> None:
 
 
 def test_tiles_for_long_rows() -> None:
-    def of(region: Region) -> Tile | None:
-        return long_tile(region, schedule(region))
+    whole, split = (0, Tile(1, 4, 256, 1)), (SEVERAL_EDGES, Tile(1, 8, 128, 1))
+    assert tiles_of(neighbour_sum(D, "float32", 1, 256)) == [whole, split, (MANY_EDGES, Tile(1, 16, 64, 1))]
+    halves = (SEVERAL_EDGES, Tile(2, 1, 128, 1)), (MANY_EDGES, Tile(1, 16, 128, 1))
+    assert tiles_of(neighbour_sum(D, "bfloat16", 1, 256)) == [whole, *halves]
+    assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [(0, Tile(2, 1, 64, 1)), (MANY_EDGES, Tile(1, 16, 64, 1))]
+    assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY_EDGES, Tile(1, 32, 16, 1))]
 
-    assert of(neighbour_sum(D, "float32", 1, 128)) == of(weighted_sum(S, "float32", 1, 64)) == Tile(1, 16, 64, 1)
-    assert of(neighbour_sum(D, "bfloat16", 1, 256)) == Tile(1, 16, 128, 1)
-    assert of(neighbour_sum(D, "float32", 1, 16)) == Tile(1, 32, 16, 1)
-    assert of(neighbour_sum(D, "float32", 1, 8)) is None
-    others = (attention, dot_attention, max_and_min, several, row_wise, mixed_widths)
-    assert [of(case(D, "float32", 1, 64)) for case in others] == [None] * len(others)
-    assert of(neighbour_sum(D, "float32", 4, 32)) is None
+
+@pytest.mark.parametrize("case", [attention, dot_attention, max_and_min, several, row_wise, mixed_widths])
+def test_other_regions_have_one_tile(case: Case) -> None:
+    assert len(tiles_of(case(D, "float32", 1, 256))) == 1
+
+
+def test_sums_of_few_channels_or_of_several_heads_have_one_tile() -> None:
+    assert len(tiles_of(neighbour_sum(D, "float32", 1, 8))) == len(tiles_of(neighbour_sum(D, "float32", 8, 64))) == 1
 
 
 @pytest.mark.parametrize("case", [neighbour_sum, weighted_sum, mean])
 @pytest.mark.parametrize("channels", [256, 200, 512])
 def test_sums_of_wide_rows_are_split(case: Case, channels: int, device: str) -> None:
+    g = graph([0] * 20 + [2] * 15 + [3] * 140, [k % 7 for k in range(175)], 7, 7)
     for dtype in ("float32", "bfloat16"):
         region = case(D, dtype, 1, channels)
-        assert choose_tile(region, schedule(region)).channels == 128
-        check(region, MIXED, device)
-
-
-def test_other_wide_rows_are_whole() -> None:
-    for case in (dot_attention, max_and_min):
-        region = case(D, "float32", 1, 256)
-        assert choose_tile(region, schedule(region)).channels == 256
-    region = neighbour_sum(D, "float32", 8, 64)
-    assert choose_tile(region, schedule(region)).extent(region.grid, 1) == 64
+        assert TritonKernel(region)._for(g.layout(device)).tile == tiles_of(region)[1][1]
+        check(region, g, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.codegen.triton_plan import Part, gathered, partials, schedule
 from gnncompile.codegen.triton_tile import (
-    LONG_ROWS,
     PROGRAMS,
     SHARE,
     Tile,
@@ -20,7 +19,7 @@ from gnncompile.codegen.triton_tile import (
     hub_tile,
     joining_tile,
     large_programs,
-    long_tile,
+    tiles_by_degree,
 )
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
@@ -50,7 +49,7 @@ class TritonKernel:
 
     Args:
         region: What to compute.
-        tile: The tile; chosen by the width of the region and, at each launch, by how long rows are, if left out.
+        tile: The tile; chosen by the width of the region and, at each launch, by how many edges rows have, if left out.
 
     Attributes:
         text: The generated module.
@@ -82,16 +81,22 @@ class TritonKernel:
                 self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
-        self._long_tile = long_tile(region, plan) if tile is None else None
-
-    @cached_property
-    def _for_long_rows(self) -> TritonKernel:
-        return TritonKernel(self._region, self._long_tile)
+        self._denser = tiles_by_degree(region, plan)[1:] if tile is None else []
+        self._made: dict[Tile, TritonKernel] = {}
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
-        """This kernel, or the one for a graph of long rows."""
-        short = self._long_tile is None or layout[1].size(0) < LONG_ROWS * (layout[0].size(0) - 1)
-        return self if short else self._for_long_rows
+        """This kernel, or one with a tile for graphs of more edges per row."""
+        found = None
+        for least, tile in self._denser:
+            if layout[1].size(0) < least * (layout[0].size(0) - 1):
+                break
+            found = tile
+        return self if found is None else self._with(found)
+
+    def _with(self, tile: Tile) -> TritonKernel:
+        if tile not in self._made:
+            self._made[tile] = TritonKernel(self._region, tile)
+        return self._made[tile]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -121,8 +126,8 @@ class TritonKernel:
     @property
     def listing(self) -> str:
         """The generated code of all its kernels."""
-        long = () if self._long_tile is None else (self._for_long_rows.listing,)
-        return "\n\n".join((self.text, *self.hub_texts, *long))
+        denser = (self._with(tile).listing for _, tile in self._denser)
+        return "\n\n".join((self.text, *self.hub_texts, *denser))
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:

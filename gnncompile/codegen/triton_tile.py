@@ -57,22 +57,25 @@ SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
 
 SUM_WIDTH = 128
-"""The same for a sum of rows of one head. In microseconds on an H200, 2.3M edges over 169,343 rows, by how many channels
-a program has:
+"""The same for a sum of rows of one head, of a graph of so many edges per row as :data:`SEVERAL_EDGES` says. In
+microseconds on an H200, 2.3M edges over 169,343 rows and 100,000 edges over as many, by the channels of a program:
 
-=============  =====  =====  =====  =====
-channels       512    256    128    64
-=============  =====  =====  =====  =====
-512, float32   1086   906    803
-512, bfloat16  478    442    436
-256, float32          462    408    430
-256, bfloat16         234    232    239
-=============  =====  =====  =====  =====
+=====================  =====  =====  =====  =====
+channels               512    256    128    64
+=====================  =====  =====  =====  =====
+512, float32           1086   906    803
+512, bfloat16          478    442    436
+256, float32                  462    408    430
+256, bfloat16                 234    232    239
+256, float32, 1 edge          65     124
+=====================  =====  =====  =====  =====
 """
 
-LONG_ROWS = 32
-"""Rows of a graph that has so many edges for each, or more, are long: sums of them have a tile of their own (see
-:func:`long_tile`)."""
+SEVERAL_EDGES = 8
+"""Edges for each row from which on more programs pay: a row takes 0.6 ns more to start, an edge of it 0.07 ns less."""
+
+MANY_EDGES = 32
+"""Edges for each row from which on sums have a tile for long rows (see :func:`tiles_by_degree`)."""
 
 LONG_STEP = 16
 """Fewest edges of a step of that tile, and fewest channels."""
@@ -184,10 +187,15 @@ def warps_of(width: int) -> int:
     return 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
 
 
-def choose_tile(region: Region, plan: Schedule) -> Tile:
+def choose_tile(region: Region, plan: Schedule, most: int = SPLIT_WIDTH) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
     Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
+
+    Args:
+        region: What to compute.
+        plan: Its passes.
+        most: A wider row is split by channels, where no sum over channels needs it whole.
 
     Raises:
         Unsupported: One edge of one row is too wide for a tile.
@@ -197,7 +205,6 @@ def choose_tile(region: Region, plan: Schedule) -> Tile:
     if shared:
         heads = max(HEADS_WIDTH // channels, 1)
     elif not _needs_whole_rows(region):
-        most = SUM_WIDTH if _adds_rows(region, plan) else SPLIT_WIDTH
         channels = min(channels, max(most // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
@@ -379,30 +386,32 @@ def _adds_rows(region: Region, plan: Schedule) -> bool:
     return one and region.grid[0] == 1 and _light(region, plan) and not (region.sums_all or _needs_whole_rows(region))
 
 
-def long_tile(region: Region, plan: Schedule) -> Tile | None:
-    """The tile for graphs of long rows (see :data:`LONG_ROWS`), where it differs from that for others; else None.
+def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
+    """From how many edges per row, on average over a graph, it has which tile: the first is for all with fewer.
 
     A long row fills its steps, and programs that share one of few channels gather from a part of the table, of which
-    the caches hold more. In microseconds on an H200 (in brackets the tile for other graphs):
+    the caches hold more. In microseconds on an H200 (in brackets the tile for graphs of fewer edges per row):
 
     =============  ===========================  ===========================
     channels       124M edges, 2.4M rows        115M edges, 233,000 rows
     =============  ===========================  ===========================
-    64, float32    6685 (6943)                  3600
+    32, float32    3646 (4021)                  1640 (1753)
+    64, float32    6685 (6943)                  3335 (3601)
     128, float32   13437 (13864)                6737 (9051)
-    32, float32    3646 (4021)                  1684 (1753)
+    64, bfloat16   3657 (4139)                  1666 (1866)
     128, bfloat16  6646 (7049)                  3422 (3825)
-    64, bfloat16   3670 (4139)                  1737 (1866)
     =============  ===========================  ===========================
 
-    At 4.3 TB/s, the memory's speed in a copy, the 58 GB that a sum of 128 channels read of the first in float32 take
-    13.5 ms. Other kernels keep their tiles: a maximum or attention over such rows takes longer with more edges a step.
+    In float32 the sum of 128 channels read 58 GB for the first graph: 13.5 ms at 4.3 TB/s, the memory's speed in a
+    copy. Other kernels have one tile: a maximum or attention over such rows takes longer with more edges a step.
     """
-    channels = min(power_of_two(region.grid[1]), 2 * WIDE if _halves(region) else WIDE)
-    if channels < LONG_STEP or not _adds_rows(region, plan):
-        return None
-    tile = Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)
-    return tile if tile != choose_tile(region, plan) else None
+    found = [(0, choose_tile(region, plan))]
+    if _adds_rows(region, plan):
+        found.append((SEVERAL_EDGES, choose_tile(region, plan, SUM_WIDTH)))
+        channels = min(power_of_two(region.grid[1]), 2 * WIDE if _halves(region) else WIDE)
+        if channels >= LONG_STEP:
+            found.append((MANY_EDGES, Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)))
+    return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
