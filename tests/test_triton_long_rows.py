@@ -22,6 +22,7 @@ from tests.triton_regions import (
     attention,
     check,
     dot_attention,
+    edge_relu,
     graph,
     launch,
     max_and_min,
@@ -125,7 +126,7 @@ def test_tiles_for_long_rows() -> None:
     assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY_EDGES, Tile(1, 32, 16, 1))]
 
 
-@pytest.mark.parametrize("case", [attention, dot_attention, max_and_min, several, row_wise, mixed_widths])
+@pytest.mark.parametrize("case", [attention, dot_attention, max_and_min, several, row_wise, mixed_widths, edge_relu])
 def test_other_regions_have_one_tile(case: Case) -> None:
     assert len(tiles_of(case(D, "float32", 1, 256))) == 1
 

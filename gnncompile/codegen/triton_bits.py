@@ -10,10 +10,10 @@ from gnncompile.ir.bits import PER_WORD, packable, words
 from gnncompile.ir.region import Node
 
 if TYPE_CHECKING:
-    from gnncompile.codegen.triton_writer import Writer
+    from gnncompile.codegen.triton_values import ValueWriter
 
 
-def load(writer: Writer, i: int) -> str:
+def load(writer: ValueWriter, i: int) -> str:
     """The bools of an input: its words, each spread over as many lanes as it has bits.
 
     If every lane asked for its word itself, a walk by source that takes 322 us (H200, 128 channels, 2.3M edges) would
@@ -27,7 +27,7 @@ def load(writer: Writer, i: int) -> str:
     return f"(tl.reshape({bits}, {writer.tile_shape(node.shape, writer.tile.edges)}) & 1) != 0"
 
 
-def store(writer: Writer, k: int, i: int) -> None:
+def store(writer: ValueWriter, k: int, i: int) -> None:
     """The bools of a value, shifted to their places and added up, those of a word by as many lanes."""
     node = writer.region.nodes[i]
     shape = _shape(writer, node)
@@ -40,7 +40,7 @@ def store(writer: Writer, k: int, i: int) -> None:
     writer.line(f"tl.store(out{k} + {at}, words, mask={mask})")
 
 
-def _shape(writer: Writer, node: Node) -> list[int]:
+def _shape(writer: ValueWriter, node: Node) -> list[int]:
     """The lengths of a tile of bits: its edge axes, heads, words of a head and lanes of a word."""
     heads, channels = (writer.extent(axis, n) for axis, n in zip(("head", "channel"), node.shape, strict=True))
     if channels < power_of_two(node.shape[1]) or not packable(node.shape):
@@ -50,7 +50,7 @@ def _shape(writer: Writer, node: Node) -> list[int]:
     return [*edges, heads, channels // per_word, per_word]
 
 
-def _address(writer: Writer, node: Node, shape: list[int]) -> tuple[str, str]:
+def _address(writer: ValueWriter, node: Node, shape: list[int]) -> tuple[str, str]:
     """The offset of the words of a tile, and their mask."""
     (heads, channels), (padded_heads, padded_words) = node.shape, shape[-3:-1]
     edges = "None, " * (len(shape) - 3)

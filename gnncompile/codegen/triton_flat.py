@@ -15,10 +15,10 @@ from gnncompile.codegen.triton_plan import edgewise
 from gnncompile.ir.region import BITS, Node
 
 if TYPE_CHECKING:
-    from gnncompile.codegen.triton_writer import Writer
+    from gnncompile.codegen.triton_values import ValueWriter
 
 
-def is_flat(w: Writer, node: Node) -> bool:
+def is_flat(w: ValueWriter, node: Node) -> bool:
     """Whether an input is read like that: a wide value per edge, of which a program has all."""
     if node.op != "input" or node.dtype == BITS or not edgewise(w.region, node):
         return False
@@ -26,22 +26,22 @@ def is_flat(w: Writer, node: Node) -> bool:
     return w.tile.stages == 1 and min(node.shape) > 1 and extents == list(node.shape)
 
 
-def axis(w: Writer, width: int) -> str:
+def axis(w: ValueWriter, width: int) -> str:
     """The elements of a row."""
     return f"tl.arange(0, {width})[{'None, ' * _edge_axes(w)}:]"
 
 
-def expand(w: Writer, name: str) -> str:
+def expand(w: ValueWriter, name: str) -> str:
     """What there is per edge, beside the elements of a row."""
     return f"{name}[{':, ' * _edge_axes(w)}None]"
 
 
-def load(w: Writer, node: Node) -> str:
+def load(w: ValueWriter, node: Node) -> str:
     """The tile of an input."""
     width = node.shape[0] * node.shape[1]
     rows = f"tl.load(t{node.value} + flat_{w.index(node)} * {width} + element{width}, mask=flat_alive, other=0)"
     return f"tl.reshape({rows}, {w.tile_shape(node.shape, w.tile.edges)})"
 
 
-def _edge_axes(w: Writer) -> int:
+def _edge_axes(w: ValueWriter) -> int:
     return 2 if w.tile.rows > 1 else 1

@@ -14,7 +14,7 @@ from gnncompile.codegen.triton_tile import WEIGHTS, weights
 from gnncompile.ir.region import Node, Region, Shape
 
 if TYPE_CHECKING:
-    from gnncompile.codegen.triton_writer import Writer
+    from gnncompile.codegen.triton_values import ValueWriter
 
 _BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
@@ -31,7 +31,7 @@ def read_as_words(region: Region) -> frozenset[int]:
     return frozenset(position for node in read for position in node.positions)
 
 
-def columns(writer: Writer, i: int) -> None:
+def columns(writer: ValueWriter, i: int) -> None:
     """The features of the edges one by one, as tiles without heads and channels."""
     node = writer.region.nodes[i]
     per_word, length = _per_word(node), node.shape[1]
@@ -54,7 +54,7 @@ def columns(writer: Writer, i: int) -> None:
         writer.line(f"c{i}_{k} = {text}.to({writer.compute})")
 
 
-def _one_channel(writer: Writer, i: int, k: int) -> str:
+def _one_channel(writer: ValueWriter, i: int, k: int) -> str:
     length = writer.region.nodes[i].shape[1]
     if length == 1:
         return writer.operand(i)
@@ -62,7 +62,7 @@ def _one_channel(writer: Writer, i: int, k: int) -> str:
     return f"tl.sum(tl.where(channel{length} == {k}, {writer.operand(i)}, 0.0), {axis}, keep_dims=True)"
 
 
-def linear(writer: Writer, i: int) -> str:
+def linear(writer: ValueWriter, i: int) -> str:
     """A linear layer; the last multiply-add is left to the caller."""
     features, at = writer.region.nodes[i].args
     total = ""
@@ -73,7 +73,7 @@ def linear(writer: Writer, i: int) -> str:
     return total
 
 
-def transposed(writer: Writer, i: int) -> str:
+def transposed(writer: ValueWriter, i: int) -> str:
     """Dot products with all rows of the weights, side by side; the last one is left to the caller."""
     node = writer.region.nodes[i]
     value, at = node.args
@@ -87,7 +87,7 @@ def transposed(writer: Writer, i: int) -> str:
     return total
 
 
-def _rows(writer: Writer, i: int, at: int) -> list[str]:
+def _rows(writer: ValueWriter, i: int, at: int) -> list[str]:
     """Rows of the weights that a layer reads. If there are many, the compiler must not keep them in registers."""
     node = writer.region.nodes[at]
     size = node.shape[0] * node.shape[1]
@@ -106,7 +106,7 @@ _ALIGNED = 1024
 """An offset that leaves pointers as aligned as they are."""
 
 
-def _sum_of_features(writer: Writer, text: str, shape: Shape) -> str:
+def _sum_of_features(writer: ValueWriter, text: str, shape: Shape) -> str:
     for axis, length in zip(("head", "channel"), shape, strict=True):
         if length > 1:
             text = f"tl.where({axis}{length}_in, {text}, 0.0)" if writer.padded(axis, length) else text

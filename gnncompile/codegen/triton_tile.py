@@ -382,8 +382,9 @@ def _dots_per_edge(region: Region, plan: Schedule) -> bool:
 
 def _adds_rows(region: Region, plan: Schedule) -> bool:
     """Whether all that a region does along its edges is to add up rows of one head, with or without a weight each."""
-    one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"]
-    return one and region.grid[0] == 1 and _light(region, plan) and not (region.sums_all or _needs_whole_rows(region))
+    one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
+    little = _light(region, plan) and _wide_streams(region, plan) == 1
+    return one and little and not region.sums_all and not _needs_whole_rows(region)
 
 
 def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:

@@ -21,7 +21,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.context import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
-from gnncompile.passes.message import POINTWISE, NotFusable, Slots
+from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.runtime.launch import generator
 
 _VIEWS = {
@@ -140,7 +140,7 @@ class _Rows:
     def _compute(self, node: fx.Node) -> int:
         before = len(self.tensors), dict(self.positions)
         try:
-            return POINTWISE[node.target](self, node, (), False)  # type: ignore[arg-type]
+            return POINTWISE[node.target](self, node, (), False)
         except NotFusable:
             del self.tensors[before[0] :]
             self.positions = before[1]

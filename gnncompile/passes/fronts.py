@@ -17,8 +17,8 @@ from torch import fx
 
 from gnncompile import _compat
 from gnncompile.passes.context import Context, Front, PaddedInputs, aten, drop_unused, is_tensor, mutates, own, value
-from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import arguments
+from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.runtime.attached import in_hand
 
 

@@ -17,7 +17,7 @@ from torch import fx
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import Context, Masked, aten, drop_unused, mutates, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
-from gnncompile.passes.message import POINTWISE
+from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
 
 _MARKERS = (own.segment_reduce.default, own.segment_softmax.default)

@@ -30,9 +30,9 @@ from gnncompile.passes.context import (
     user_line,
     value,
 )
-from gnncompile.passes.message import POINTWISE
 from gnncompile.passes.padded_ops import Kinds, expression, single
 from gnncompile.passes.padded_selections import SELECTED, is_trivial_check, select_once
+from gnncompile.passes.pointwise import POINTWISE
 
 
 def run(ctx: Context) -> None:

@@ -21,7 +21,8 @@ from gnncompile.ir.verify import verify
 from gnncompile.passes import dropout
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
-from gnncompile.passes.message import POINTWISE, Message, NotFusable, size_node
+from gnncompile.passes.message import Message, size_node
+from gnncompile.passes.pointwise import POINTWISE, NotFusable
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
