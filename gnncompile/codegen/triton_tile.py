@@ -187,7 +187,7 @@ def warps_of(width: int) -> int:
     return 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
 
 
-def choose_tile(region: Region, plan: Schedule, most: int = SPLIT_WIDTH) -> Tile:
+def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile:
     """A tile whose values and accumulators fit the registers of its warps.
 
     Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
@@ -195,7 +195,8 @@ def choose_tile(region: Region, plan: Schedule, most: int = SPLIT_WIDTH) -> Tile
     Args:
         region: What to compute.
         plan: Its passes.
-        most: A wider row is split by channels, where no sum over channels needs it whole.
+        most: A wider row is split by channels, where no sum over channels needs it whole; :data:`SPLIT_WIDTH` if left
+            out.
 
     Raises:
         Unsupported: One edge of one row is too wide for a tile.
@@ -205,7 +206,7 @@ def choose_tile(region: Region, plan: Schedule, most: int = SPLIT_WIDTH) -> Tile
     if shared:
         heads = max(HEADS_WIDTH // channels, 1)
     elif not _needs_whole_rows(region):
-        channels = min(channels, max(most // heads, 1))
+        channels = min(channels, max((most or SPLIT_WIDTH) // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
         raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
