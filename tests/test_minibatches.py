@@ -572,25 +572,6 @@ def test_workers_and_batch_samplers() -> None:
     assert many.buckets is not None and 1 <= len(many.buckets.sizes()) <= 2
 
 
-def test_who_pins() -> None:
-    """The thread that copies to a GPU has pinned memory; where mini-batches stay on the CPU, the loader's own wish."""
-    for pin in (False, True):
-        source = DataLoader(graphs(), batch_size=8, pin_memory=pin)  # type: ignore[arg-type]
-        assert gnncompile.loader(source, "cuda")._prepared.pin_memory is False  # type: ignore[attr-defined]
-        assert gnncompile.loader(source)._prepared.pin_memory is pin  # type: ignore[attr-defined]
-        assert source.pin_memory is pin
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("buckets", [False, True])
-def test_pinned_mini_batches_on_the_cpu(workers: int, buckets: bool) -> None:
-    source = DataLoader(graphs(), batch_size=8, pin_memory=True, num_workers=workers)  # type: ignore[arg-type]
-    for found, expected in zip(gnncompile.loader(source, buckets=buckets), loader(buckets=buckets), strict=True):
-        assert found.x.is_pinned() and found.edge_index.is_pinned()
-        assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index, expected.edge_index)
-
-
 def test_a_sampler_library_that_is_missing() -> None:
     data = graphs(1)[0]
     try:

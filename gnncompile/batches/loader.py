@@ -77,7 +77,7 @@ class Loader:
         self.source = source
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
-        self._prepared = _preparing(source, self.buckets, self.device)
+        self._prepared = _preparing(source, self.buckets)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -93,15 +93,13 @@ class Loader:
         return _Ahead(items, self.device).batches()
 
 
-def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.device) -> Iterable[Any]:
+def _preparing(source: Iterable[Any], buckets: Buckets | None) -> Iterable[Any]:
     """The loader, whose worker processes prepare."""
     if not isinstance(source, DataLoader):
         return source
     prepared = copy.copy(source)
     prepared._iterator = None
     prepared.collate_fn = Prepare(source.collate_fn, buckets)
-    # The thread that copies to a GPU has pinned memory of its own: one that only hands mini-batches on would slow it.
-    prepared.pin_memory = source.pin_memory and device.type != "cuda"
     return prepared
 
 
