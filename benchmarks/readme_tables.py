@@ -88,6 +88,7 @@ def minibatch(folder: Path) -> str:
         "molecules-1024": "GIN, 1,024 molecules",
         "sampled": "GraphSAGE, sampled",
         "sampled-seeds": "GraphSAGE, sampled, rows of seeds",
+        "digits": "GIN, 64 graphs of digits",
     }
     header = [
         "",

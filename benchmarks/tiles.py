@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gnncompile
 from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile, warps_of
+from gnncompile.codegen.triton_tile import Tile, tiles_by_degree, warps_of
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime import launch
@@ -47,6 +47,11 @@ class Launch:
     tensors: list[Tensor]
     layout: Layout
     outputs: list[Tensor]
+
+    @property
+    def degree(self) -> float:
+        """Edges per row, on average."""
+        return self.layout.col.numel() / max(self.layout.rowptr.numel() - 1, 1)
 
 
 @dataclass
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         texts, records = [], []
         for number, one in enumerate(launches(case, device, how.seed)):
             progress(f"region {number}")
-            results = measure_tiles(one, tiles_around(one.region, edges, stages), device, how)
+            results = measure_tiles(one, tiles_around(one.region, one.degree, edges, stages), device, how)
             texts.append(format_region(number, one.region, results))
             records += [record(case, number, result, results) for result in results]
         return "\n\n".join(texts), records
@@ -122,9 +127,9 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
     return list(found.values())
 
 
-def tiles_around(region: Region, edges: Sequence[int], stages: Sequence[int]) -> list[Tile]:
-    """Returns the chosen tile, then those with other edges and stages, rows or heads."""
-    chosen = choose_tile(region, schedule(region))
+def tiles_around(region: Region, degree: float, edges: Sequence[int], stages: Sequence[int]) -> list[Tile]:
+    """Returns the tile for a graph of so many edges per row, then those with other edges and stages, rows or heads."""
+    *_, chosen = (tile for least, tile in tiles_by_degree(region, schedule(region)) if degree >= least)
     return list(dict.fromkeys([chosen, *_others(region, chosen, edges, stages)]))
 
 

@@ -166,7 +166,7 @@ def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.Monk
 
 
 def test_shares_of_rows():
-    """No longer than it takes to use the device, and not so many that they take more memory than is gained by it."""
+    """Of at least so many steps each, unless too few would be left to fill the device."""
     shares = partial(products._shares, block=32)
     assert shares(1, 396) == (32, 1) and shares(2708, 396, least=3) == shares(2708, 396) == (32, 85)
     assert shares(10_000, 396) == (32, 313)

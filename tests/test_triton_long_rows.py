@@ -11,12 +11,14 @@ from gnncompile.codegen import triton_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import schedule
 from gnncompile.codegen.triton_tile import MANY_EDGES, SEVERAL_EDGES, Tile, choose_tile, tiles_by_degree
-from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region, Space
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.reference import run
+from gnncompile.ir.region import BITS, Output, Region, Space
 from tests.triton_regions import (
     GRAPHS,
     Case,
     D,
+    E,
     Graph,
     S,
     attention,
@@ -44,6 +46,12 @@ def all_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_tile, "MANY_EDGES", 0)
 
 
+def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """A sum of rows that stand on the edges, as in pooling."""
+    b = Builder(by)
+    return b.finish([Output(b.reduce("sum", b.input(0, E, (heads, channels), dtype)), dtype, (heads, channels))])
+
+
 def tiles_of(region: Region) -> list[tuple[int, Tile]]:
     return tiles_by_degree(region, schedule(region))
 
@@ -53,22 +61,23 @@ def with_edges(number: int, rows: int = 3) -> Graph:
     return graph([1] * (number - 1) + [rows - 1], [k % 5 for k in range(number)], rows, 5)
 
 
-def walked_by(kernel: TritonKernel, edges: Layout, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Launches, and says from how many edges per row on the kernel is that walked the rows."""
+def watch(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by each launch over rows: from how many edges per row on its kernel is."""
     found: list[int] = []
-    for least, one in [(0, kernel), *((least, kernel._with(tile)) for least, tile in kernel._denser)]:
-        walk = one._ordinary
-        monkeypatch.setattr(one, "_ordinary", lambda *a, least=least, walk=walk: (found.append(least), walk(*a)))
-    device, rows = edges.rowptr.device, edges.rowptr.numel() - 1
-    kernel([torch.ones(5, 256, device=device)], edges, [torch.empty(rows, 256, device=device)])
+    for least, one in [(0, kernel), *kernel._denser]:
+        walk = one._launch
+        monkeypatch.setattr(one, "_launch", lambda *a, least=least, walk=walk: (found.append(least), walk(*a)))
     return found
 
 
+@pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("edges", [1, 3 * SEVERAL_EDGES - 1, 3 * SEVERAL_EDGES, 3 * MANY_EDGES - 1, 3 * MANY_EDGES])
-def test_by_how_many_edges_rows_have(edges: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = TritonKernel(neighbour_sum(D, "float32", 1, 256))
-    expected = max(least for least in (0, SEVERAL_EDGES, MANY_EDGES) if edges >= 3 * least)
-    assert walked_by(kernel, with_edges(edges).layout(device), monkeypatch) == [expected]
+def test_by_how_many_edges_rows_have(edges: int, trusted: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, g = TritonKernel(neighbour_sum(D, "float32", 1, 256)), with_edges(edges)
+    found, out = watch(kernel, monkeypatch), torch.empty(3, 256, device=device)
+    (kernel.trusted if trusted else kernel)([torch.ones(5, 256, device=device)], g.layout(device), [out])
+    assert found == [max(least for least in (0, SEVERAL_EDGES, MANY_EDGES) if edges >= 3 * least)]
+    assert out[:, 0].tolist() == [0, edges - 1, 1]
 
 
 def test_a_tile_that_is_given_is_kept() -> None:
@@ -80,7 +89,6 @@ def test_a_tile_that_is_given_is_kept() -> None:
 
 def test_all_code_is_listed() -> None:
     kernel = TritonKernel(neighbour_sum(D, "float32", 1, 256))
-    assert kernel.listing.count("1 edge(s) per step") == 0
     assert [kernel.listing.count(f"1 row(s) per program, {edges} edge(s)") for edges in (4, 8, 16)] == [1, 1, 1]
 
 
@@ -99,8 +107,10 @@ def test_dense_graphs(by: Space, dtype: str, channels: int, device: str) -> None
 @pytest.mark.parametrize("name", GRAPHS)
 def test_any_graph(name: str, device: str, all_rows_are_long: None) -> None:
     """No row, no edge, hubs, masked edges, two sides of different sizes."""
-    for case in (neighbour_sum, mean):
-        check(case(D, "float32", 1, 70), GRAPHS[name], device)
+    for case in (neighbour_sum, mean, wide_edges):
+        region = case(D, "float32", 1, 70)
+        assert TritonKernel(region)._for(GRAPHS[name].layout(device)).tile == tiles_of(region)[-1][1]
+        check(region, GRAPHS[name], device)
 
 
 def test_the_same_bits_each_time(device: str) -> None:
@@ -111,10 +121,25 @@ def test_the_same_bits_each_time(device: str) -> None:
         assert torch.equal(launch(region, tensors, g, device)[0], first)
 
 
-def test_ones_on_a_dense_hub_are_counted(device: str) -> None:
-    """Added up in float32, not in the type of the rows."""
-    region, g = neighbour_sum(D, "bfloat16", 1, 64), with_edges(1001)
-    assert launch(region, [torch.ones(5, 64, dtype=torch.bfloat16)], g, device)[0][1].eq(1000).all()
+def test_halves_are_added_up_in_float32(device: str) -> None:
+    """No bfloat16 holds the sum, nor most of those on the way to it."""
+    b = Builder(D)
+    total = b.reduce("sum", b.input(0, S, (1, 64), "bfloat16"))
+    region, x = b.finish([Output(total, "float32", (64,))]), torch.full((5, 64), 1 + 2**-7, dtype=torch.bfloat16)
+    assert launch(region, [x], with_edges(1001), device)[0][1].eq(1007.8125).all()
+
+
+@pytest.mark.parametrize("channels", [128, 256])
+def test_packed_bools_are_read_by_whole_rows(channels: int, device: str) -> None:
+    """As by the gradient of a sum of relu(x + e): kernels that split rows have no place for half a word."""
+    b = Builder(D)
+    x, kept = b.input(0, S, (1, channels), "float32"), b.input(1, E, (1, channels), BITS)
+    region = b.finish([Output(b.reduce("sum", b.op("where", kept, x, b.const(0))), "float32", (channels,))])
+    assert len(tiles_of(region)) == 1 and TritonKernel(region).listing
+    g = with_edges(9 * MANY_EDGES)
+    words = torch.randint(-(2**31), 2**31, (9 * MANY_EDGES, channels // 32), dtype=torch.int32)
+    tensors = [torch.randn(5, channels), words]
+    torch.testing.assert_close(launch(region, tensors, g, device)[0], run(region, tensors, g.layout("cpu"))[0])
 
 
 def test_tiles_for_long_rows() -> None:

@@ -52,9 +52,9 @@ class TritonKernel:
         tile: The tile; chosen by the width of the region and, at each launch, by how many edges rows have, if left out.
 
     Attributes:
-        text: The generated module.
-        tile: What one program computes at a time.
-        hub_texts: The modules for hubs, in the order of their launches.
+        text: The generated module, for graphs of few edges per row where others have kernels of their own.
+        tile: What one program of it computes at a time.
+        hub_texts: The modules for hubs beside it, in the order of their launches.
         hub_tile: Their tile, or None: programs walk whole rows.
 
     Raises:
@@ -81,22 +81,17 @@ class TritonKernel:
                 self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
-        self._denser = tiles_by_degree(region, plan)[1:] if tile is None else []
-        self._made: dict[Tile, TritonKernel] = {}
+        denser = tiles_by_degree(region, plan)[1:] if tile is None else []
+        self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
         """This kernel, or one with a tile for graphs of more edges per row."""
-        found = None
-        for least, tile in self._denser:
+        found = self
+        for least, kernel in self._denser:
             if layout[1].size(0) < least * (layout[0].size(0) - 1):
                 break
-            found = tile
-        return self if found is None else self._with(found)
-
-    def _with(self, tile: Tile) -> TritonKernel:
-        if tile not in self._made:
-            self._made[tile] = TritonKernel(self._region, tile)
-        return self._made[tile]
+            found = kernel
+        return found
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
@@ -126,8 +121,10 @@ class TritonKernel:
     @property
     def listing(self) -> str:
         """The generated code of all its kernels."""
-        denser = (self._with(tile).listing for _, tile in self._denser)
-        return "\n\n".join((self.text, *self.hub_texts, *denser))
+        found = [self.text, *self.hub_texts]
+        for least, kernel in self._denser:
+            found += [f"# For graphs of {least} edges per row and more:", kernel.listing]
+        return "\n\n".join(found)
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:

@@ -16,12 +16,13 @@ ELEMENTS = 2048
 """Elements of a tile per warp, where no accumulator is as large as the tile."""
 
 JOINING_WARPS = 8
-"""Warps of a program that puts the pieces of a hub together, where its rows are narrow or it has them whole."""
+"""Warps of a program that puts the pieces of a hub together."""
 
 FEW_WARPS = 2
-"""The same elsewhere: most hubs have a few pieces, and other programs have those of many. A sum over 2.3M edges, the
-longest row 13,000, takes 208.5 us where it takes 213.8 with 8 (128 channels, float32; 115.7 and 120.9 in bfloat16), and
-one over a single hub of 100,000 edges 1 us more, which 16 channels are too narrow for (13 us)."""
+"""The same where a row of one head has at least :data:`WIDE` channels, which programs share: most hubs have few pieces,
+and those of many are left to other programs. A sum over 2.3M edges, the longest row 13,000, takes 208.5 us where it
+takes 213.8 with 8 warps (128 channels, float32; 115.7 and 120.9 in bfloat16). A sum over one hub of 100,000 edges takes
+1 us more: little of the 37 us that it takes with 64 channels, much of the 13 with 16."""
 
 JOINED_CHANNELS = 32
 """Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
@@ -57,18 +58,18 @@ SPLIT_WIDTH = 1024
 """A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
 
 SUM_WIDTH = 128
-"""The same for a sum of rows of one head, of a graph of so many edges per row as :data:`SEVERAL_EDGES` says. In
-microseconds on an H200, 2.3M edges over 169,343 rows and 100,000 edges over as many, by the channels of a program:
+"""The same for a sum of rows of one head, on graphs of at least :data:`SEVERAL_EDGES` edges per row. In microseconds on
+an H200, 2.3M edges over 169,343 rows, and in the last line 100,000 over as many, by the channels of a program:
 
-=====================  =====  =====  =====  =====
-channels               512    256    128    64
-=====================  =====  =====  =====  =====
-512, float32           1086   906    803
-512, bfloat16          478    442    436
-256, float32                  462    408    430
-256, bfloat16                 234    232    239
-256, float32, 1 edge          65     124
-=====================  =====  =====  =====  =====
+================  =====  =====  =====  =====
+channels          512    256    128    64
+================  =====  =====  =====  =====
+512, float32      1086   906    803
+512, bfloat16     478    442    436
+256, float32             462    408    430
+256, bfloat16            234    232    239
+256, one edge            65     124
+================  =====  =====  =====  =====
 """
 
 SEVERAL_EDGES = 8
@@ -382,17 +383,18 @@ def _dots_per_edge(region: Region, plan: Schedule) -> bool:
 
 
 def _adds_rows(region: Region, plan: Schedule) -> bool:
-    """Whether all that a region does along its edges is to add up rows of one head, with or without a weight each."""
+    """Whether a region only adds up rows of one head along its edges, with two instructions an element at most."""
     one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
     little = _light(region, plan) and _wide_streams(region, plan) == 1
-    return one and little and not region.sums_all and not _needs_whole_rows(region)
+    more = region.sums_all or region.drops or _packs(region) or any(n.op in LAYERS for n in region.nodes)
+    return one and little and not (more or _needs_whole_rows(region) or any(map(region.per_edge, region.outputs)))
 
 
 def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     """From how many edges per row, on average over a graph, it has which tile: the first is for all with fewer.
 
-    A long row fills its steps, and programs that share one of few channels gather from a part of the table, of which
-    the caches hold more. In microseconds on an H200 (in brackets the tile for graphs of fewer edges per row):
+    A long row fills its steps, and programs of few channels each, which share a row, gather from a part of the table,
+    of which the caches hold more. In microseconds on an H200 (in brackets the tile for graphs of fewer edges per row):
 
     =============  ===========================  ===========================
     channels       124M edges, 2.4M rows        115M edges, 233,000 rows

@@ -1,6 +1,6 @@
 """Writes a region as the text of a Python module with one Triton kernel. Needs no Triton.
 
-What the values of a kernel look like says :mod:`gnncompile.codegen.triton_values`.
+See :mod:`gnncompile.codegen.triton_values` for what the values of a kernel look like.
 """
 
 from __future__ import annotations

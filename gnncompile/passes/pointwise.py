@@ -20,11 +20,11 @@ Slots = tuple[int, ...]
 
 
 class NotFusable(Exception):  # noqa: N818  (a reason, always caught)
-    """Why a message, or a part of it, cannot be written as region nodes."""
+    """Why a region, or a part of it, cannot be written as region nodes."""
 
 
 class Operands(Protocol):
-    """A region under construction, as it is for one operation."""
+    """What an operation needs of the region that it is added to."""
 
     @property
     def builder(self) -> Builder:
@@ -39,17 +39,17 @@ Lowering = Callable[[Operands, fx.Node, Slots, bool], int]
 
 
 def _plain(name: str) -> Lowering:
-    def lower(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         args = list(node.args)
         if value(node).dtype == torch.bool and IR_POINTWISE[name].result != BOOL and name != "where":
             raise NotFusable("arithmetic of bools is not fused")
         scale = node.kwargs.get("alpha", 1)
         if node.kwargs.get("rounding_mode") is not None or len(args) != IR_POINTWISE[name].arity:
             raise NotFusable("it has arguments that have no kernel")
-        values = [message.operand(a, node, slots, strict) for a in args]
+        values = [region.operand(a, node, slots, strict) for a in args]
         if scale != 1:
-            values[1] = message.builder.op("mul", values[1], message.builder.const(float(scale)))  # type: ignore[arg-type]
-        return message.builder.op(name, *values)
+            values[1] = region.builder.op("mul", values[1], region.builder.const(float(scale)))  # type: ignore[arg-type]
+        return region.builder.op(name, *values)
 
     return lower
 
@@ -57,11 +57,11 @@ def _plain(name: str) -> Lowering:
 def _composite(rule: Callable[..., int]) -> Lowering:
     """A rule over (builder, tensor operand, numbers...)."""
 
-    def lower(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         numbers = list(node.args[1:])
         if any(isinstance(n, fx.Node) for n in numbers):
             raise NotFusable("a parameter of the function is not a number")
-        return rule(message.builder, message.operand(node.args[0], node, slots, strict), *numbers, **node.kwargs)
+        return rule(region.builder, region.operand(node.args[0], node, slots, strict), *numbers, **node.kwargs)
 
     return lower
 
@@ -69,37 +69,37 @@ def _composite(rule: Callable[..., int]) -> Lowering:
 def _logic(name: str) -> Lowering:
     """An operation on bits, which is one of logic for bools alone."""
 
-    def lower(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         if value(node).dtype != torch.bool:
             raise NotFusable("operations on bits of integers are not fused")
-        return _plain(name)(message, node, slots, strict)
+        return _plain(name)(region, node, slots, strict)
 
     return lower
 
 
-def _masked_fill(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
-    inner, mask, fill = (message.operand(a, node, slots, strict) for a in node.args)
-    return message.builder.op("where", mask, fill, inner)
+def _masked_fill(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    inner, mask, fill = (region.operand(a, node, slots, strict) for a in node.args)
+    return region.builder.op("where", mask, fill, inner)
 
 
-def _prelu(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+def _prelu(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
     if value(node).dim() != 2 and value(node.args[1]).numel() != 1:  # type: ignore[arg-type]
         raise NotFusable("its slopes differ by the first of several feature axes")
-    b = message.builder
-    inner, slope = (message.operand(a, node, slots, strict) for a in node.args)
+    b = region.builder
+    inner, slope = (region.operand(a, node, slots, strict) for a in node.args)
     return b.op("where", b.op("gt", inner, b.const(0)), inner, b.op("mul", slope, inner))
 
 
-def _reversed_sub(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
-    left, right = (message.operand(a, node, slots, strict) for a in node.args[:2])
+def _reversed_sub(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    left, right = (region.operand(a, node, slots, strict) for a in node.args[:2])
     scale: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
-    return message.builder.op("sub", right, message.builder.op("mul", left, message.builder.const(float(scale))))
+    return region.builder.op("sub", right, region.builder.op("mul", left, region.builder.const(float(scale))))
 
 
 def _extremum(comparison: str) -> Lowering:
-    def lower(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
-        b = message.builder
-        left, right = (message.operand(a, node, slots, strict) for a in node.args)
+    def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+        b = region.builder
+        left, right = (region.operand(a, node, slots, strict) for a in node.args)
         nan = b.op("ne", left, left)
         chosen = b.op("where", b.op("or", nan, b.op(comparison, left, right)), left, right)
         # Equal operands share the gradient in torch; the average of both has the same value and that gradient.
@@ -110,14 +110,14 @@ def _extremum(comparison: str) -> Lowering:
     return lower
 
 
-def _cast(message: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+def _cast(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
     inner = node.args[0]
     assert isinstance(inner, fx.Node)
     before, after = value(inner).dtype, value(node).dtype
     if value(inner).device != value(node).device or not after.is_floating_point:
         raise NotFusable("it converts to an integer type or another device")
-    lowered = message.operand(inner, node, slots, strict)
-    return message.builder.op("float", lowered) if before == torch.bool else lowered
+    lowered = region.operand(inner, node, slots, strict)
+    return region.builder.op("float", lowered) if before == torch.bool else lowered
 
 
 POINTWISE: dict[Any, Lowering] = {
