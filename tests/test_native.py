@@ -78,10 +78,13 @@ def test_gradients_are_put(device: str) -> None:
 def test_only_the_way_to_other_layers_is_left(device: str) -> None:
     eager, model, (x, edges) = recorded(device)
     front = nn.Linear(6, 6).double().to(device)
+    kept: list[Tensor] = []  # so that no input is where an earlier one was: all are copied
 
     def run(m: Any) -> Tensor:
         front.zero_grad()
-        out = m(front(x), edges)
+        hidden = front(x)
+        kept.append(hidden.detach())
+        out = m(hidden, edges)
         out.square().sum().backward()
         return out
 

@@ -139,7 +139,8 @@ def test_packed_bools_are_read_by_whole_rows(channels: int, device: str) -> None
     g = with_edges(9 * MANY_EDGES)
     words = torch.randint(-(2**31), 2**31, (9 * MANY_EDGES, channels // 32), dtype=torch.int32)
     tensors = [torch.randn(5, channels), words]
-    torch.testing.assert_close(launch(region, tensors, g, device)[0], run(region, tensors, g.layout("cpu"))[0])
+    found, expected = launch(region, tensors, g, device)[0], run(region, tensors, g.layout("cpu"))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)  # both are sums of 287 numbers in float32
 
 
 def test_tiles_for_long_rows() -> None:
