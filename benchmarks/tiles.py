@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gnncompile
 from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import Tile, tiles_by_degree, warps_of
+from gnncompile.codegen.triton_tile import Tile, of_degree, tiles_by_degree, warps_of
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime import launch
@@ -129,7 +129,8 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
 
 def tiles_around(region: Region, degree: float, edges: Sequence[int], stages: Sequence[int]) -> list[Tile]:
     """Returns the tile for a graph of so many edges per row, then those with other edges and stages, rows or heads."""
-    *_, chosen = (tile for least, tile in tiles_by_degree(region, schedule(region)) if degree >= least)
+    (_, first), *denser = tiles_by_degree(region, schedule(region))
+    chosen = of_degree(denser, degree, first)
     return list(dict.fromkeys([chosen, *_others(region, chosen, edges, stages)]))
 
 

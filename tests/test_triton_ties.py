@@ -189,7 +189,7 @@ def test_types(case: triton_regions.Case, dtype: str, device: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("channels", [3, 64])
-@pytest.mark.parametrize("most_edges", [1, 16])
+@pytest.mark.parametrize("most_edges", [1, 2, 16])
 def test_hubs(
     case: triton_regions.Case, channels: int, most_edges: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

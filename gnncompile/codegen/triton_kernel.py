@@ -19,6 +19,7 @@ from gnncompile.codegen.triton_tile import (
     hub_tile,
     joining_tile,
     large_programs,
+    of_degree,
     tiles_by_degree,
 )
 from gnncompile.codegen.triton_variant import Variant
@@ -86,12 +87,9 @@ class TritonKernel:
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
         """This kernel, or one with a tile for graphs of more edges per row."""
-        found = self
-        for least, kernel in self._denser:
-            if layout[1].size(0) < least * (layout[0].size(0) - 1):
-                break
-            found = kernel
-        return found
+        if not self._denser:
+            return self
+        return of_degree(self._denser, layout[1].size(0) / max(layout[0].size(0) - 1, 1), self)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gnncompile.codegen.triton_plan import WIDE, Schedule, edgewise, every_step, shares_maximum
 from gnncompile.errors import Unsupported
 from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, Node, Region
+
+T = TypeVar("T")
 
 MAX_EDGE = 8192
 """Largest number of elements (padded to powers of two) that one edge may take in a tile."""
@@ -416,6 +420,17 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
         if channels >= LONG_STEP:
             found.append((MANY_EDGES, Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
+
+
+def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:
+    """The choice for graphs of so many edges per row on average.
+
+    Args:
+        choices: From how many edges per row each is, the fewest first, as :func:`tiles_by_degree` has tiles.
+        degree: Edges per row.
+        otherwise: For fewer than the first.
+    """
+    return next((one for least, one in reversed(choices) if degree >= least), otherwise)
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:

@@ -20,7 +20,7 @@ Slots = tuple[int, ...]
 
 
 class NotFusable(Exception):  # noqa: N818  (a reason, always caught)
-    """Why a region, or a part of it, cannot be written as region nodes."""
+    """Why a message, or a part of it, cannot be written as region nodes."""
 
 
 class Operands(Protocol):
