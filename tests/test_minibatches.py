@@ -32,7 +32,7 @@ from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edges import order_of
 from gnncompile.batches.kinds import kinds_of
 from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import layout
+from gnncompile.runtime import layout, native
 from gnncompile.runtime.attached import attached
 from gnncompile.runtime.recordings import Recordings
 
@@ -281,18 +281,31 @@ class Edges(nn.Module):
         return {"nodes": self.conv(x, edge_index, edge_attr), "edges": scores.view(-1), "mean": x.mean()}
 
 
+OF_RESULTS: list[Callable[[dict[str, Tensor]], Tensor]] = [
+    lambda out: out["nodes"].square().sum() + out["edges"].sigmoid().mean(),
+    lambda out: out["edges"].square().sum(),
+    lambda out: out["nodes"].sum() + out["mean"],
+]
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
 @pytest.mark.usefixtures("garbage")
-def test_results_of_nodes_and_edges(device: str, recording: None) -> None:
+def test_results_of_nodes_and_edges(device: str, recording: None, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of them differentiated; what a replay returns is of the true size."""
+    if host == "python":
+        monkeypatch.setattr(native, "module", lambda: None)
     eager = Edges().double().to(device)
-    model = compiled(eager)
+    model, replays = compiled(eager), set[str]()
     # Each size must come often enough to be recorded, wherever in memory its mini-batches happen to stand.
-    for data in loader(device, number=160):
+    for k, data in enumerate(loader(device, number=160)):
         results = []
         for m in (model, eager):
             out = m(data.x, data.edge_index, data.edge_attr)
-            results += [[out, step(m, out["nodes"].square().sum() + out["edges"].sigmoid().mean())]]
+            replays |= {out["nodes"].grad_fn.name()} if m is model else set()
+            results += [[out, step(m, OF_RESULTS[k % 3](out))]]
         same(*results)
     assert refusals(model) == [] and any(r.recorded for r in recorded(model))
+    assert ("GnncompileReplayBackward" if host == "native" else "_ReplayBackward") in replays
 
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], str]] = {
@@ -570,6 +583,38 @@ def test_workers_and_batch_samplers() -> None:
     for found, expected in zip(many, alone, strict=True):
         assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index, expected.edge_index)
     assert many.buckets is not None and 1 <= len(many.buckets.sizes()) <= 2
+
+
+def test_who_pins() -> None:
+    """The thread that copies to a GPU has pinned memory; where mini-batches stay on the CPU, the loader's own wish."""
+    for pin in (False, True):
+        source = DataLoader(graphs(), batch_size=8, pin_memory=pin)  # type: ignore[arg-type]
+        assert gnncompile.loader(source, "cuda")._prepared.pin_memory is False  # type: ignore[attr-defined]
+        assert gnncompile.loader(source)._prepared.pin_memory is pin  # type: ignore[attr-defined]
+        assert source.pin_memory is pin
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("buckets", [False, True])
+def test_pinned_mini_batches_on_the_cpu(workers: int, buckets: bool) -> None:
+    source = DataLoader(graphs(), batch_size=8, pin_memory=True, num_workers=workers)  # type: ignore[arg-type]
+    for found, expected in zip(gnncompile.loader(source, buckets=buckets), loader(buckets=buckets), strict=True):
+        assert found.x.is_pinned() and found.edge_index.is_pinned()
+        assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index, expected.edge_index)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("pin", [False, True])
+def test_what_stands_beside_a_mini_batch_is_pinned(workers: int, pin: bool) -> None:
+    def collate(items: list[Data]) -> Any:
+        return Batch.from_data_list(items), torch.ones(3), {"names": "abc", "more": [torch.ones(2)]}  # type: ignore[arg-type]
+
+    source = torch.utils.data.DataLoader(graphs(16), 8, collate_fn=collate, pin_memory=pin, num_workers=workers)  # type: ignore[arg-type]
+    for batch, beside, more in gnncompile.loader(source, "cuda"):
+        assert batch.x.is_cuda and beside.is_pinned() is pin and more["more"][0].is_pinned() is pin
+        assert beside.tolist() == [1, 1, 1] and more["names"] == "abc"
 
 
 def test_a_sampler_library_that_is_missing() -> None:

@@ -282,15 +282,28 @@ OTHER: dict[str, Any] = {
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("kind", OTHER)
 def test_inputs_that_do_not_fit(device: str, args: list[Any], kind: str) -> None:
-    expected = module().Inputs(args, [4], [1])
+    expected = module().Inputs(args, [4], [1], [])
     assert expected.fit(args) and expected.fit(tuple(args))
     OTHER[kind](args)
     assert not expected.fit(args)
 
 
+def in_one(start: int, memory: Tensor | None = None) -> list[Any]:
+    memory = torch.zeros(24) if memory is None else memory
+    return [memory[:6], 7, memory[8 + start : 14 + start]]
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_inputs_that_stand_together(device: str) -> None:
+    expected = module().Inputs(in_one(0), [0, 2], [], [[0, 2]])
+    assert expected.fit(in_one(0)) and not expected.fit(in_one(1))
+    assert not expected.fit([*in_one(0)[:2], in_one(0)[2]])  # at the same places of two memories
+    assert not expected.fit([7, 7, in_one(0)[2]])
+
+
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_inputs_that_fit(device: str, args: list[Any]) -> None:
-    expected = module().Inputs(args, [4], [1])
+    expected = module().Inputs(args, [4], [1], [])
     args[0].add_(1)
     args[0] = args[0].view(4, 3)
     args[4] = torch.ones(3)

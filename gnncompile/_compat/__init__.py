@@ -45,7 +45,7 @@ from gnncompile._compat.inductor import (
     settings_for,
     wait_for_vectors,
 )
-from gnncompile._compat.memory import StorageWeakRef, copy_each, same_memory, shared_bytes, storage_address
+from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
@@ -144,6 +144,7 @@ __all__ = [
     "notice_use_as",
     "object_of",
     "own_symbol",
+    "pinned",
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["StorageWeakRef", "copy_each", "same_memory", "shared_bytes", "storage_address"]
+__all__ = ["StorageWeakRef", "copy_each", "pinned", "same_memory", "shared_bytes", "storage_address"]
 
 
 def shared_bytes(length: int) -> Tensor:
     """Memory that goes to another process as it is, uint8 ``[length]``; ``share_memory_`` would copy it."""
     storage = torch.UntypedStorage._new_shared(length, device="cpu")
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def pinned(value: Any) -> Any:
+    """A nest of tensors in pinned memory, as a loader with ``pin_memory=True`` makes it."""
+    return pin_memory(value)
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepared import Prepare, Prepared, prepare_all
 from gnncompile.runtime.streams import copying
@@ -77,7 +78,7 @@ class Loader:
         self.source = source
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
-        self._prepared = _preparing(source, self.buckets)
+        self._prepared = _preparing(source, self.buckets, self.device)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -90,16 +91,19 @@ class Loader:
         items = (prepare_all(item, self.buckets) for item in _explaining(iter(self._prepared), self.source))
         if self.device.type != "cuda":
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
-        return _Ahead(items, self.device).batches()
+        pins = isinstance(self.source, DataLoader) and self.source.pin_memory
+        return _Ahead(items, self.device, _compat.pinned if pins else _as_it_is).batches()
 
 
-def _preparing(source: Iterable[Any], buckets: Buckets | None) -> Iterable[Any]:
+def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.device) -> Iterable[Any]:
     """The loader, whose worker processes prepare."""
     if not isinstance(source, DataLoader):
         return source
     prepared = copy.copy(source)
     prepared._iterator = None
     prepared.collate_fn = Prepare(source.collate_fn, buckets)
+    # The thread that copies to a GPU has pinned memory of its own, and pins what is no mini-batch.
+    prepared.pin_memory = source.pin_memory and device.type != "cuda"
     return prepared
 
 
@@ -113,13 +117,17 @@ def _explaining(items: Iterator[Any], source: Any) -> Iterator[Any]:
         ) from missing
 
 
-def _each(value: Any, make: Callable[[Prepared], Any]) -> Any:
-    """Makes mini-batches of the prepared ones in a list or tuple; leaves everything else as it is."""
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _each(value: Any, make: Callable[[Prepared], Any], other: Callable[[Any], Any] = _as_it_is) -> Any:
+    """Makes mini-batches of the prepared ones in a list or tuple, and something else of everything else."""
     if isinstance(value, Prepared):
         return make(value)
     if type(value) in (list, tuple):
-        return type(value)(_each(v, make) for v in value)
-    return value
+        return type(value)(_each(v, make, other) for v in value)
+    return other(value)
 
 
 class _Pinned:
@@ -143,10 +151,16 @@ class _Pinned:
 
 
 class _Ahead:
-    """Copies mini-batches to a GPU in a thread."""
+    """Copies mini-batches to a GPU in a thread.
 
-    def __init__(self, items: Iterator[Any], device: torch.device) -> None:
-        self._items = items
+    Args:
+        items: The prepared mini-batches.
+        device: The GPU.
+        other: What is done with everything else.
+    """
+
+    def __init__(self, items: Iterator[Any], device: torch.device, other: Callable[[Any], Any]) -> None:
+        self._items, self._other = items, other
         index: int | None = device.index
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._stream = copying(self._device)
@@ -177,7 +191,7 @@ class _Ahead:
             with torch.cuda.stream(self._stream):
                 for item in self._items:
                     memories: list[Tensor] = []
-                    made = _each(item, partial(self._copy, memories))
+                    made = _each(item, partial(self._copy, memories), self._other)
                     copied = torch.cuda.Event()
                     copied.record(self._stream)
                     if not self._put((made, memories, copied)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,6 +86,10 @@ class Prepared:
     places: dict[str, Place]
     hubs: dict[str, _Hubs]
     memory: Tensor
+
+    def pin_memory(self) -> Prepared:
+        """The same in pinned memory, which a loader asks for whose mini-batches stay on the CPU."""
+        return replace(self, memory=self.memory.pin_memory())
 
     def finish(self, memory: Tensor) -> BaseData:
         """The mini-batch in a copy of the memory, on whichever device."""

@@ -134,7 +134,8 @@ class Backend:
             captured.recordings = SHARDED
             return run
         structural = structure.hoisted.inputs if structure is not None else ()
-        found = recordable.recordings(run, gm, inputs, structural, self.own)
+        padded = captured.record.padded or []
+        found = recordable.recordings(run, gm, inputs, structural, padded if any(padded) else [], self.own)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 

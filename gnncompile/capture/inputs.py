@@ -143,7 +143,7 @@ def _of_minibatch(value: Tensor, what: Attached | None, path: Path, derived: Der
     if taken.batch is not None:
         if not derived.splits or name in derived.lengths:
             raise minibatches.Unpadded(f"the model writes to {name}, or asks for its longest segment")
-        wanted = any(f"{name}{part}" in derived.wanted for part in ("", ".row", ".col"))
+        wanted = bool(derived.wanted) and any(f"{name}{part}" in derived.wanted for part in ("", ".row", ".col"))
         return minibatches.padded(value, what, taken.batch, name, wanted)
     assert what is not None
     if len(what.values) == 2 and what.layout is not None and derived.splits:

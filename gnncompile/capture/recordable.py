@@ -18,7 +18,12 @@ _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, t
 
 
 def recordings(
-    run: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], structural: Sequence[int], own: dict[str, Any]
+    run: Callable[..., Any],
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    structural: Sequence[int],
+    padded: Sequence[dict[int, int]],
+    own: dict[str, Any],
 ) -> Recordings | str:
     """What records a compiled graph, or why nothing can.
 
@@ -27,6 +32,7 @@ def recordings(
         gm: What was compiled.
         inputs: Its inputs, for their devices.
         structural: Positions of those that graph structure is built of.
+        padded: Which dimensions of its results are padded, and of which kind they are; empty where none is.
         own: gnncompile's options.
     """
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
@@ -42,7 +48,7 @@ def recordings(
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
     settings = RecordingSettings(own["native"], own["backward_in_caller"])
-    return Recordings(run, own["recordings"], device, structural, settings)
+    return Recordings(run, own["recordings"], device, structural, settings, padded)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

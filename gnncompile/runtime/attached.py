@@ -8,8 +8,7 @@ that one recording serves all mini-batches of a bucket.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -131,14 +130,19 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextmanager
-def padding_to(batch: Bucketed | None) -> Iterator[None]:
+class padding_to:  # noqa: N801  (used as a function)
     """Compiled models that this thread calls in the block are called with a padded mini-batch."""
-    outer, _thread.batch = _thread.batch, batch
-    try:
-        yield
-    finally:
-        _thread.batch = outer
+
+    __slots__ = ("_batch", "_outer")
+
+    def __init__(self, batch: Bucketed | None) -> None:
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        self._outer, _thread.batch = _thread.batch, self._batch
+
+    def __exit__(self, *_: object) -> None:
+        _thread.batch = self._outer
 
 
 def in_hand() -> Bucketed | None:
@@ -153,13 +157,17 @@ def true_rows(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any
         made: The results.
         padded: For each of them, which dimensions are padded, and of which kind they are.
     """
-    batch, results = in_hand(), []
-    for value, dims in zip(made, padded, strict=True):
-        for dim, kind in dims.items():
-            assert batch is not None
+    batch = in_hand()
+    assert batch is not None
+    return [true_part(value, dims, batch) for value, dims in zip(made, padded, strict=True)]
+
+
+def true_part(value: Any, dims: dict[int, int], batch: Bucketed) -> Any:
+    """A result without its padding: itself where it has none (any more)."""
+    for dim, kind in dims.items():
+        if value.size(dim) != batch.counts[kind]:
             value = value.narrow(dim, 0, batch.counts[kind])
-        results.append(value)
-    return results
+    return value
 
 
 def count(batch: Bucketed, kind: int) -> Count:

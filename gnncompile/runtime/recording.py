@@ -3,7 +3,8 @@
 An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Structure of a
 graph that stays was built before and is kept; of one that changes it is built by every replay. Results and
 gradients are copies, so that the next replay overwrites nothing that is still looked at; and what the forward keeps
-for its backward is overwritten by no other forward before that backward has run (:class:`Lease`).
+for its backward is overwritten by no other forward before that backward has run (:class:`Lease`). Results of a padded
+mini-batch are copied without their padding.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import backward_thread, identity, native
+from gnncompile.runtime.attached import in_hand, true_part
 from gnncompile.runtime.cuda_graph import Recorder
 from gnncompile.runtime.static_inputs import StaticInputs
 
@@ -81,6 +83,7 @@ class Recording:
         mutated: Positions of the inputs that the graph writes to.
         record: What captures.
         settings: How it is replayed.
+        padded: For each of the results, which dimensions are padded, and of which kind they are; empty where none is.
 
     Raises:
         Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
@@ -96,6 +99,7 @@ class Recording:
         mutated: frozenset[int],
         record: Recorder,
         settings: RecordingSettings,
+        padded: Sequence[dict[int, int]] = (),
     ) -> None:
         if copied & mutated:
             raise Unsupported("an input that it writes to is another tensor in each call")
@@ -127,6 +131,7 @@ class Recording:
         self._kind = type(made)
         self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]
         tensors = [m for m in made if isinstance(m, Tensor)]
+        self._padded = [dims for m, dims in zip(made, padded, strict=True) if isinstance(m, Tensor)] if padded else []
         self.differentiable = [t.requires_grad for t in tensors]
         self.saved = self._saved_inputs(tensors, args)
         if any(self.differentiable):
@@ -153,11 +158,12 @@ class Recording:
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether these inputs are those of the recording, or can be copied there."""
         if self._inputs is not None:
-            return self._inputs.fit(args) and self._static.fits(args)
+            return self._inputs.fit(args) and self._static.lists_fit(args)
         if not self._fits(args):
             return False
         if self._settings.native and (module := native.module()) is not None:
-            self._inputs = module.Inputs(args, sorted(self.copied), [k for k, _, _, _ in self._structural])
+            kept = [k for k, _, _, _ in self._structural]
+            self._inputs = module.Inputs(args, sorted(self.copied), kept, self._static.together)
         return True
 
     def _fits(self, args: Sequence[Any]) -> bool:
@@ -219,7 +225,8 @@ class Recording:
         if self._replay is None and self._settings.native and (module := native.module()) is not None:
             self._replay = self._to_cpp(module)
         if self._replay is not None:
-            return self._replay(args, lease)
+            batch = in_hand() if self._padded else None
+            return self._replay(args, lease, () if batch is None else batch.counts)
         tensors: tuple[Tensor, ...] = _replay(self, args, lease, *[args[k] for k in self._graded])
         if self._settings.backward_in_caller:
             backward_thread.await_backward(tensors)
@@ -227,15 +234,19 @@ class Recording:
 
     def _to_cpp(self, module: ModuleType) -> Callable[..., tuple[Tensor, ...]]:
         made = [m for m in self._made if isinstance(m, Tensor)]
+        padded = [(at, dim, kind) for at, dims in enumerate(self._padded) for dim, kind in dims.items()]
+        singles, together = self._static.parts()
         backward_thread.hand_over(module)
         return module.Recording(  # type: ignore[no-any-return]
             made=made,
+            padded=padded,
             differentiable=self.differentiable,
             graded=self._graded,
             saved=self.saved,
             mutated=self._mutated,
             cotangents=self._cotangents,
-            copy=self._static.copy if self.copied else None,
+            singles=singles,
+            together=together,
             forward=self._forward,
             backward=self._backward,
             refuse=_compat.refuse_in_backward,
@@ -258,15 +269,18 @@ class Recording:
             self._hand_out()
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
-        return tuple([m.clone() for m in self._made if isinstance(m, Tensor)])
+        made = [m for m in self._made if isinstance(m, Tensor)]
+        if self._padded and (batch := in_hand()) is not None:
+            made = [true_part(m, dims, batch) for m, dims in zip(made, self._padded, strict=True)]
+        return tuple([m.clone() for m in made])
 
     def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the inputs that have one."""
+        """The gradients of the inputs that have one; a cotangent may be for less than the whole result."""
         for static, given in zip(self._cotangents, cotangents, strict=True):
-            if given is None:
+            if given is None or given.shape != static.shape:
                 static.zero_()
-            else:
-                static.copy_(given)
+            if given is not None:
+                static[tuple([slice(size) for size in given.shape])].copy_(given)
         self._backward()
         return self._gradients.copies()
 

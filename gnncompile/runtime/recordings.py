@@ -104,6 +104,7 @@ class Recordings:
         structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
             for these very tensors, unchanged, or builds it anew in every replay.
         settings: How recordings are replayed.
+        padded: As of :class:`~gnncompile.runtime.recording.Recording`; what runs as it is keeps its padding.
 
     Attributes:
         reason: Why nothing is recorded (any more), if so.
@@ -116,9 +117,10 @@ class Recordings:
         device: torch.device,
         structural: Iterable[int],
         settings: RecordingSettings,
+        padded: Sequence[dict[int, int]] = (),
     ) -> None:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
-        self.settings = settings
+        self.settings, self.padded = settings, padded
         if settings.native:
             native.prepare()
         self.recorded: list[tuple[_Seen, Recording]] = []
@@ -220,7 +222,8 @@ class Recordings:
         assert record is not None
         try:
             mutated = frozenset(seen.mutated)
-            recording = Recording(self.run, args, self._tensors(args), copied, mutated, record, self.settings)
+            structural = self._tensors(args)
+            recording = Recording(self.run, args, structural, copied, mutated, record, self.settings, self.padded)
         except (Unsupported, RuntimeError) as reason:
             self._refuse(seen, reason, bool(copied & self.structural))
             return None

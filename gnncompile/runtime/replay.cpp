@@ -5,6 +5,7 @@
 // parameters are put where autograd would put them one by one.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -53,7 +54,8 @@ struct Input {
   at::ScalarType type{};
   Sizes sizes, strides;
   std::optional<const void*> place, storage;
-  std::int64_t version = 0;
+  std::int64_t version = 0, offset = 0;
+  std::optional<std::size_t> beside;  // another input, in whose memory it stands
 
   Input(py::handle given, bool is_copied, bool is_kept) {
     if (!THPVariable_Check(given.ptr())) {
@@ -71,7 +73,12 @@ struct Input {
     }
   }
 
-  bool fits(PyObject* given) const {
+  void stands_beside(std::size_t other, const Tensor& given) {
+    beside = other;
+    offset = given.storage_offset();
+  }
+
+  bool fits(PyObject* given, PyObject** all) const {
     if (number) {
       const int equal = given == number.ptr() || PyObject_RichCompareBool(given, number.ptr(), Py_EQ);
       if (equal < 0) throw py::error_already_set();
@@ -83,6 +90,10 @@ struct Input {
     if (tensor.scalar_type() != type || tensor.sizes() != at::IntArrayRef(sizes) ||
         tensor.strides() != at::IntArrayRef(strides))
       return false;
+    // That the other is a tensor is known: it comes before, or is this one.
+    if (beside && (tensor.storage_offset() != offset ||
+                   tensor.storage().data() != THPVariable_Unpack(all[*beside]).storage().data()))
+      return false;
     // Other tensors over the same memory, of an array say, count its changes anew.
     return !storage || (!tensor.is_inference() && tensor._version() == version &&
                         tensor.storage().unsafeGetStorageImpl() == *storage);
@@ -92,19 +103,23 @@ struct Input {
 struct Inputs {
   std::vector<Input> inputs;
 
-  Inputs(py::handle args, const std::vector<std::size_t>& copied, const std::vector<std::size_t>& kept) {
+  Inputs(py::handle args, const std::vector<std::size_t>& copied, const std::vector<std::size_t>& kept,
+         const std::vector<std::vector<std::size_t>>& together) {
     const auto among = [](const std::vector<std::size_t>& some, std::size_t at) {
       return std::find(some.begin(), some.end(), at) != some.end();
     };
     const std::size_t count = PySequence_Fast_GET_SIZE(args.ptr());
     for (std::size_t at = 0; at < count; ++at)
       inputs.emplace_back(items(args)[at], among(copied, at), among(kept, at));
+    for (const auto& members : together)
+      for (const std::size_t at : members) inputs[at].stands_beside(members.front(), tensor_at(args, at));
   }
 
   bool fit(py::handle args) const {
     if (PySequence_Fast_GET_SIZE(args.ptr()) != static_cast<Py_ssize_t>(inputs.size())) return false;
     PyObject** given = items(args);
-    return std::all_of(inputs.begin(), inputs.end(), [&](const Input& input) { return input.fits(*given++); });
+    PyObject** const all = given;
+    return std::all_of(inputs.begin(), inputs.end(), [&](const Input& input) { return input.fits(*given++, all); });
   }
 };
 
@@ -117,15 +132,42 @@ using Place = std::tuple<std::size_t, Sizes, Sizes, std::int64_t>;
 using Gradients = std::pair<std::vector<std::pair<std::size_t, Tensor>>,
                             std::vector<std::pair<Tensor, std::vector<Place>>>>;
 
+// Copies of inputs to where a recording reads them: single ones, by position; and pieces of memory in which some stand,
+// with the position of one of them, the byte from which on is copied, and the copy.
+using Single = std::pair<std::size_t, Tensor>;
+using Together = std::tuple<std::size_t, std::int64_t, Tensor>;
+
 struct Recording {
   std::vector<Tensor> made;  // results, which each replay writes to
+  std::vector<std::tuple<std::size_t, std::int64_t, std::size_t>> padded;  // which result, dimension, kind of things
   std::vector<bool> differentiable;
   std::vector<std::size_t> graded, saved, mutated;  // positions of inputs
   std::vector<Tensor> cotangents;                   // of the differentiable results, which the backward reads
-  py::object copy;                                  // of inputs to where the recording reads them, or None
+  std::vector<Single> singles;
+  std::vector<Together> together;
   py::object forward, backward, refuse, refuse_second;
   Gradients parts;
   bool backward_in_caller;
+
+  void copy_inputs(py::handle args) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (auto& [at, target] : singles) target.copy_(tensor_at(args, at));
+    for (auto& [at, first, target] : together) {
+      const Tensor source = at::empty({0}, target.options());
+      source.set_(tensor_at(args, at).storage(), first, target.sizes(), target.strides());
+      target.copy_(source);
+    }
+  }
+
+  // Copies of the results, without what is padded, if it is known how many things of each kind there are.
+  variable_list results(const std::vector<std::int64_t>& counts) const {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    variable_list found = made;
+    if (!counts.empty())
+      for (const auto& [at, dim, kind] : padded) found[at] = found[at].narrow(dim, 0, counts.at(kind));
+    for (Tensor& result : found) result = result.clone();
+    return found;
+  }
 
   variable_list gradients() const {
     variable_list found(graded.size());
@@ -242,10 +284,7 @@ class GnncompileReplayBackward : public autograd::Node {
     for (const autograd::SavedVariable& saved : saved_) saved.unpack(getptr());  // raises where one was changed
     if (std::exchange(spent_, true)) call(recording_->refuse_second);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (std::size_t at = 0; at < cotangents.size(); ++at) {
-      Tensor& target = recording_->cotangents[at];
-      cotangents[at].defined() ? target.copy_(cotangents[at]) : target.zero_();
-    }
+    for (std::size_t at = 0; at < cotangents.size(); ++at) take(cotangents[at], recording_->cotangents[at]);
     call(recording_->backward);
     variable_list gradients = recording_->gradients();
     if (autograd::get_current_graph_task_keep_graph()) return gradients;
@@ -254,6 +293,15 @@ class GnncompileReplayBackward : public autograd::Node {
   }
 
  private:
+  // Puts a cotangent, which may be for less than the whole result, to where the recording reads it.
+  static void take(const Tensor& given, Tensor target) {
+    if (!given.defined() || given.sizes() != target.sizes()) target.zero_();
+    if (!given.defined()) return;
+    for (std::int64_t dim = 0; dim < given.dim(); ++dim)
+      if (given.size(dim) != target.size(dim)) target = target.narrow(dim, 0, given.size(dim));
+    target.copy_(given);
+  }
+
   void refuse(const variable_list& cotangents) const {
     py::list given;
     for (const Tensor& cotangent : cotangents) given.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(cotangent)));
@@ -311,14 +359,14 @@ NodePtr make_node(Args&&... args) {
 
 // -- the forward -------------------------------------------------------------------------------------------------------
 
-py::tuple replay(const std::shared_ptr<Recording>& recording, const py::object& args, const py::object& lease) {
+py::tuple replay(const std::shared_ptr<Recording>& recording, const py::object& args, const py::object& lease,
+                 const std::vector<std::int64_t>& counts) {
   variable_list made;
   {
     at::NoGradGuard no_grad;
-    if (!recording->copy.is_none()) call(recording->copy, args.ptr());
+    recording->copy_inputs(args);
     call(recording->forward);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (const Tensor& result : recording->made) made.push_back(result.clone());
+    made = recording->results(counts);
   }
   for (const std::size_t at : recording->mutated) tensor_at(args, at).unsafeGetTensorImpl()->bump_version();
   if (at::GradMode::is_enabled()) {
@@ -338,14 +386,15 @@ PYBIND11_MODULE(gnncompile_replay, module) {
   using py::arg;
   py::class_<Awaited>(module, "Awaited").def(py::init<>()).def_static("take_over", &Awaited::take_over);
   py::class_<Inputs>(module, "Inputs")
-      .def(py::init<py::handle, const std::vector<std::size_t>&, const std::vector<std::size_t>&>())
+      .def(py::init<py::handle, const std::vector<std::size_t>&, const std::vector<std::size_t>&,
+                    const std::vector<std::vector<std::size_t>>&>())
       .def("fit", &Inputs::fit);
   py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
-      .def(py::init<std::vector<Tensor>, std::vector<bool>, std::vector<std::size_t>, std::vector<std::size_t>,
-                    std::vector<std::size_t>, std::vector<Tensor>, py::object, py::object, py::object, py::object,
-                    py::object, Gradients, bool>(),
-           arg("made"), arg("differentiable"), arg("graded"), arg("saved"), arg("mutated"), arg("cotangents"),
-           arg("copy"), arg("forward"), arg("backward"), arg("refuse"), arg("refuse_second"), arg("gradients"),
-           arg("backward_in_caller"))
+      .def(py::init<std::vector<Tensor>, decltype(Recording::padded), std::vector<bool>, std::vector<std::size_t>,
+                    std::vector<std::size_t>, std::vector<std::size_t>, std::vector<Tensor>, std::vector<Single>,
+                    std::vector<Together>, py::object, py::object, py::object, py::object, Gradients, bool>(),
+           arg("made"), arg("padded"), arg("differentiable"), arg("graded"), arg("saved"), arg("mutated"),
+           arg("cotangents"), arg("singles"), arg("together"), arg("forward"), arg("backward"), arg("refuse"),
+           arg("refuse_second"), arg("gradients"), arg("backward_in_caller"))
       .def("__call__", &replay);
 }

@@ -43,10 +43,26 @@ class StaticInputs:
             else:
                 self._single += members
                 self.tensors.update(_each_once(args, members, _copy))
+        self._listed = [listed for group in self._groups for listed in group.listed]
+
+    @property
+    def together(self) -> list[list[int]]:
+        """Positions of the inputs that stand in one piece of memory, for each piece."""
+        return [group.members for group in self._groups]
+
+    def parts(self) -> tuple[list[tuple[int, Tensor]], list[tuple[int, int, Tensor]]]:
+        """What is copied: the position of each single input, and its copy; for each piece of memory the position of an
+        input that stands there, the byte at which what is copied begins, and the copy, uint8 ``[bytes]``.
+        """
+        return [(k, self.tensors[k]) for k in self._single], [group.part for group in self._groups]
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether inputs of the right sizes can be copied here."""
-        return all(group.fits(args) for group in self._groups)
+        return all(group.stands_as_before(args) for group in self._groups) and self.lists_fit(args)
+
+    def lists_fit(self, args: Sequence[Any]) -> bool:
+        """Whether the lists of hubs that came with the inputs are where they were: all but this is compared in C++."""
+        return all(_places(_hubs_in(args[k], args[k].untyped_storage())) == places for k, places in self._listed)
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies the inputs here."""
@@ -57,15 +73,24 @@ class StaticInputs:
 
 
 class _Group:
-    """Inputs in one piece of memory."""
+    """Inputs in one piece of memory.
+
+    Attributes:
+        members: Their positions.
+        listed: Of those that came with a list of hubs: the position, and where the list stands.
+        part: See :meth:`StaticInputs.parts`.
+        tensors: The copies, by position.
+    """
 
     def __init__(self, args: Sequence[Any], members: list[int]) -> None:
-        self._members = members
+        self.members = members
         storage = args[members[0]].untyped_storage()
         hubs = {k: _hubs_in(args[k], storage) for k in members}
-        self._first, end, _ = _spans([args[k] for k in members])
+        first, end, _ = _spans([args[k] for k in members])
         self._static = torch.empty(end, dtype=torch.uint8, device=args[members[0]].device)
-        self._places = {k: (args[k].storage_offset(), _places(hubs[k])) for k in members}
+        self.part = members[0], first, self._static[first:]
+        self._offsets = [args[k].storage_offset() for k in members]
+        self.listed = [(k, _places(found)) for k, found in hubs.items() if found is not None]
         self.tensors = _each_once(args, members, self._at)
         for k, found in hubs.items():
             if found is not None:
@@ -82,21 +107,18 @@ class _Group:
         start = int(tensor.storage_offset()) * tensor.element_size()
         return attached.view(self._static, tensor.dtype, start, tensor.shape, tensor.stride())
 
-    def fits(self, args: Sequence[Any]) -> bool:
+    def stands_as_before(self, args: Sequence[Any]) -> bool:
         """Whether the inputs stand in one piece of memory as they did."""
-        storage = args[self._members[0]].untyped_storage()
-        for k in self._members:
-            given, (offset, places) = args[k], self._places[k]
-            if given.storage_offset() != offset or given.untyped_storage().data_ptr() != storage.data_ptr():
-                return False
-            if places is not False and _places(_hubs_in(given, storage)) != places:
+        start = args[self.members[0]].untyped_storage().data_ptr()
+        for k, offset in zip(self.members, self._offsets, strict=True):
+            if args[k].storage_offset() != offset or args[k].untyped_storage().data_ptr() != start:
                 return False
         return True
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies all of them."""
-        static = self._static[self._first :]
-        static.copy_(attached.view(args[self._members[0]], torch.uint8, self._first, static.shape))
+        at, first, static = self.part
+        static.copy_(attached.view(args[at], torch.uint8, first, static.shape))
 
 
 def _each_once(args: Sequence[Any], members: Sequence[int], make: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
