@@ -10,10 +10,11 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_tile
+from gnncompile.codegen import triton_hub_tile, triton_tile
+from gnncompile.codegen.triton_hub_tile import hub_tile, joining_tile, large_programs, large_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import Part, schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile, joining_tile, large_programs, large_tile
+from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
@@ -46,6 +47,7 @@ from tests.triton_regions import (
     row_wise,
     rows_tile,
     several,
+    take_few_edges,
     weighted_sum,
 )
 
@@ -87,7 +89,7 @@ def test_hubs(
     region = case(D, "float32", 2, 7)
     tile = replace(choose_tile(region, schedule(region)), rows=rows)
     if several_steps:
-        monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
+        take_few_edges(monkeypatch, 1)
         tile = replace(tile, edges=1)
     check(region, MIXED, device, tile=tile)
 
@@ -319,8 +321,8 @@ def test_large_hubs(
     """Hubs of more pieces than others read at once, in one step or several, by programs of fewer channels, the last of
     which may have none; beside hubs of as many pieces as others, and in launches for more of either than there are.
     """
-    monkeypatch.setattr(triton_tile, "MOST_EDGES", 2)
-    monkeypatch.setattr(triton_tile, "LARGE_PIECES", 4)
+    take_few_edges(monkeypatch, 2)
+    monkeypatch.setattr(triton_hub_tile, "LARGE_PIECES", 4)
     region, g = case(D, "float32", heads, channels), degrees(3, 20, 0, 4, 2, 7, 5, 16, 1)
     check(region, g, device)
     same_where_unknown(region, g, device)
@@ -349,7 +351,7 @@ def test_many_pieces_are_put_together(
     pieces: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several steps, by programs that have some channels of the hub each."""
-    monkeypatch.setattr(triton_tile, "MOST_EDGES", 8)
+    take_few_edges(monkeypatch, 8)
     g = graph([0] * (2 * pieces), [k % 3 for k in range(2 * pieces)], 2, 3)
     for case in (neighbour_sum, max_and_min, channel_softmax):
         check(case(D, "float32", 1, 128), g, device)

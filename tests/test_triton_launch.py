@@ -13,7 +13,7 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile import _compat
-from gnncompile.codegen import triton_launcher, triton_tile
+from gnncompile.codegen import triton_launcher
 from gnncompile.codegen.triton_kernel import TritonKernel, _nothing
 from gnncompile.codegen.triton_plan import Part
 from gnncompile.codegen.triton_source import source
@@ -23,7 +23,17 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
 from gnncompile.runtime import layout
-from tests.triton_regions import MIXED, D, S, attention, attention_gradient, dot_attention, neighbour_sum, row_wise
+from tests.triton_regions import (
+    MIXED,
+    D,
+    S,
+    attention,
+    attention_gradient,
+    dot_attention,
+    neighbour_sum,
+    row_wise,
+    take_few_edges,
+)
 
 pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
@@ -125,7 +135,7 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
     monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     monkeypatch.setattr(layout, "HUB", 2)
-    monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
+    take_few_edges(monkeypatch, 1)
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, Tile(rows, 1, 64, 1))
     walk, join = kernel._ordinary._kernel, kernel._hubs[0]._kernel = FakeJit(), FakeJit()

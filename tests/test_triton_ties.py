@@ -11,15 +11,16 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile.codegen import triton_tile
+from gnncompile.codegen.triton_hub_tile import hub_tile
 from gnncompile.codegen.triton_kernel import TritonKernel
 from gnncompile.codegen.triton_plan import gathered, schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile, hub_tile
+from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, BOOL, Output, Region
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.runtime import layout as runtime_layout
-from tests.triton_regions import GRAPHS, INF, NAN, D, E, Graph, S, Space, graph, in_double, launch
+from tests.triton_regions import GRAPHS, INF, NAN, D, E, Graph, S, Space, graph, in_double, launch, take_few_edges
 
 pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
@@ -195,7 +196,7 @@ def test_hubs(
 ) -> None:
     """Pieces of two edges, which take one step or two, as putting them together does or takes more."""
     monkeypatch.setattr(runtime_layout, "HUB", 2)
-    monkeypatch.setattr(triton_tile, "MOST_EDGES", most_edges)
+    take_few_edges(monkeypatch, most_edges)
     region = case(D, "float32", 1, channels)
     check(region, TIED, device, replace(choose_tile(region, schedule(region)), edges=1))
 

@@ -16,6 +16,7 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
 
+from gnncompile.codegen import triton_hub_tile, triton_tile
 from gnncompile.codegen.triton_plan import schedule
 from gnncompile.codegen.triton_tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
@@ -37,6 +38,12 @@ GENERATORS = ["cpp", pytest.param("triton", marks=GPU)]
 
 # The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
 INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def take_few_edges(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Of rows one edge a step, of hubs so many edges or pieces."""
+    monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
+    monkeypatch.setattr(triton_hub_tile, "MOST_EDGES", most)
 
 
 def home(which: str) -> str:

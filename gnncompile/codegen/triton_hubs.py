@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gnncompile.codegen import triton_softmax, triton_ties
+from gnncompile.codegen.triton_hub_tile import hub_tile, large_programs, large_tile
 from gnncompile.codegen.triton_plan import Part, Schedule, partials
 from gnncompile.codegen.triton_text import masked
-from gnncompile.codegen.triton_tile import Tile, hub_tile, large_programs, large_tile
+from gnncompile.codegen.triton_tile import Tile
 from gnncompile.codegen.triton_writer import START, Writer
 from gnncompile.ir.region import Region
 

@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.codegen.triton_hub_tile import hub_tile, joining_tile, large_programs
 from gnncompile.codegen.triton_plan import Part, gathered, partials, schedule
-from gnncompile.codegen.triton_tile import (
-    PROGRAMS,
-    SHARE,
-    Tile,
-    choose_tile,
-    hub_tile,
-    joining_tile,
-    large_programs,
-    of_degree,
-    tiles_by_degree,
-)
+from gnncompile.codegen.triton_tile import PROGRAMS, SHARE, Tile, choose_tile, of_degree, tiles_by_degree
 from gnncompile.codegen.triton_variant import Variant
 from gnncompile.codegen.triton_writer import parameters
 from gnncompile.ir.reference import Layout

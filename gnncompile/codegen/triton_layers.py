@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gnncompile.codegen.triton_costs import WEIGHTS, weights
 from gnncompile.codegen.triton_text import masked
-from gnncompile.codegen.triton_tile import WEIGHTS, weights
 from gnncompile.ir.region import Node, Region, Shape
 
 if TYPE_CHECKING:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gnncompile.codegen.triton_plan import WIDE, Schedule, edgewise, every_step, shares_maximum
+from gnncompile.codegen.triton_costs import (
+    HEAVY,
+    WEIGHTS,
+    adds_rows,
+    arithmetic,
+    dots_per_edge,
+    halves,
+    light,
+    needs_whole_rows,
+    packs,
+    sums,
+    weights,
+    wide_lanes,
+    wide_streams,
+)
+from gnncompile.codegen.triton_plan import WIDE, Schedule
 from gnncompile.errors import Unsupported
-from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, Node, Region
+from gnncompile.ir.region import LAYERS, Region
 
 T = TypeVar("T")
 
@@ -19,43 +34,7 @@ MAX_EDGE = 8192
 ELEMENTS = 2048
 """Elements of a tile per warp, where no accumulator is as large as the tile."""
 
-JOINING_WARPS = 8
-"""Warps of a program that puts the pieces of a hub together."""
-
-FEW_WARPS = 2
-"""The same where a row of one head has at least :data:`WIDE` channels, which programs share: most hubs have few pieces,
-and those of many are left to other programs. A sum over 2.3M edges, the longest row 13,000, takes 208.5 us where it
-takes 213.8 with 8 warps (128 channels, float32; 115.7 and 120.9 in bfloat16). A sum over one hub of 100,000 edges takes
-1 us more: little of the 37 us that it takes with 64 channels, much of the 13 with 16."""
-
-JOINED_CHANNELS = 32
-"""Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
-
-LARGE_CHANNELS = 4
-"""Most channels of a program for a large hub, one with more pieces than a program for other hubs reads at once. In
-microseconds on an H200, a hub of 100,000 edges beside as many rows without any, by channels and pieces read at once:
-
-=============  =======  =======  =======  ===================
-width          16x256   8x512    4x1024   edges spread evenly
-=============  =======  =======  =======  ===================
-64, float32    39.2     37.4     36.8     33.7
-128, float32   69.8     67.9     67.2     63.7
-64, bfloat16   23.3     21.4     20.8     17.5
-128, bfloat16  39.5     37.6     36.8     33.8
-=============  =======  =======  =======  ===================
-"""
-
-LARGE_PIECES = 1024
-"""Most pieces that such a program reads at once: with so few channels no more elements than other programs read."""
-
-BESIDE = 4096
-"""Most elements of a step of a piece per warp, where other programs of the launch walk several rows each; half as many
-where more is done with rows than to add them up (see :func:`_elements_beside`)."""
-
-BESIDE_IN_LANES = 1024
-"""The same for narrow rows, whose edges meet behind the loop: an accumulator has a register for each element."""
-
-MOST_EDGES = 128
+MOST_EDGES = 16
 """Most edges per step of a row."""
 
 SPLIT_WIDTH = 1024
@@ -88,16 +67,8 @@ LONG_STEP = 16
 HEADS_WIDTH = 256
 """Elements of a program's heads, where programs share those of a row (see :func:`_shares_heads`)."""
 
-HEAVY = 48
-"""Instructions per element and edge from which on arithmetic takes longer than reading rows."""
-
 SUMMED = 256
 """Elements of a tile per warp, where it is summed over all edges."""
-
-WEIGHTS = 512
-"""Most weights of linear layers that a warp keeps in registers. More are read again for every step, from the L1 cache:
-a sum of relu(x + linear(e)), 128 channels and 16 features, takes 473 us with 70 registers a thread, 630 to 870 with 95
-to 130."""
 
 SUMS = 2048
 """Sums of gradients of weights that a warp keeps in registers, if there are further warps for the rest."""
@@ -159,15 +130,6 @@ class Tile:
         return math.prod(-(-grid[axis] // self.extent(grid, axis)) for axis in (0, 1))
 
 
-def _reduces_channels(node: Node) -> bool:
-    return node.op == "transposed" or (node.op in FEATURE_REDUCTIONS and node.op.endswith("channels"))
-
-
-def _needs_whole_rows(region: Region) -> bool:
-    """Whether channels are reduced."""
-    return any(map(_reduces_channels, region.nodes))
-
-
 def _shares_heads(region: Region, plan: Schedule) -> bool:
     """Whether programs that each have some heads of a row do better than one that has them all.
 
@@ -184,7 +146,7 @@ def _shares_heads(region: Region, plan: Schedule) -> bool:
     """
     joined = any(n.op in LAYERS or n.op.endswith("heads") for n in region.nodes)
     wide = power_of_two(region.grid[0]) * power_of_two(region.grid[1]) > HEADS_WIDTH
-    return wide and region.grid[0] > 1 and _dots_per_edge(region, plan) and not joined and not _packs(region)
+    return wide and region.grid[0] > 1 and dots_per_edge(region, plan) and not joined and not packs(region)
 
 
 def warps_of(width: int) -> int:
@@ -210,7 +172,7 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
     shared = _shares_heads(region, plan)
     if shared:
         heads = max(HEADS_WIDTH // channels, 1)
-    elif not _needs_whole_rows(region):
+    elif not needs_whole_rows(region):
         channels = min(channels, max((most or SPLIT_WIDTH) // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
@@ -220,11 +182,11 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)
     num_warps = warps_of(width)
     if region.sums_all:
-        num_warps = min(max(num_warps, power_of_two(-(-_sums(region) // SUMS))), max(width // SHARED, 1), 8)
+        num_warps = min(max(num_warps, power_of_two(-(-sums(region) // SUMS))), max(width // SHARED, 1), 8)
         return Tile(1, max(num_warps * SUMMED // width, 1), channels, num_warps)
     rows = _rows(region, plan, width)
     elements, stages = _elements(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
-    edges = max(min(num_warps * elements // (rows * width), MOST_EDGES // 8), 1)
+    edges = max(min(num_warps * elements // (rows * width), MOST_EDGES), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
 
 
@@ -234,7 +196,7 @@ def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
     ptxas does so with four steps of a short loop, as those are that add rows up, or that find a maximum. To count its
     ties as well makes a loop too long for it, so that one row would be asked for at a time.
     """
-    long = region.softmaxes or _wide_streams(region, plan) > 1 or _arithmetic(region, plan) > HEAVY
+    long = region.softmaxes or wide_streams(region, plan) > 1 or arithmetic(region, plan) > HEAVY
     if rows == 1 or long or not plan.counted:
         return 1
     return min(max(COUNTED_EDGES // edges, 1), 4)
@@ -246,12 +208,12 @@ def _rows(region: Region, plan: Schedule, width: int) -> int:
     A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
     nanosecond. But all rows of a program wait for the one that has most edges.
     """
-    if _light(region, plan):
-        words = width // 2 if _halves(region) else width
+    if light(region, plan):
+        words = width // 2 if halves(region) else width
         return 8 if words <= 8 else 4 if words < WIDE else 2 if words == WIDE else 1
     if width < WIDE:
         return 8 if width <= 8 else 2
-    return 2 if width == WIDE and region.softmaxes and _dots_per_edge(region, plan) else 1
+    return 2 if width == WIDE and region.softmaxes and dots_per_edge(region, plan) else 1
 
 
 def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
@@ -273,10 +235,10 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
     64: Transformer, 4 heads (435)     413        350        377        394        403
     =================================  =========  =========  =========  =========  =========
     """
-    if _arithmetic(region, plan) > HEAVY:
+    if arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 32
-    gathers_little = _wide_streams(region, plan) == 1 and not _dots_per_edge(region, plan)
-    if width <= 16 or _light(region, plan) or not (region.softmaxes or gathers_little):
+    gathers_little = wide_streams(region, plan) == 1 and not dots_per_edge(region, plan)
+    if width <= 16 or light(region, plan) or not (region.softmaxes or gathers_little):
         return ELEMENTS // 16
     return ELEMENTS // 8
 
@@ -297,23 +259,22 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
     ====================================  ===========  ===========  ===========  ===========
     """
-    wide_lanes = any(_wide_lanes(region, plan, step) for step in range(plan.passes))
-    if _packs(region):  # words that Triton asks for one step ahead take three times as long
+    if packs(region):  # words that Triton asks for one step ahead take three times as long
         return ELEMENTS // 4, 1
-    if _arithmetic(region, plan) > HEAVY:
+    if arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 16, 1
     if weights(region) > WEIGHTS:
         return ELEMENTS // 4, 1
     if _shares_heads(region, plan) and not region.softmaxes:
         return ELEMENTS // 8, 2  # 3272 us where rows have three edges, with two at a time 3609
-    if width > HEADS_WIDTH and any(map(region.per_edge, region.outputs)) and not _dots_per_edge(region, plan):
+    if width > HEADS_WIDTH and any(map(region.per_edge, region.outputs)) and not dots_per_edge(region, plan):
         return ELEMENTS // 8, 1  # 522 us; with two edges 577, in two stages 531 and 555
-    if _wide_streams(region, plan) > 1 or _dots_per_edge(region, plan):
+    if wide_streams(region, plan) > 1 or dots_per_edge(region, plan):
         return _elements_of_heads(region, plan)
-    if region.softmaxes and wide_lanes:
+    if region.softmaxes and any(wide_lanes(region, plan, step) for step in range(plan.passes)):
         return ELEMENTS // 8, 1
     # Attention of one head: 3 layers of GAT took 4.6 ms a step with 4 edges, 5.2 ms with the 8 that several heads want.
-    one_head = region.grid[0] == 1 and (region.softmaxes or _needs_whole_rows(region))
+    one_head = region.grid[0] == 1 and (region.softmaxes or needs_whole_rows(region))
     return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
 
 
@@ -339,59 +300,9 @@ def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
     if region.grid[0] > 1 and not _shares_heads(region, plan):
         if region.softmaxes:
             return ELEMENTS // 4, 1
-        if not _dots_per_edge(region, plan) and not _halves(region):
+        if not dots_per_edge(region, plan) and not halves(region):
             return ELEMENTS // 8, 1
     return ELEMENTS // 4, 2
-
-
-_INSTRUCTIONS = {
-    "exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30,
-    "sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40,
-}  # fmt: skip
-"""Of operations that take more than one, about."""
-
-
-def _arithmetic(region: Region, plan: Schedule) -> float:
-    """About how many instructions an element of the tile takes per edge."""
-    nodes = [n for n in (region.nodes[i] for i in plan.need) if edgewise(region, n) and n.op != "input"]
-    size = region.grid[0] * region.grid[1]
-    return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
-
-
-def _instructions(region: Region, node: Node) -> float:
-    if node.op == "linear":  # a multiply-add for each feature
-        return region.nodes[node.args[0]].shape[1]
-    return _INSTRUCTIONS.get(node.op, 1)
-
-
-def weights(region: Region) -> int:
-    """How many weights of linear layers a region reads."""
-    sizes = {n.args[1]: region.features(at) for at, n in enumerate(region.nodes) if n.op in ("linear", "transposed")}
-    return sum(features * region.nodes[at].shape[0] * region.nodes[at].shape[1] for at, features in sizes.items())
-
-
-def _sums(region: Region) -> int:
-    """How many sums over all edges a region makes."""
-    sums = [(at, n) for at, n in enumerate(region.nodes) if n.op == "outer"]
-    return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in sums)
-
-
-def _light(region: Region, plan: Schedule) -> bool:
-    """Whether little is done with the rows but to add them up."""
-    return len(region.reductions) <= 2 and not region.softmaxes and _arithmetic(region, plan) <= 2
-
-
-def _dots_per_edge(region: Region, plan: Schedule) -> bool:
-    """Whether channels are reduced for every edge, which takes shuffles."""
-    return any(_reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
-
-
-def _adds_rows(region: Region, plan: Schedule) -> bool:
-    """Whether a region only adds up rows of one head along its edges, with two instructions an element at most."""
-    one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
-    little = _light(region, plan) and _wide_streams(region, plan) == 1
-    more = region.sums_all or region.drops or _packs(region) or any(n.op in LAYERS for n in region.nodes)
-    return one and little and not (more or _needs_whole_rows(region) or any(map(region.per_edge, region.outputs)))
 
 
 def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
@@ -414,9 +325,9 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     copy. Other kernels have one tile: a maximum or attention over such rows takes longer with more edges a step.
     """
     found = [(0, choose_tile(region, plan))]
-    if _adds_rows(region, plan):
+    if adds_rows(region, plan):
         found.append((SEVERAL_EDGES, choose_tile(region, plan, SUM_WIDTH)))
-        channels = min(power_of_two(region.grid[1]), 2 * WIDE if _halves(region) else WIDE)
+        channels = min(power_of_two(region.grid[1]), 2 * WIDE if halves(region) else WIDE)
         if channels >= LONG_STEP:
             found.append((MANY_EDGES, Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
@@ -431,109 +342,3 @@ def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> 
         otherwise: For fewer than the first.
     """
     return next((one for least, one in reversed(choices) if degree >= least), otherwise)
-
-
-def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
-    """The tile for pieces of hubs beside `tile` for the other rows.
-
-    None where no edges are walked.
-
-    A piece fills its steps, which most rows are too short for, so it takes more edges at once: the pieces of a sum of
-    128 channels take 23 us with 32 edges, 30 with 16. Where several wide values per edge are read or written, fewer, so
-    that ptxas spills nothing; where arithmetic takes longest, no more. A step whose ties are counted stays in registers
-    as a whole until its maximum is known: 32 edges of 128 channels take 190, 16 take 100.
-    """
-    if plan.passes == 0:
-        return None
-    beside = tile.rows > 1 and plan.passes == 1
-    tile = replace(tile, rows=1, steps=1)
-    if _arithmetic(region, plan) > HEAVY or weights(region) > WEIGHTS:
-        return tile
-    width = tile.width(region.grid)
-    elements = tile.num_warps * ELEMENTS // min(power_of_two(_wide_streams(region, plan)), 4)
-    if width > WIDE and _light(region, plan) and not plan.counted:
-        elements *= 2
-    lanes = [i for i in plan.counted if _in_wide_lanes(region, region.nodes[i])]
-    if lanes:  # the largest accumulators, two of each
-        elements //= 2 * power_of_two(len(lanes))
-    elif any(_wide_lanes(region, plan, step) for step in range(plan.passes)):
-        elements //= 2
-    if beside:
-        elements = _elements_beside(region, plan, elements, tile.num_warps)
-    return replace(tile, edges=min(max(elements // width, tile.edges), MOST_EDGES))
-
-
-def _elements_beside(region: Region, plan: Schedule, elements: int, num_warps: int) -> int:
-    """Elements of a step of a piece, in one launch with rows that several share a program.
-
-    All programs have as many registers as a piece. More than 64 a thread would keep some of the 32 programs of one warp
-    off each processor. Compiled for an H200, 64 channels in float32, a sum comes to 64, a maximum with its ties to 60,
-    with twice as many edges to 112.
-    """
-    most = BESIDE if region.grid[0] * region.grid[1] >= WIDE else BESIDE_IN_LANES
-    elements = min(elements, num_warps * most)
-    if any(n.op == "softmax" and _in_wide_lanes(region, n) for n in region.nodes):
-        return elements // 4  # each edge has a maximum and a sum for every channel
-    alone = _arithmetic(region, plan) == 0 and not plan.counted and not region.softmaxes
-    return elements if alone else elements // 2
-
-
-def joining_tile(region: Region, tile: Tile) -> Tile:
-    """The tile for putting the pieces of a hub together, of which there may be hundreds, by programs of few channels
-    each, where no sum over channels needs them all. `tile` is that of the pieces.
-    """
-    if not tile.heads and not _needs_whole_rows(region):
-        tile = replace(tile, channels=min(tile.channels, JOINED_CHANNELS))
-    width = tile.width(region.grid)
-    few = width <= JOINED_CHANNELS and region.grid[0] * region.grid[1] >= WIDE
-    warps = FEW_WARPS if few else JOINING_WARPS
-    return replace(tile, edges=min(max(warps * ELEMENTS // 2 // width, 1), MOST_EDGES), num_warps=warps)
-
-
-def large_tile(region: Region, tile: Tile) -> Tile | None:
-    """The tile for a hub of more pieces than `tile`, that of other hubs, reads at once: its channels are spread over
-    more programs, which read more pieces, but no more elements, so that other hubs lose no registers to it. None where
-    it would have no more pieces.
-    """
-    if tile.heads or _needs_whole_rows(region):
-        return None
-    large = replace(tile, channels=min(tile.channels, LARGE_CHANNELS))
-    elements = max(tile.edges * tile.width(region.grid), tile.num_warps * ELEMENTS // 8)
-    pieces = min(elements // large.width(region.grid), LARGE_PIECES)
-    return replace(large, edges=pieces) if pieces > tile.edges else None
-
-
-def large_programs(region: Region, tile: Tile) -> int:
-    """How many programs a large hub has for each one that other hubs have, whose tile is `tile`; 0 if it is as they."""
-    large = large_tile(region, tile)
-    return 0 if large is None else -(-large.across(region.grid) // tile.across(region.grid))
-
-
-def _halves(region: Region) -> bool:
-    """Whether rows of two bytes per element are read."""
-    return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
-
-
-def _packs(region: Region) -> bool:
-    """Whether bools per edge are read or written as bits."""
-    return BITS in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]
-
-
-def _wide_streams(region: Region, plan: Schedule) -> int:
-    """How many values about as wide as the tile are read or written per edge; at least 1."""
-    read = [i for i in plan.need if i not in region.only_columns and region.nodes[i].op == "input"]
-    nodes = [n for n in (region.nodes[i] for i in read) if edgewise(region, n) and n.dtype != BITS]
-    nodes += [region.nodes[o.node] for o in region.outputs if region.per_edge(o) and o.dtype != BITS]
-    return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
-
-
-def _wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
-    """Whether a pass keeps an accumulator about as large as its tile in registers."""
-    nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
-    lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS)]
-    return any(_in_wide_lanes(region, n) for n in lanes) and region.grid[0] * region.grid[1] >= WIDE // 2
-
-
-def _in_wide_lanes(region: Region, node: Node) -> bool:
-    """Whether the lanes of a reduction meet behind the loop and take about as much as a value of the region's width."""
-    return not every_step(node) and 4 * node.shape[0] * node.shape[1] >= region.grid[0] * region.grid[1]

@@ -6,9 +6,10 @@ See :mod:`gnncompile.codegen.triton_values` for what the values of a kernel look
 from __future__ import annotations
 
 from gnncompile.codegen import triton_flat, triton_softmax, triton_ties
+from gnncompile.codegen.triton_hub_tile import large_tile
 from gnncompile.codegen.triton_plan import ENDS, WHOLE, Part, Schedule, every_step, reads, shares_maximum
 from gnncompile.codegen.triton_text import PROPAGATE
-from gnncompile.codegen.triton_tile import Tile, large_tile, power_of_two
+from gnncompile.codegen.triton_tile import Tile, power_of_two
 from gnncompile.codegen.triton_values import FEATURE_AXES, ValueWriter
 from gnncompile.ir.region import REDUCTIONS, Region, Shape, Space
 
