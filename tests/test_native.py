@@ -288,8 +288,9 @@ def test_inputs_that_do_not_fit(device: str, args: list[Any], kind: str) -> None
     assert not expected.fit(args)
 
 
-def in_one(start: int, memory: Tensor | None = None) -> list[Any]:
-    memory = torch.zeros(24) if memory is None else memory
+def in_one(start: int) -> list[Any]:
+    """Two tensors in one piece of memory, the second from somewhere on."""
+    memory = torch.zeros(24)
     return [memory[:6], 7, memory[8 + start : 14 + start]]
 
 
