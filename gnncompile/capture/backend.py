@@ -107,17 +107,23 @@ class Backend:
     ) -> Callable[..., Any]:
         self.captured.append(captured)
         captured.repeatable = same_when_repeated(gm.graph)
-        padded = captured.record.padded or []
-        if any(padded) and not self.narrows:
+        results = captured.record.padded or []
+        padded = results if any(results) else []
+        if padded and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
-        whole = self._recorded(compiled, gm, inputs, captured)
+        whole = self._recorded(compiled, gm, inputs, captured, padded)
         sources = uneven_sources(gm)
         if sources is not None:
             whole = only_reached(whole, sources)
-        return (lambda *args: true_rows(whole(*args), padded)) if any(padded) else whole
+        return (lambda *args: true_rows(whole(*args), padded)) if padded else whole
 
     def _recorded(
-        self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
+        self,
+        compiled: Callable[..., Any],
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        captured: Captured,
+        padded: Sequence[dict[int, int]],
     ) -> Callable[..., Any]:
         structure = captured.structure
 
@@ -134,8 +140,7 @@ class Backend:
             captured.recordings = SHARDED
             return run
         structural = structure.hoisted.inputs if structure is not None else ()
-        padded = captured.record.padded or []
-        found = recordable.recordings(run, gm, inputs, structural, padded if any(padded) else [], self.own)
+        found = recordable.recordings(run, gm, inputs, structural, padded, self.own)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 

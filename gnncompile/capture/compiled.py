@@ -68,7 +68,6 @@ class Program:
         self.may_be_lazy = True
         self.empty_is_special = False
         self.pads = bool(own["record"])
-        self._recorded_on: dict[torch.device, bool] = {}
         self.ready, self._first_call = False, threading.RLock()
         self._seen = 0, False
         self._start()
@@ -180,18 +179,12 @@ class Program:
             NeedsOriginal: The compiled code can't take them.
         """
         batch = minibatch_in(args, kwargs) if self.pads else None
-        if batch is not None and self._records_on(batch.on_device.device):
+        if batch is not None and cuda_graph.records(batch.on_device.device):
             try:
                 return self._split(args, kwargs, batch)
             except Unpadded as reason:
                 self._note(Skip(PADDING, str(reason), "?"))
         return self._split(args, kwargs, None)
-
-    def _records_on(self, device: torch.device) -> bool:
-        found = self._recorded_on.get(device)
-        if found is None:
-            found = self._recorded_on[device] = cuda_graph.recorder(device) is not None
-        return found
 
     def _split(self, args: Any, kwargs: Any, batch: Bucketed | None) -> Call:
         taken = Taken(batch=batch)

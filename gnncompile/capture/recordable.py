@@ -40,7 +40,7 @@ def recordings(
     if len(devices) != 1:
         return f"it works on {len(devices)} devices: {', '.join(sorted(map(str, devices)))}"
     device = devices.pop()
-    if cuda_graph.recorder(device) is None:
+    if not cuda_graph.records(device):
         return f"its device is {device}"
     given = {s for n in gm.graph.nodes if n.op == "placeholder" for s in _unknown_sizes(n)}
     for node in gm.graph.nodes:

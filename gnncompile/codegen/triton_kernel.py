@@ -55,7 +55,7 @@ class TritonKernel:
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
         plan, self._region = schedule(region), region
-        self.tile = tile or choose_tile(region, plan)
+        (_, self.tile), *denser = tiles_by_degree(region, plan) if tile is None else [(0, tile)]
         self.hub_tile = hub_tile(region, plan, self.tile)
         self._together = plan.passes == 1
         part = Part("all" if self.hub_tile is None else "both" if self._together else "ordinary")
@@ -73,7 +73,6 @@ class TritonKernel:
                 self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
         self._partial = partials(region, plan)[1], getattr(torch, region.compute)
-        denser = tiles_by_degree(region, plan)[1:] if tile is None else []
         self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:

@@ -151,23 +151,20 @@ def in_hand() -> Bucketed | None:
 
 
 def true_rows(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
-    """Results of a compiled graph without their padding.
+    """Results of a compiled graph without their padding; one that has none any more is itself.
 
     Args:
         made: The results.
         padded: For each of them, which dimensions are padded, and of which kind they are.
     """
-    batch = in_hand()
+    batch, results = in_hand(), []
     assert batch is not None
-    return [true_part(value, dims, batch) for value, dims in zip(made, padded, strict=True)]
-
-
-def true_part(value: Any, dims: dict[int, int], batch: Bucketed) -> Any:
-    """A result without its padding: itself where it has none (any more)."""
-    for dim, kind in dims.items():
-        if value.size(dim) != batch.counts[kind]:
-            value = value.narrow(dim, 0, batch.counts[kind])
-    return value
+    for value, dims in zip(made, padded, strict=True):
+        for dim, kind in dims.items():
+            if value.size(dim) != batch.counts[kind]:
+                value = value.narrow(dim, 0, batch.counts[kind])
+        results.append(value)
+    return results
 
 
 def count(batch: Bucketed, kind: int) -> Count:

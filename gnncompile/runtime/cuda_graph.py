@@ -68,9 +68,14 @@ def _garbage_left_alone() -> Iterator[None]:
             gc.enable()
 
 
-def recorder(device: torch.device) -> Recorder | None:
-    """What captures work of one recording on a device; None where nothing does."""
-    return CudaGraphs(device) if device.type == "cuda" else None
+def records(device: torch.device) -> bool:
+    """Whether work on a device can be captured."""
+    return device.type == "cuda"
+
+
+def recorder(device: torch.device) -> Recorder:
+    """What captures work of one recording on a device that :func:`records`."""
+    return CudaGraphs(device)
 
 
 def context(device: torch.device) -> tuple[int, bool] | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gnncompile import _compat
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import backward_thread, identity, native
-from gnncompile.runtime.attached import in_hand, true_part
+from gnncompile.runtime.attached import in_hand, true_rows
 from gnncompile.runtime.cuda_graph import Recorder
 from gnncompile.runtime.static_inputs import StaticInputs
 
@@ -270,9 +270,7 @@ class Recording:
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         made = [m for m in self._made if isinstance(m, Tensor)]
-        if self._padded and (batch := in_hand()) is not None:
-            made = [true_part(m, dims, batch) for m, dims in zip(made, self._padded, strict=True)]
-        return tuple([m.clone() for m in made])
+        return tuple([m.clone() for m in (true_rows(made, self._padded) if self._padded else made)])
 
     def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the inputs that have one; a cotangent may be for less than the whole result."""

@@ -219,7 +219,6 @@ class Recordings:
         if len(self.recorded) >= self.most:
             return None
         record = cuda_graph.recorder(self.device)
-        assert record is not None
         try:
             mutated = frozenset(seen.mutated)
             structural = self._tensors(args)

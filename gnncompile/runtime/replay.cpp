@@ -5,8 +5,8 @@
 // parameters are put where autograd would put them one by one.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
@@ -159,12 +159,11 @@ struct Recording {
     }
   }
 
-  // Copies of the results, without what is padded, if it is known how many things of each kind there are.
+  // Copies of the results without their padding, by how many things of each kind there are.
   variable_list results(const std::vector<std::int64_t>& counts) const {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     variable_list found = made;
-    if (!counts.empty())
-      for (const auto& [at, dim, kind] : padded) found[at] = found[at].narrow(dim, 0, counts.at(kind));
+    for (const auto& [at, dim, kind] : padded) found[at] = found[at].narrow(dim, 0, counts.at(kind));
     for (Tensor& result : found) result = result.clone();
     return found;
   }

@@ -43,7 +43,6 @@ class StaticInputs:
             else:
                 self._single += members
                 self.tensors.update(_each_once(args, members, _copy))
-        self._listed = [listed for group in self._groups for listed in group.listed]
 
     @property
     def together(self) -> list[list[int]]:
@@ -62,7 +61,7 @@ class StaticInputs:
 
     def lists_fit(self, args: Sequence[Any]) -> bool:
         """Whether the lists of hubs that came with the inputs are where they were: all but this is compared in C++."""
-        return all(_places(_hubs_in(args[k], args[k].untyped_storage())) == places for k, places in self._listed)
+        return all(group.lists_stand_as_before(args) for group in self._groups)
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies the inputs here."""
@@ -77,7 +76,6 @@ class _Group:
 
     Attributes:
         members: Their positions.
-        listed: Of those that came with a list of hubs: the position, and where the list stands.
         part: See :meth:`StaticInputs.parts`.
         tensors: The copies, by position.
     """
@@ -90,7 +88,7 @@ class _Group:
         self._static = torch.empty(end, dtype=torch.uint8, device=args[members[0]].device)
         self.part = members[0], first, self._static[first:]
         self._offsets = [args[k].storage_offset() for k in members]
-        self.listed = [(k, _places(found)) for k, found in hubs.items() if found is not None]
+        self._listed = [(k, _places(found)) for k, found in hubs.items() if found is not None]
         self.tensors = _each_once(args, members, self._at)
         for k, found in hubs.items():
             if found is not None:
@@ -114,6 +112,10 @@ class _Group:
             if args[k].storage_offset() != offset or args[k].untyped_storage().data_ptr() != start:
                 return False
         return True
+
+    def lists_stand_as_before(self, args: Sequence[Any]) -> bool:
+        """The same of the lists of hubs that came with them."""
+        return all(_places(_hubs_in(args[k], args[k].untyped_storage())) == places for k, places in self._listed)
 
     def copy(self, args: Sequence[Any]) -> None:
         """Copies all of them."""

@@ -164,7 +164,7 @@ class TrainStep:
 
     def _recorded_updates(self, device: torch.device) -> Recordings | None:
         """Where gradients come from other processes: what makes and replays the rest of the step."""
-        if not self._records or cuda_graph.recorder(device) is None:
+        if not self._records or not cuda_graph.records(device):
             return None
 
         def update(*_: Any) -> tuple[Any, ...]:
@@ -236,7 +236,7 @@ class TrainStep:
         plan = Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
-        if cuda_graph.recorder(plan.device) is not None:
+        if cuda_graph.records(plan.device):
             run = functools.partial(self._run, plan)
             plan.recordings = Recordings(run, self._most, plan.device, plan.structural, self._recording_settings)
             self._plans.append(plan)
