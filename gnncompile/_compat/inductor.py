@@ -18,7 +18,8 @@ from torch._inductor.codegen.cpp_utils import CppCSEVariable, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.lowering import register_lowering
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 
 from gnncompile._compat.transforms import told_apart
@@ -31,7 +32,7 @@ __all__ = [
     "inductor_option_names",
     "ir",
     "keep_vectors_inside",
-    "lowerings",
+    "keep_written_names",
     "prepare_inductor",
     "read_sizes_of_inputs",
     "register_lowering",
@@ -89,6 +90,24 @@ def keep_vectors_inside() -> None:
             yield found
 
     CppVecKernel.masked = cut_off  # type: ignore[method-assign]
+
+
+def keep_written_names() -> None:
+    """Makes Inductor's scheduler remember which reads come after a write in place, in compiles of ours.
+
+    A read of a written buffer has the name of the last write. The code for the CPU computes the loops of a node anew
+    where it fuses nodes of different shapes, and forgets those names: the reader may then run before the write (torch
+    2.11 to 2.13).
+    """
+    compute: Any = SchedulerNode.recompute_size_and_body
+
+    @functools.wraps(compute)
+    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
+        compute(self, *args, **kwargs)
+        if _ours():
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
 
 
 def read_sizes_of_inputs() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import ir, lowerings
+from gnncompile._compat.inductor import ir
 from gnncompile.capture import inductor_call
-from gnncompile.capture.inductor_call import Call, contiguous
+from gnncompile.capture.inductor_call import Call, Result, contiguous, tensor_of
 from gnncompile.runtime import dense_ops  # noqa: F401  (defines the ops)
 
 _own = torch.ops.gnncompile
@@ -25,111 +25,116 @@ class ProductInPlace(Call):
 
 
 class Product(Call):
-    """Writes a product or the sum of two: the matrices, what is added, the gate and the result, without those that are
-    None.
+    """Fills its result, or what is added to, with a product or the sum of two: the matrices, what is added and the
+    gate, without those that are None.
 
-    Its constants are which of these there are, and whether a ReLU follows.
+    Its constants are which of these there are, whether a ReLU follows, and which input is written to, if any.
     """
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
-        there, relu = self.constant_args
+        there, relu, in_place = self.constant_args
         references = iter(self.references())
-        *given, out = (next(references) if is_there else "None" for is_there in there)
+        given = [next(references) if is_there else "None" for is_there in there]
+        out = given[in_place] if in_place is not None else self.filled()[0]
         name = "write_product" if len(given) == 4 else "write_sum_of_products"
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_dense.{name}({', '.join(given)}, {relu}, {out})")
 
 
 class ProductOverRows(Call):
-    """Writes ``left.T @ right``: left, right, the result, and the sums of left's rows where they are wanted."""
+    """Fills ``left.T @ right``, and the sums of left's rows where they are wanted."""
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
         wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({', '.join(self.references())})")
+        given = ", ".join([*self.references(), *self.filled()])
+        wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({given})")
 
 
 class TwoProductsOverRows(Call):
-    """Two of them: of each left, right, the result, and the sums of left's rows, without those that are not wanted.
+    """Fills two such products, and the sums of each left matrix's rows where they are wanted.
 
     Its constants are whether the sums of the first are wanted, and of the second.
     """
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
-        references = iter(self.references())
-        there = (is_there for sums in self.constant_args for is_there in (True, True, True, sums))
-        given = ", ".join(next(references) if is_there else "None" for is_there in there)
+        matrices, results = iter(self.references()), iter(self.filled())
+        given: list[str] = []
+        for sums in self.constant_args:
+            given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
         wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_dense.write_two_products_over_rows({given})")
+        wrapper.writeline(f"_gnncompile_dense.write_two_products_over_rows({', '.join(given)})")
 
 
 class SumsOverRows(Call):
-    """Writes ``rows.sum(0)``: the rows, what must have been launched before, and the result."""
+    """Fills ``rows.sum(0)``: of the rows, once another tensor is there."""
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
-        rows, _, out = self.references()
+        (rows, _), (out,) = self.references(), self.filled()
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_dense.write_sums_over_rows({rows}, {out})")
 
 
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
     given = [ir.ExternKernel.realize_input(t) for t in (total, left, right)]
-    ProductInPlace(given, given[:1])
+    ProductInPlace(given, written=given[:1])
     return total
 
 
 def _lower_product(*args: Any) -> Any:
     *factors, added, gate, relu, in_place = args
     left, right = factors[:2]
-    out = added if in_place else _empty(left, left.get_size()[0], right.get_size()[1])
     matrices = [ir.ExternKernel.realize_input(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
     extra = [None if t is None else contiguous(t) for t in (added, gate)]
-    given = [*matrices, *extra, extra[0] if in_place else out]
-    there = tuple(t is not None for t in given)
-    Product([t for t in given if t is not None], given[-1:], (there, relu))
-    return out
+    given = [*matrices, *extra]
+    there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
+    if in_place:
+        Product(inputs, written=[extra[0]], constants=(there, relu, len(matrices)))
+        return added
+    out = _result(left, left.get_size()[0], right.get_size()[1])
+    Product(inputs, [out], constants=(there, relu, None))
+    return tensor_of(out)
 
 
 def _lower_product_over_rows(left: Any, right: Any) -> Any:
-    out = _empty(left, left.get_size()[1], right.get_size()[1])
-    ProductOverRows([contiguous(left), contiguous(right), out], [out])
-    return out
+    results = _results(left, right, sums=False)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return tensor_of(results[0])
 
 
-def _lower_product_and_sums(left: Any, right: Any) -> Any:
-    made = _results(left, right, sums=True)
-    ProductOverRows([contiguous(left), contiguous(right), *made], made)
-    return made
+def _lower_product_and_sums(left: Any, right: Any) -> list[Any]:
+    results = _results(left, right, sums=True)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return [tensor_of(result) for result in results]
 
 
 def _lower_two_products(
     left: Any, right: Any, sums: bool, other_left: Any, other_right: Any, other_sums: bool
 ) -> list[Any]:
-    first, second = _results(left, right, sums), _results(other_left, other_right, other_sums)
-    given = [contiguous(left), contiguous(right), *first, contiguous(other_left), contiguous(other_right), *second]
-    TwoProductsOverRows(given, [*first, *second], (sums, other_sums))
-    return [*first, *second]
+    results = [*_results(left, right, sums), *_results(other_left, other_right, other_sums)]
+    given = [contiguous(t) for t in (left, right, other_left, other_right)]
+    TwoProductsOverRows(given, results, constants=(sums, other_sums))
+    return [tensor_of(result) for result in results]
 
 
-def _results(left: Any, right: Any, sums: bool) -> list[Any]:
+def _results(left: Any, right: Any, sums: bool) -> list[Result]:
     """Memory for a product over rows, and for the sums of its left matrix's rows."""
     columns = left.get_size()[1]
-    product = _empty(left, columns, right.get_size()[1])
-    return [product, _empty(left, columns)] if sums else [product]
+    product = _result(left, columns, right.get_size()[1])
+    return [product, _result(left, columns)] if sums else [product]
 
 
 def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
-    out = _empty(rows, rows.get_size()[1])
-    SumsOverRows([contiguous(rows), ir.ExternKernel.realize_input(behind), out], [out])
-    return out
+    out = _result(rows, rows.get_size()[1])
+    SumsOverRows([contiguous(rows), ir.ExternKernel.realize_input(behind)], [out])
+    return tensor_of(out)
 
 
-def _empty(like: Any, *size: Any) -> Any:
-    empty = lowerings[torch.ops.aten.empty_strided.default]
-    return empty(list(size), None, dtype=like.get_dtype(), device=like.get_device())
+def _result(like: Any, *size: Any) -> Result:
+    return Result(size, like.get_dtype(), like.get_device())
 
 
 def install() -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import lowerings
 from gnncompile.capture import inductor_call
-from gnncompile.capture.inductor_call import Call, contiguous
+from gnncompile.capture.inductor_call import Call, Result, contiguous, tensor_of
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.runtime import (
@@ -28,18 +27,18 @@ _IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
 
 
 class RegionCall(Call):
-    """Writes the outputs of a region.
+    """Fills the outputs of a region.
 
     Args:
         tensors: The region's tensors, realized and contiguous.
         layout: rowptr, col and edge of the walk, likewise.
-        outputs: Buffers to write.
+        outputs: The buffers to fill.
         spec: The region as a string.
     """
 
-    def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Any], spec: str) -> None:
-        self.spec, self.lengths = spec, (len(tensors), len(layout), len(outputs))
-        super().__init__([*tensors, *layout, *outputs], outputs, (spec,))
+    def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Result], spec: str) -> None:
+        self.spec, self.count = spec, len(tensors)
+        super().__init__([*tensors, *layout], outputs, constants=(spec,))
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call; the kernel is looked up once, where the wrapper is imported."""
@@ -47,35 +46,29 @@ class RegionCall(Call):
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
         wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r})")
-        given = iter(self.references())
-        lists = ("".join(f"{next(given)}, " for _ in range(length)) for length in self.lengths)
-        wrapper.writeline(f"{name}({', '.join(f'({text})' for text in lists)})")
+        given, outputs, region = self.references(), self.filled(), parse(self.spec)
+        for output, reference in zip(region.outputs, outputs, strict=True):
+            if region.cleared(output):
+                wrapper.writeline(f"{reference}.zero_()")
+        lists = given[: self.count], given[self.count :], outputs
+        wrapper.writeline(f"{name}({', '.join('(' + ''.join(f'{one}, ' for one in part) + ')' for part in lists)})")
 
 
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
     layout = layout[:3]  # the rest is for the gradient
     given = [contiguous(t) for t in (*tensors, *layout)]
-    outputs = _allocate(layout, spec)
-    launch.prepare(spec, outputs[0].get_device().type)
-    RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
-    return outputs
+    outputs = _results(layout, spec)
+    call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
+    launch.prepare(spec, call.device.type)
+    return [tensor_of(out) for out in outputs]
 
 
-def _allocate(layout: Sequence[Any], spec: str) -> list[Any]:
+def _results(layout: Sequence[Any], spec: str) -> list[Result]:
     """Buffers for the outputs."""
-    region = parse(spec)
+    region, device = parse(spec), layout[0].get_device()
     rows, edges = layout[0].get_size()[0] - 1, layout[1].get_size()[0]
-    empty, full = lowerings[torch.ops.aten.empty_strided.default], lowerings[torch.ops.aten.full.default]
-    made = []
-    for out in region.outputs:
-        like = {"dtype": tensor_type(out.dtype), "device": layout[0].get_device()}
-        size = [region.rows(out, rows, edges), *out.trailing]
-        if region.cleared(out):
-            made.append(full(size, 0, **like))
-            made[-1].realize()
-        else:
-            made.append(empty(size, None, **like))
-    return made
+    sizes = [[region.rows(out, rows, edges), *out.trailing] for out in region.outputs]
+    return [Result(size, tensor_type(out.dtype), device) for size, out in zip(sizes, region.outputs, strict=True)]
 
 
 def install() -> None:

@@ -234,6 +234,7 @@ def install() -> None:
     _compat.keep_strides_symbolic()
     _compat.know_widths_of_one()
     _compat.keep_vectors_inside()
+    _compat.keep_written_names()
     _compat.read_sizes_of_inputs()
     _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()

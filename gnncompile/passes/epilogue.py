@@ -59,8 +59,8 @@ def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
             break
         if at.target not in _VIEWS:
             top = at  # a view with nothing behind it stays outside
-    if top is taken[0] or any(u < top for other in call.users if other is not taken[0] for u in other.users):
-        return call  # the call moves to where its last operand is known: what reads it must stand behind that
+    if top is taken[0] or any(u <= top for other in call.users if other is not taken[0] for u in other.users):
+        return call  # the call moves to where its last operand is known: its readers, and no operand, stand after that
     return _replace(graph, call, taken[0], top, rows)
 
 
