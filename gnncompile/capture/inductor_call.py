@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from gnncompile._compat.inductor import V, ir, register_lowering
 
@@ -69,8 +71,14 @@ class Call(ir.ExternKernel):
         inputs: Sequence[Any] = self.inputs
         return [i.codegen_reference() for i in inputs]
 
-    def filled(self) -> list[str]:
-        """The results as the generated code names them."""
+    def filled(self, wrapper: Any) -> list[str]:
+        """The results as the generated code names them.
+
+        Inductor drops a result that nobody reads. The call fills it all the same, so it is allocated here.
+        """
+        for result in self.results:
+            if result.get_name() in V.graph.removed_buffers:
+                wrapper.writeline(wrapper.make_buffer_allocation(result))
         return [result.codegen_reference() for result in self.results]
 
     def get_outputs(self) -> list[Any]:
@@ -86,14 +94,43 @@ class Call(ir.ExternKernel):
         return type(super().get_unbacked_symbol_defs())()
 
 
-def tensor_of(result: Result) -> Any:
-    """A result as the tensor that a lowering returns."""
-    return ir.TensorBox(ir.StorageBox(result))
+def tensor_of(buffer: Any) -> Any:
+    """A result, or a realized input that was written to, as the tensor that a lowering returns."""
+    return ir.TensorBox.create(buffer) if isinstance(buffer, Result) else ir.TensorBox(buffer)
 
 
 def contiguous(tensor: Any) -> Any:
     """A tensor of Inductor's graph, in memory and in order."""
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))
+
+
+def writable(tensor: Any, node: Any) -> Any:
+    """A tensor of Inductor's graph that the current call may write to: itself, or a copy if anybody else may read it.
+
+    The order of readers is not kept before this point: the op that is lowered writes to nothing, by its schema.
+
+    Args:
+        tensor: The tensor.
+        node: The node whose value it is, an argument of the node that is lowered.
+    """
+    while len(node.users) == 1 and node.op == "call_function":
+        if not _may_return_its_argument(node):
+            return ir.ExternKernel.realize_input(tensor)
+        node = node.all_input_nodes[0]
+    return ir.ExternKernel.realize_input(ir.ExternKernel.copy_input(tensor))
+
+
+def _may_return_its_argument(node: fx.Node) -> bool:
+    """Whether a node's value may share memory with its first argument, by its schema or by how it is lowered."""
+    target = node.target
+    if target is operator.getitem:
+        return False  # of what a call makes, which shares no memory with anything else
+    schema = getattr(target, "_schema", None)
+    if schema is None or any(r.alias_info is not None for r in schema.returns):
+        return True
+    kind = getattr(node.meta.get("val"), "dtype", None)
+    converts = target in (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+    return converts and kind == getattr(node.all_input_nodes[0].meta.get("val"), "dtype", None)
 
 
 def install(op: Any, lower: Callable[..., Any]) -> None:

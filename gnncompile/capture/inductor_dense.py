@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat.inductor import ir
+from gnncompile._compat.inductor import V, ir
 from gnncompile.capture import inductor_call
-from gnncompile.capture.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile.capture.inductor_call import Call, Result, contiguous, tensor_of, writable
 from gnncompile.runtime import dense_ops  # noqa: F401  (defines the ops)
 
 _own = torch.ops.gnncompile
@@ -36,7 +36,7 @@ class Product(Call):
         there, relu, in_place = self.constant_args
         references = iter(self.references())
         given = [next(references) if is_there else "None" for is_there in there]
-        out = given[in_place] if in_place is not None else self.filled()[0]
+        out = given[in_place] if in_place is not None else self.filled(wrapper)[0]
         name = "write_product" if len(given) == 4 else "write_sum_of_products"
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_dense.{name}({', '.join(given)}, {relu}, {out})")
@@ -48,7 +48,7 @@ class ProductOverRows(Call):
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
         wrapper.add_import_once(_IMPORT)
-        given = ", ".join([*self.references(), *self.filled()])
+        given = ", ".join([*self.references(), *self.filled(wrapper)])
         wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({given})")
 
 
@@ -60,7 +60,7 @@ class TwoProductsOverRows(Call):
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
-        matrices, results = iter(self.references()), iter(self.filled())
+        matrices, results = iter(self.references()), iter(self.filled(wrapper))
         given: list[str] = []
         for sums in self.constant_args:
             given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
@@ -73,19 +73,21 @@ class SumsOverRows(Call):
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
-        (rows, _), (out,) = self.references(), self.filled()
+        (rows, _), (out,) = self.references(), self.filled(wrapper)
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_dense.write_sums_over_rows({rows}, {out})")
 
 
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
-    given = [ir.ExternKernel.realize_input(t) for t in (total, left, right)]
-    ProductInPlace(given, written=given[:1])
-    return total
+    total = writable(total, V.graph.current_node.args[0])
+    ProductInPlace([total, *map(ir.ExternKernel.realize_input, (left, right))], written=[total])
+    return tensor_of(total)
 
 
 def _lower_product(*args: Any) -> Any:
     *factors, added, gate, relu, in_place = args
+    if in_place:
+        added = writable(added, V.graph.current_node.args[-4])
     left, right = factors[:2]
     matrices = [ir.ExternKernel.realize_input(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
     extra = [None if t is None else contiguous(t) for t in (added, gate)]
@@ -93,7 +95,7 @@ def _lower_product(*args: Any) -> Any:
     there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
     if in_place:
         Product(inputs, written=[extra[0]], constants=(there, relu, len(matrices)))
-        return added
+        return tensor_of(added)
     out = _result(left, left.get_size()[0], right.get_size()[1])
     Product(inputs, [out], constants=(there, relu, None))
     return tensor_of(out)

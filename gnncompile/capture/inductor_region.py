@@ -46,7 +46,7 @@ class RegionCall(Call):
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
         wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r})")
-        given, outputs, region = self.references(), self.filled(), parse(self.spec)
+        given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
                 wrapper.writeline(f"{reference}.zero_()")
