@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv, VarAggregation
+from torch_geometric.utils import softmax
 
 import gnncompile
 from gnncompile.ir.region import BOOL, Region, parse
@@ -212,3 +213,31 @@ def test_other_types(dtype: torch.dtype):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     region: Region = parse(specs[0])
     assert [out.dtype for out in region.outputs] == [str(dtype).removeprefix("torch.")]
+
+
+def _gate(x: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+    """The gradient of `w` is the sum of two results of one region, one of them in another order."""
+    order = torch.arange(w.size(0) - 1, -1, -1)
+    return softmax(torch.tanh(x[edge_index[1]] + w + w[order]), edge_index[1], num_nodes=x.size(0))
+
+
+def _variance(x: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+    """The difference of two means over the same edges."""
+    return VarAggregation()(x[edge_index[0]] * w, edge_index[1], dim_size=x.size(0))
+
+
+@pytest.mark.parametrize("program", [_gate, _variance])
+def test_two_results_of_one_region_that_are_combined(program: Callable[..., Tensor]):
+    """What combines them is no epilogue of either: the region would read its own result."""
+    torch._dynamo.reset()
+    compiled = gnncompile.compile(program)
+    for edges in (HUB, EDGE_LISTS["no edge"]):
+        for training in (True, False):
+            x = torch.randn(5, CHANNELS, dtype=torch.float64, requires_grad=training)
+            w = torch.randn(edges.size(1), CHANNELS, dtype=torch.float64, requires_grad=training)
+            with torch.set_grad_enabled(training):
+                ours, theirs = compiled(x, w, edges), program(x, w, edges)
+            torch.testing.assert_close(ours, theirs)
+            if training:
+                for a, b in zip(*(torch.autograd.grad(o.sin().sum(), [x, w]) for o in (ours, theirs)), strict=True):
+                    torch.testing.assert_close(a, b)
