@@ -46,6 +46,25 @@ def current_backend() -> Any:
         found = inner
 
 
+ENTRY = "entry_of_gnncompile"
+"""How the functions are called that take the arguments of calls; a frame that Dynamo resumes is called otherwise."""
+
+
+def takes_arguments() -> bool:
+    """Whether the frame that Dynamo traces is one that takes the arguments of a call, not one behind a graph break."""
+    try:
+        tx: Any = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return False
+    return tx is not None and bool(tx.output.root_tx.f_code.co_name.startswith(ENTRY))
+
+
+def is_whole(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph ends with its frame, and not at a graph break."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return reason is not None and not reason.graph_break
+
+
 def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
     return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)

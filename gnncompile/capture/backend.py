@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import OwnPass
-from gnncompile.capture import inductor_dense, inductor_region, recordable, substitutes, whole
+from gnncompile.capture import boundary, inductor_dense, inductor_region, recordable, substitutes, whole
 from gnncompile.capture.sources import uneven_sources
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
@@ -86,7 +86,14 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""
+        given = boundary.take_out(gm) if _compat.takes_arguments() and whole.why_whole(gm) is None else []
+        return boundary.put_back(self._compiled(gm, inputs), given)
+
+    def _compiled(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         observer = None if self.observer is None else self.observer()
+        if boundary.is_empty(gm):
+            self.captured.append(Captured(Record(), None))
+            return lambda *args: ()
         result = self._optimise(gm, observer)
         if result is None:
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
@@ -126,11 +133,13 @@ class Backend:
         padded: Sequence[dict[int, int]],
     ) -> Callable[..., Any]:
         structure = captured.structure
+        copied = [] if structure is None else [boundary.Copied(*pair) for pair in structure.hoisted.copied]
+        whole = boundary.copy_structure(compiled, copied)
 
         def run(*args: Any) -> Any:
             _compat.refuse_tangents(args)
             given = with_stand_ins(args)
-            return compiled(*given) if structure is None else compiled(*given, *structure(args))
+            return compiled(*given) if structure is None else whole(given, structure(args))
 
         if self.own["backward_in_caller"]:
             run = in_caller(run)
@@ -160,10 +169,14 @@ class Backend:
             return None
         try:
             with _compat.without_saved_hooks():
-                return passes.optimise(gm, self.own, observer)
+                return passes.optimise(gm, self.own, observer, self._leads_on(gm))
         except Masked as masked:
             self.notes.append(masked.skip)
             raise
+
+    def _leads_on(self, gm: fx.GraphModule) -> bool:
+        """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
+        return not self.own["record"] and not (_compat.takes_arguments() and _compat.is_whole(gm))
 
     def _leave_whole(self, gm: fx.GraphModule, why: Skip) -> None:
         """Readies a graph for Inductor that the passes can't take apart.

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.edge_rows import edges_of_call
 from gnncompile.capture.hooks import SkippedHooks
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
@@ -93,7 +94,7 @@ class Program:
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
         # Dynamo counts recompiles per code object, so every program needs one of its own.
-        code = function.__code__.replace(co_name=f"entry_{id(self):x}")
+        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}")
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
         dynamic = True if dynamic is None else dynamic
@@ -217,6 +218,10 @@ class Program:
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code; an exception that :meth:`__call__` knows asks for another capture."""
+        with edges_of_call(call.taken.edges):
+            return self._run_compiled(call)
+
+    def _run_compiled(self, call: Call) -> Any:
         ready = self._ready(call)
         if ready is not None:
             if call.counts is None:

@@ -7,7 +7,10 @@ one. They are forgotten with the edge list they were made of, or when that was c
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -68,3 +71,42 @@ def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:
 def _place(edge_index: Tensor) -> tuple[Any, ...]:
     version = None if edge_index.is_inference() else edge_index._version
     return edge_index.data_ptr(), version, edge_index.shape, edge_index.stride()
+
+
+class _Call(threading.local):
+    """The edge lists of the call that runs in this thread, by the identity of their first rows."""
+
+    edges: Mapping[int, Tensor] = MappingProxyType({})
+
+
+_call = _Call()
+
+
+class edges_of_call:  # noqa: N801  (used as a function)
+    """Lets :func:`joined` and :func:`row_of` find the caller's edge lists, by ``id(row)`` of their first rows."""
+
+    __slots__ = ("edges", "outer")
+
+    def __init__(self, edges: Mapping[int, Tensor]) -> None:
+        self.edges = edges
+
+    def __enter__(self) -> None:
+        self.outer, _call.edges = _call.edges, self.edges
+
+    def __exit__(self, *_: object) -> None:
+        _call.edges = self.outer
+
+
+def joined(row: Tensor, col: Tensor) -> Tensor:
+    """The edge list of the running call that these are the rows of: the caller's own tensor."""
+    found = _call.edges.get(id(row))
+    return torch.stack([row, col]) if found is None else found
+
+
+def row_of(row: Tensor, col: Tensor, which: int) -> Tensor:
+    """One of both rows of an edge list of the running call, in the memory of the caller's own tensor."""
+    mine, found = (row, col)[which], _call.edges.get(id(row))
+    if found is None:
+        return mine
+    theirs = found[which]
+    return mine if mine.data_ptr() == theirs.data_ptr() else theirs

@@ -67,12 +67,14 @@ class Taken:
         kinds: The subclasses of tensors, or layouts, that plain tensors stand for.
         batch: The mini-batch to whose bucket the call is padded.
         largest: The largest whole number that such a call may have among its arguments.
+        edges: The edge lists that were taken apart, by the identity of their first rows.
     """
 
     objects: list[tuple[Any, Opened]] = field(default_factory=list)
     kinds: set[Any] = field(default_factory=set)
     batch: Bucketed | None = None
     largest: int = 0
+    edges: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Field(str):
@@ -101,7 +103,7 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
         what = attached(value)
         if what is not None or taken.batch is not None:
             return _of_minibatch(value, what, path, derived, taken)
-        return _plain(value, path, derived)
+        return _plain(value, path, derived, taken)
     if kind is tuple or kind is list:
         return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is dict:
@@ -147,19 +149,21 @@ def _of_minibatch(value: Tensor, what: Attached | None, path: Path, derived: Der
         return minibatches.padded(value, what, taken.batch, name, wanted)
     assert what is not None
     if len(what.values) == 2 and what.layout is not None and derived.splits:
+        taken.edges[id(what.layout.row)] = value
         return minibatches.laid_out(what.layout, what, lambda row: f"{name}.{row}" in derived.wanted)
     if len(what.values) == 1 and name not in derived.lengths:
         found = minibatches.known(value, what, name in derived.wanted)
         if found is not None:
             return found
-    return _plain(value, path, derived)
+    return _plain(value, path, derived, taken)
 
 
-def _plain(value: Tensor, path: Path, derived: Derived) -> Any:
+def _plain(value: Tensor, path: Path, derived: Derived, taken: Taken) -> Any:
     if value.dtype not in _INTEGERS:
         return value
     if derived.splits and value.dim() == 2 and value.size(0) == 2:
         rows = derived.rows(value)
+        taken.edges[id(rows[0])] = value
         if not derived.wanted:
             return EdgePair(*rows)
         ends = zip(rows, EdgePair._fields, strict=True)

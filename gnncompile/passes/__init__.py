@@ -112,8 +112,10 @@ class Observer(Protocol):
         """Sees what is left for Inductor, and the structure program."""
 
 
-def optimise(gm: fx.GraphModule, options: dict[str, Any], observer: Observer | None = None) -> Result:
-    """Runs all passes on a Dynamo graph."""
+def optimise(
+    gm: fx.GraphModule, options: dict[str, Any], observer: Observer | None = None, leads_on: bool = False
+) -> Result:
+    """Runs all passes on a Dynamo graph; `leads_on` says whether another graph may go on with its results."""
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
@@ -124,8 +126,10 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any], observer: Observer | N
         if _compat.assumed_sizes(found):
             node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
     ctx = Context(traced, mode, set(), options)
+    sources = [_compat.input_source(node) for node in _inputs(gm)]
+    ctx.edge_lists = _edge_lists(dict(zip(sources, _inputs(traced), strict=True)))
     if observer is not None:
-        observer.before(ctx, [_compat.input_source(node) for node in _inputs(gm)])
+        observer.before(ctx, sources)
     for one in PASSES:
         if one is narrower:
             ctx.needs_grad = _needs_grad(traced)
@@ -133,11 +137,25 @@ def optimise(gm: fx.GraphModule, options: dict[str, Any], observer: Observer | N
             continue
         one.run(ctx)
         traced.graph.lint()
-    moved = hoist.run(ctx) if options["hoist"] else None
+    moved = hoist.run(ctx, leads_on) if options["hoist"] else None
     traced.recompile()
     if observer is not None:
         observer.after(ctx, moved)
     return Result(traced, moved, ctx.record)
+
+
+def _edge_lists(inputs: dict[str, fx.Node]) -> set[tuple[fx.Node, fx.Node]]:
+    """The rows of the edge lists that were taken apart: see :class:`gnncompile.capture.inputs.EdgePair`."""
+    found = set()
+    for source, node in inputs.items():
+        whole, row, segment = source.rpartition(".row")
+        if _compat.takes_arguments() and row and segment in ("", ".segment", ".numbered"):
+            found |= {(node, inputs[other]) for other in _others(whole) if other in inputs}
+    return found
+
+
+def _others(edge_list: str) -> list[str]:
+    return [f"{edge_list}.col{part}" for part in ("", ".segment", ".numbered")]
 
 
 def _inputs(gm: fx.GraphModule) -> list[fx.Node]:

@@ -164,6 +164,7 @@ class Context:
         layouts: Layouts that came with the inputs: for an index and the other ends, rowptr, col and edge (none where
             the edges are in that order).
         padded: What is known of padded inputs, if there are any.
+        edge_lists: Inputs that are both rows of an edge list of the caller's.
     """
 
     gm: fx.GraphModule
@@ -175,6 +176,7 @@ class Context:
     seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
     layouts: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = field(default_factory=dict)
     padded: PaddedInputs | None = None
+    edge_lists: set[tuple[fx.Node, fx.Node]] = field(default_factory=set)
 
     @cached_property
     def written(self) -> set[fx.Node]:

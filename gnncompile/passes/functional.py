@@ -8,14 +8,31 @@ elsewhere stay as they are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, drop_unused, makes_new_tensor, mutates
+from gnncompile.passes.context import (
+    Context,
+    WrittenInput,
+    aten,
+    drop_unused,
+    makes_new_tensor,
+    mutates,
+    own,
+    written_nodes,
+)
 
 
 def run(ctx: Context) -> None:
-    """Rewrites the graph in place."""
+    """Rewrites the graph in place.
+
+    Raises:
+        WrittenInput: The graph writes to an edge list of the caller's, which was put together in it.
+    """
+    if ctx.edge_lists and any(_is_the_callers(ctx, node) for node in written_nodes(ctx.graph)):
+        raise WrittenInput
     for node in list(ctx.graph.nodes):
         if node.op == "call_function" and mutates(node):
             _rewrite(node)
@@ -25,6 +42,13 @@ def run(ctx: Context) -> None:
                 node.replace_all_uses_with(node.args[0])
                 ctx.graph.erase_node(node)
     drop_unused(ctx.graph)
+
+
+def _is_the_callers(ctx: Context, node: fx.Node) -> bool:
+    if node.target is not aten.stack.default:
+        return False
+    parts: Any = node.args[0]
+    return tuple(part.args[0] if part.target is own.sized.default else part for part in parts) in ctx.edge_lists
 
 
 def _rewrite(node: fx.Node) -> None:

@@ -28,22 +28,31 @@ class Hoisted:
         inputs: Positions among the captured graph's inputs.
         given: Fake values of all inputs of the captured graph.
         results: Fake values of the results.
+        copied: Which results of the captured graph are copies of results of the program: both positions.
     """
 
     program: fx.GraphModule
     inputs: tuple[int, ...]
     given: tuple[Any, ...]
     results: tuple[Any, ...]
+    copied: tuple[tuple[int, int], ...] = ()
 
 
-def run(ctx: Context) -> Hoisted | None:
-    """Moves structure out of ``ctx.gm``, which gains one input per result; None where there is nothing to move."""
+def run(ctx: Context, leads_on: bool = False) -> Hoisted | None:
+    """Moves structure out of ``ctx.gm``, which gains one input per result; None where there is nothing to move.
+
+    Args:
+        ctx: The graph.
+        leads_on: Whether another graph may go on with the results: those that are copies of structure leave the graph,
+            for :attr:`Hoisted.copied`.
+    """
     structural = structural_nodes(ctx)
     _carry_numbers(ctx, structural)
     frontier, rest = _frontier(ctx, structural)
     if not frontier:
         return None
-    hoisted = _extract(ctx, frontier)
+    copied = _copied(ctx, frontier) if leads_on else ()
+    hoisted = _extract(ctx, frontier, copied)
     after = ctx.inputs_first()
     for node in frontier:
         with ctx.graph.inserting_after(after):
@@ -132,7 +141,17 @@ def _replace(ctx: Context, node: fx.Node, result: fx.Node, rest: set[fx.Node]) -
             user.replace_input_with(node, result)
 
 
-def _extract(ctx: Context, frontier: list[fx.Node]) -> Hoisted:
+def _copied(ctx: Context, frontier: list[fx.Node]) -> tuple[tuple[int, int], ...]:
+    """Takes those results out of the graph that are structure, and returns their positions and those in `frontier`."""
+    output: fx.Node = next(n for n in ctx.graph.nodes if n.op == "output")
+    results: Any = output.args[0]
+    positions = {node: at for at, node in enumerate(frontier)}
+    found = tuple((at, positions[node]) for at, node in enumerate(results) if node in positions)
+    output.args = (type(results)(r for r in results if r not in positions),)
+    return found
+
+
+def _extract(ctx: Context, frontier: list[fx.Node], copied: tuple[tuple[int, int], ...]) -> Hoisted:
     needed: set[fx.Node] = set()
     todo = list(frontier)
     while todo:
@@ -152,4 +171,4 @@ def _extract(ctx: Context, frontier: list[fx.Node]) -> Hoisted:
     graph.output(tuple(copies[n] for n in frontier))
     program = fx.GraphModule(ctx.gm, graph)
     given, results = (tuple(value(n) for n in nodes) for nodes in (inputs, frontier))
-    return Hoisted(program, tuple(positions), given, results)
+    return Hoisted(program, tuple(positions), given, results, copied)

@@ -122,7 +122,7 @@ class IdentityCache:
     def _make(self, key: Key | None, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         self.misses += 1
         # References first: while they are held nothing else can get these addresses.
-        owners = [StorageWeakRef(v.untyped_storage()) for v in inputs if isinstance(v, Tensor)]
+        owners = [_owner(v) for v in inputs if isinstance(v, Tensor)]
         made = make(*inputs)
         # Another thread may have changed an input by now: what was made is of neither value then.
         if key is not None and identify(inputs) == key:
@@ -154,10 +154,54 @@ def identify(inputs: Sequence[Any]) -> Key | None:
             continue
         if value.is_inference():
             return None
-        parts.append(
-            (storage_address(value), value._version, value.storage_offset(), value.shape, value.stride(), value.dtype)
-        )
+        original = _original(value) if _copies else None
+        parts.append(_part(value) if original is None else original.of_part)
     return tuple(parts)
+
+
+def _part(value: Tensor) -> Key:
+    return storage_address(value), value._version, value.storage_offset(), value.shape, value.stride(), value.dtype
+
+
+class _Copy(NamedTuple):
+    """A copy, and what it is a copy of."""
+
+    part: Key
+    owner: StorageWeakRef
+    of_part: Key
+    of_owner: StorageWeakRef
+
+
+_copies: OrderedDict[int, _Copy] = OrderedDict()
+"""By the address of their storages."""
+_MAX_COPIES = 256
+
+
+def is_copy_of(copy: Tensor, original: Tensor) -> Tensor:
+    """Returns a copy; until it is written to, caches find for it what they know of the original."""
+    if not (copy.is_inference() or original.is_inference()) and copy.stride() == original.stride():
+        owners = [StorageWeakRef(t.untyped_storage()) for t in (copy, original)]
+        address = storage_address(copy)
+        with _caches_lock:
+            _copies[address] = _Copy(_part(copy), owners[0], _part(original), owners[1])
+            _copies.move_to_end(address)
+            if len(_copies) > _MAX_COPIES:
+                _copies.popitem(last=False)
+    return copy
+
+
+def _original(value: Tensor) -> _Copy | None:
+    """What is known of a tensor that is a copy, and was not written to."""
+    found = _copies.get(storage_address(value))
+    if found is None or found.owner.expired() or found.of_owner.expired() or found.part != _part(value):
+        return None
+    return found
+
+
+def _owner(value: Tensor) -> StorageWeakRef:
+    """Keeps the address in the key of a tensor from being used again."""
+    original = _original(value) if _copies else None
+    return StorageWeakRef(value.untyped_storage()) if original is None else original.of_owner
 
 
 class CacheInfo(NamedTuple):

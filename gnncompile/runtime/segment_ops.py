@@ -177,7 +177,7 @@ def _source(index: Tensor) -> str | None:
     known: str | None = getattr(index, _SOURCE, None)
     if known is not None:
         return known
-    name = _compat.tracked_input_name(index)
+    name = _compat.tracked_input_name(index) if _compat.takes_arguments() else None  # not behind a graph break
     for field in (".segment", ".numbered", ".padded"):
         name = name.removesuffix(field) if name is not None else None
     return name
