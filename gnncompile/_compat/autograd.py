@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -16,6 +17,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.transforms import told_apart
+
+aten = torch.ops.aten
+
+_NORMALISE = [
+    *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward),
+    *(aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training),
+    *(aten._native_batch_norm_legit, aten.native_batch_norm, aten.cudnn_batch_norm, aten.cudnn_batch_norm_backward),
+]
 
 
 def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
@@ -59,13 +68,48 @@ def backend_fake_mode() -> Any:
 
 
 def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Differentiates a graph as Inductor would be given it, and runs it uncompiled."""
+    """Differentiates a graph as Inductor would be given it, and runs it uncompiled.
+
+    Normalisation is written out: torch's own kernels, without what chooses among them by sizes, divide by a number of
+    rows of 0.
+    """
 
     def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(gm.forward)
 
     with told_apart():
-        return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced)(gm, inputs)
+        written_out = {**get_decompositions(_NORMALISE), aten.native_batch_norm_backward.default: _batch_norm_backward}
+        return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced, decompositions=written_out)(gm, inputs)
+
+
+def _batch_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    invstd: Tensor | None,
+    training: bool,
+    eps: float,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """``aten.native_batch_norm_backward``, whose decomposition in torch divides by the number of rows on the host."""
+    if not training:
+        assert running_mean is not None and running_var is not None
+        mean, invstd = running_mean, torch.rsqrt(running_var + eps)
+    assert mean is not None and invstd is not None
+    shape, dims = [1, -1] + [1] * (x.dim() - 2), [0, *range(2, x.dim())]
+    wide = grad.to(invstd.dtype)
+    centred = x.to(invstd.dtype) - mean.view(shape)
+    scale = (invstd if weight is None else invstd * weight).view(shape)
+    found = wide
+    if training:
+        slope = (wide * centred).mean(dims, keepdim=True) * invstd.square().view(shape)
+        found = wide - wide.mean(dims, keepdim=True) - centred * slope
+    parameter = grad.dtype if weight is None else weight.dtype
+    of_weight = ((wide * centred).sum(dims) * invstd).to(parameter) if wanted[1] else None
+    return (found * scale).to(grad.dtype), of_weight, wide.sum(dims).to(parameter) if wanted[2] else None
 
 
 def without_saved_hooks() -> AbstractContextManager[None]:

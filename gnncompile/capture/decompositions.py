@@ -48,7 +48,42 @@ def attention(
     return ordinary(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
 
 
+def batch_norm(
+    ordinary: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """See :func:`torch.nn.functional.batch_norm`: whether there are rows it asks by sizes.
+
+    The statistics of no rows are NaN. They reach neither the running statistics nor the gradient of the weight: both
+    are chosen per channel, on the device.
+    """
+    values: Any = math.prod(size for dim, size in enumerate(x.shape) if dim != 1)
+    settings = training, momentum, eps, cudnn_enabled
+    if not training or isinstance(values, int):
+        return ordinary(x, weight, bias, running_mean, running_var, *settings)
+    # A float32 number, four times as large as the flag: of a larger one the backward would be given the flag.
+    occupied = torch.full((), values, dtype=torch.float32, device=x.device) > 0
+    if weight is not None:
+        weight = torch.where(occupied, weight, weight.detach())
+    if running_mean is None or running_var is None:
+        return ordinary(x, weight, bias, running_mean, running_var, *settings)
+    mean, var = running_mean.clone(), running_var.clone()
+    out = ordinary(x, weight, bias, mean, var, *settings)
+    running_mean.copy_(torch.where(occupied, mean, running_mean))
+    running_var.copy_(torch.where(occupied, var, running_var))
+    return out
+
+
 def install() -> None:
     """Registers them with torch."""
     _compat.decompose(aten.cdist.default, cdist)
     _compat.decompose(aten.scaled_dot_product_attention.default, attention)
+    _compat.decompose(aten.batch_norm.default, batch_norm)

@@ -188,11 +188,12 @@ def _over_rows(warps: int) -> Kernel:
 
 
 def _shares(rows: int, most: int, block: int, least: int = 1) -> tuple[int, int]:
-    """Rows of a share, a multiple of `block`, and how many shares there are, one or at most so many.
+    """Rows of a share, a multiple of `block`, and the number of shares: `most` or fewer, at least one unless there are
+    no rows.
 
-    Each has at least `least` blocks, or as many as leave :data:`_ENOUGH` shares.
+    Each share has at least `least` blocks, or as many as leave :data:`_ENOUGH` shares.
     """
-    share = max(-(-rows // (max(most, 1) * block)), min(least, rows // (_ENOUGH * block))) * block
+    share = max(-(-rows // (max(most, 1) * block)), min(least, rows // (_ENOUGH * block)), 1) * block
     return share, -(-rows // share)
 
 

@@ -40,7 +40,9 @@ class Launcher:
             self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
 
     def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
-        """Launches ``programs x columns`` programs on the current stream of a device."""
+        """Launches ``programs x columns`` programs, perhaps none, on the current stream of a device."""
+        if not programs:  # a driver refuses an empty grid
+            return
         stream = _compat.current_stream(device)
         if _hooked():
             self.compiled[programs, columns, 1](*arguments, *self.constants)
@@ -89,10 +91,12 @@ class Kernel:
     def __call__(
         self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
-        """Launches so many programs on the current device, which must be that of the tensors.
+        """Launches so many programs, perhaps none, on the current device, which must be that of the tensors.
 
         Arguments are given in the order of the parameters.
         """
+        if not programs:
+            return
         device = tensors[0].get_device()
         pointers = [tensor.data_ptr() for tensor in tensors]
         # What was compiled for aligned pointers serves every call with such.

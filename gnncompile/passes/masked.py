@@ -50,18 +50,21 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """:func:`torch.nn.functional.batch_norm` in training: statistics, running ones too, of the true rows."""
+    """:func:`torch.nn.functional.batch_norm` in training: statistics, running ones too, of the true rows. Where there
+    are none, the running statistics stay as they are.
+    """
     dims = [0, *range(2, x.dim())]
     shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
     wide = x.float() if x.dtype in _HALF else x
-    many = number.to(wide.dtype) * math.prod(x.shape[2:])
+    many = number.clamp(min=1).to(wide.dtype) * math.prod(x.shape[2:])
     centre = cleared(wide, mask).sum(dims) / many
     centred = wide - centre.view(shape)
     spread = cleared(centred, mask).square().sum(dims) / many
     if running_mean is not None and running_var is not None:
         unbiased = spread.detach() * (many / (many - 1))
-        running_mean.mul_(1 - momentum).add_(centre.detach().to(running_mean.dtype), alpha=momentum)
-        running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+        for running, new in ((running_mean, centre.detach()), (running_var, unbiased)):
+            moved = running * (1 - momentum) + new.to(running.dtype) * momentum
+            running.copy_(torch.where(number > 0, moved, running))
     out = centred * torch.rsqrt(spread + eps).view(shape)
     if weight is not None:
         out = out * weight.view(shape)
