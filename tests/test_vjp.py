@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -178,6 +179,15 @@ def _attended_layer(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", b.op("add", k, e), alpha)), F64, (6,))]
 
 
+def _attention_on_a_layer(b: Builder) -> list[Output]:
+    """Weights that do not depend on the row: both walks, and the sums for the layer, share the attention's values."""
+    x, p, q = b.input(0, S, (1, 32), F64), b.input(3, P, (1, 32), F64), b.input(4, P, (1, 32), F64)
+    e = b.linear(b.input(1, E, (1, 16), F64), b.input(2, Space.FEATURE, (1, 32), F64))
+    message = b.op("add", x, b.op("add", e, p))
+    alpha = b.softmax(rules.leaky_relu(b, b.sum_axis(b.op("mul", message, q), 1), 0.2))
+    return [Output(b.reduce("sum", b.op("mul", message, alpha)), F64, (32,))]
+
+
 def _attended_features(b: Builder) -> list[Output]:
     q, k, e = b.input(0, D, (2, 9), F64), b.input(1, S, (2, 9), F64), b.input(2, E, (2, 9), F64)
     alpha = b.softmax(b.sum_axis(b.op("mul", q, b.op("add", k, e)), 1))
@@ -209,6 +219,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "gine": (_gine, [(C, 3), (K, 2), (2, 3)]),
     "biased gine": (_biased_gine, [(C, 3), (K, 2), (2, 3), (3,)]),
     "attention with a layer": (_attended_layer, [(R, 2, 3), (C, 2, 3), (K, 4), (4, 6)]),
+    "attention on a layer": (_attention_on_a_layer, [(C, 32), (K, 16), (16, 32), (32,), (32,)]),
     "attention with features": (_attended_features, [(R, 2, 9), (C, 2, 9), (K, 2, 9)]),
     "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
 }
@@ -243,6 +254,18 @@ def test_gradient(name: str, on: str):
     g, region = GRAPHS[on], REGIONS[name]
     walk = g.both()
     assert torch.autograd.gradcheck(lambda *t: results(region, list(t), walk), tensors(name, g), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stage_reads_what_is_there(name: str):
+    """Whichever gradients are wanted, a plan has no placeholder left, and no stage reads what a later one makes."""
+    plain = PLAIN[REGIONS[name]]
+    for wanted in [w for w in itertools.product((False, True), repeat=plain.count) if any(w)]:
+        region, made = with_residuals(plain, wanted), 0
+        for stage in vjp(region, wanted, tuple(k < len(plain.outputs) for k in range(len(region.outputs)))).stages:
+            assert {o.kind for o in stage.operands} <= {"input", "output", "cotangent", "temporary"}
+            assert all(o.index < made for o in stage.operands if o.kind == "temporary")
+            made += len(stage.region.outputs)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -386,7 +386,7 @@ class Differentiation:
             stored = [*shared, *self._awaited([*theirs, *others], shared)]
             given = self._row_stage(rows, [], {}, stored, gradients)
             self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
-        put = self._putting(self._loads({at: temporary for at, temporary in given.items() if at in self.later}))
+        put = self._putting({**self.later, **self._loads(given)})
         roots = [(put(sum_), False, self.compute) for _, _, sums in layers for sum_ in sums]
         made = self.stages.add(self.region.by, roots)
         for k, is_bias, sums in layers:
