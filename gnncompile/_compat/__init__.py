@@ -49,6 +49,7 @@ from gnncompile._compat.inductor import (
     settings_for,
     wait_for_vectors,
 )
+from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
@@ -150,6 +151,7 @@ __all__ = [
     "notice_emptiness_questions",
     "notice_use_as",
     "object_of",
+    "order_strides_without_guards",
     "own_symbol",
     "pinned",
     "placeholders_as_fakes",
@@ -158,6 +160,7 @@ __all__ = [
     "read_sizes_of_inputs",
     "refuse_in_backward",
     "refuse_tangents",
+    "reshape_without_guards",
     "run_op_by_op",
     "run_uncompiled",
     "same_memory",

@@ -45,7 +45,8 @@ class OwnPass(CustomGraphPass):
     """A pass after differentiation that tells compiles of ours, of a later backward as well, from others."""
 
 
-def _ours() -> bool:
+def ours() -> bool:
+    """Whether what Inductor compiles now is ours."""
     return isinstance(inductor_config.post_grad_custom_pre_pass, OwnPass)
 
 
@@ -81,7 +82,7 @@ def keep_vectors_inside() -> None:
 
     @contextmanager
     def cut_off(self: Any, mask: Any) -> Iterator[Any]:
-        if self.tail_size and isinstance(mask, CppCSEVariable) and mask.is_vec and _ours():
+        if self.tail_size and isinstance(mask, CppCSEVariable) and mask.is_vec and ours():
             kind, whole = f"decltype({mask})", mask
             cut = f"{kind}::set({kind}(), {mask}, {cexpr_index(self.tail_size)})"
             mask = self.cse.generate(self.compute, cut, dtype=torch.bool)
@@ -119,7 +120,7 @@ def read_sizes_of_inputs() -> None:
 
     @functools.wraps(read)
     def codegen_inputs(self: Any) -> None:
-        with inductor_config.patch(size_asserts=inductor_config.size_asserts or _ours()):  # asserts come elsewhere
+        with inductor_config.patch(size_asserts=inductor_config.size_asserts or ours()):  # asserts come elsewhere
             read(self)
 
     PythonWrapperCodegen.codegen_inputs = codegen_inputs  # type: ignore[method-assign]

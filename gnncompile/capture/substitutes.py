@@ -235,6 +235,8 @@ def install() -> None:
     _compat.know_widths_of_one()
     _compat.keep_vectors_inside()
     _compat.keep_written_names()
+    _compat.order_strides_without_guards()
+    _compat.reshape_without_guards()
     _compat.read_sizes_of_inputs()
     _compat.decide_slices(lambda: attached.in_hand() is not None)
     _compat.wait_for_vectors()

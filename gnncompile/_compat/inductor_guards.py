@@ -1,0 +1,90 @@
+"""Questions about sizes that Inductor asks while it lowers, answered without a guard in compiles of ours."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor import ir, utils
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
+
+from gnncompile._compat.inductor import ours
+
+_ORDINARY = 64
+"""What stands for a size of 0 or 1 where strides are ordered, and for one that only the data knows."""
+
+
+def order_strides_without_guards() -> None:
+    """Makes Inductor order strides as they are ordered where no size is 0 or 1, in compiles of ours.
+
+    Inductor orders strides by guards, though the order is but a wish: attention asks for it of its mask, and a graph of
+    one node would be captured on its own.
+    """
+    ordinary: Any = ir.get_fill_order
+
+    @functools.wraps(ordinary)
+    def get_fill_order(seq: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        numbers = [_number(stride) for stride in seq] if ours() else [None]
+        return ordinary(seq, *args, **kwargs) if None in numbers else utils.argsort(numbers)
+
+    ir.get_fill_order = get_fill_order
+
+
+def _number(stride: Any) -> int | None:
+    """A stride where every size is ordinary; None if it depends on what is no size."""
+    if isinstance(stride, int):
+        return stride
+    expr = stride.node.expr if isinstance(stride, torch.SymInt) else stride
+    env = V.graph.sizevars.shape_env
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    sizes = {s: int(values.get(s, 0)) for s in expr.free_symbols}
+    found = expr.xreplace({s: sympy.Integer(size if size > 1 else _ORDINARY) for s, size in sizes.items()})
+    return int(found) if found.is_Integer else None
+
+
+class _Thread(threading.local):
+    """Whether a reshape of this thread may only use what is known of sizes."""
+
+    strict = False
+
+
+_thread = _Thread()
+
+
+def reshape_without_guards() -> None:
+    """Makes Inductor reshape by what it knows of sizes, not by what they are in the first call, in compiles of ours.
+
+    It goes through the dimensions of both shapes, and where two happen to be equal makes this a guard, as where a batch
+    holds one graph. Where they are not equal it reshapes to one dimension and from there, which always works.
+    """
+    reshape: Any = ir.View.dynamic_reshape_indexer.__func__  # type: ignore[attr-defined]
+    check: Any = SizeVarAllocator.check_equals
+
+    @functools.wraps(reshape)
+    def dynamic_reshape_indexer(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ours():
+            return reshape(cls, *args, **kwargs)
+        outer, _thread.strict = _thread.strict, True
+        try:
+            return reshape(cls, *args, **kwargs)
+        except AssertionError:  # what makes the shapes fit is not known, only asserted
+            _thread.strict = False
+            return reshape(cls, *args, **kwargs)
+        finally:
+            _thread.strict = outer
+
+    @functools.wraps(check)
+    def check_equals(self: Any, left: Any, right: Any) -> Any:
+        asked = sys._getframe(1).f_code.co_name
+        if _thread.strict and asked == "_dynamic_reshape_indexer" and not self.statically_known_equals(left, right):
+            raise AssertionError(f"{left} == {right} is not known")
+        return check(self, left, right)
+
+    ir.View.dynamic_reshape_indexer = classmethod(dynamic_reshape_indexer)  # type: ignore[method-assign,assignment]
+    SizeVarAllocator.check_equals = check_equals  # type: ignore[method-assign]
