@@ -423,30 +423,3 @@ def test_numbers_of_graphs(counts: tuple[int, ...]):
         ):
             torch.testing.assert_close(found, expected)
     assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
-
-
-# -- hooks --------------------------------------------------------------------------------------------------------
-
-
-def test_hooks_of_message_passing_are_said_to_be_skipped():
-    model = Nested().double()
-    compiled = gnncompile.compile(model, options={"inductor": False})
-    g = Graph(12, 40)
-    args = {"x": g.x, "edges": {"all": g.edge_index}}, [g.x, g.edge_index]
-    plain = compiled(*args)
-    seen: list[str] = []
-    model.first.register_propagate_forward_pre_hook(lambda *args: seen.append("propagate"))
-    model.second.register_message_forward_hook(lambda *args: seen.append("message"))
-    model.second.register_forward_hook(lambda module, args, out: out + 1)
-    with pytest.warns(UserWarning) as said:
-        torch.testing.assert_close(compiled(*args), plain + 1)
-    texts = [str(w.message) for w in said]
-    assert len(texts) == 2 and not seen
-    assert "first (GCNConv): register_propagate_forward_pre_hook does not run in compiled code" in texts[0]
-    assert "second (GATConv): register_message_forward_hook" in texts[1] and "register_forward_hook" in texts[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compiled(*args)
-    with pytest.warns(UserWarning):
-        report = gnncompile.explain(model, *args)
-    assert len([note for note in report.notes if "does not run" in note]) == 2

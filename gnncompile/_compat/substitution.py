@@ -19,6 +19,8 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
+from gnncompile._compat.dynamo import current_backend
+
 
 def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
     """Dynamo traces ``methods[f](self, ...)`` in place of ``self.f(...)`` where `active` says so.
@@ -100,6 +102,23 @@ def use_original(name: str) -> None:
     """While Dynamo traces: raises :class:`NeedsOriginal`."""
 
 
+def is_watched(layer: Any) -> bool:
+    """While Dynamo traces: whether the backend's `watched` holds this module."""
+    return False
+
+
+def refuse_layer(layer: Any) -> None:
+    """While Dynamo traces: raises :class:`HookedLayer`."""
+
+
+def _is_watched(layer: Any) -> Any:
+    return ConstantVariable.create(getattr(layer, "value", None) in getattr(current_backend(), "watched", ()))
+
+
+def _refuse_layer(layer: Any) -> Any:
+    raise HookedLayer(getattr(layer, "value", None))
+
+
 def _keep_with(value: Any, others: Any, kind: Any) -> Any:
     value.as_proxy().node.meta[kind.as_python_constant()] = others
     return ConstantVariable.create(None)
@@ -123,6 +142,8 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
     kept_with: _kept_with,
     identified: _identified,
     use_original: _use_original,
+    is_watched: _is_watched,
+    refuse_layer: _refuse_layer,
 }
 """Functions that Dynamo does not trace: they are called with its variables."""
 
@@ -136,6 +157,17 @@ class NeedsOriginal(BaseException):
     def __init__(self, kind: Any, name: str) -> None:
         super().__init__(kind, name)
         self.kind, self.name = kind, name
+
+
+class HookedLayer(BaseException):
+    """A layer has hooks, or is being explained, and so is not to be traced.
+
+    Not an Exception: Dynamo must not turn it into a graph break.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(f"{type(layer).__name__} has hooks of PyG's, or is being explained: call it uncompiled")
+        self.layer = layer
 
 
 _SHAPE = {"size", "dim", "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "numel", "get_device"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +67,7 @@ class Backend:
             none, every step reads them.
         observer: Makes who watches the passes at work on a captured graph.
         modules: Whose parameters it is that captured graphs read.
+        watched: Layers whose hooks are looked at before each call.
     """
 
     own: dict[str, Any]
@@ -80,6 +81,7 @@ class Backend:
     notes: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
     modules: Callable[[], Sequence[nn.Module]] = tuple
+    watched: Container[nn.Module] = ()
 
     def __repr__(self) -> str:
         return "gnncompile"  # what errors in it name

@@ -19,7 +19,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.edge_rows import edges_of_call
-from gnncompile.capture.hooks import SkippedHooks
+from gnncompile.capture.hooks import LayerWatch
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.capture.parts import modules_of
@@ -64,7 +64,7 @@ class Program:
         self.backend.modules = lambda: modules_of(target)
         self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
-        self.skipped_hooks = SkippedHooks(target)
+        self.backend.watched = self.watch = LayerWatch(target)
         self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.empty_is_special = False
@@ -111,9 +111,17 @@ class Program:
         if self.may_be_lazy:
             self.check(args, kwargs)
             return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
-        self.skipped_hooks()
-        if self.ready:
-            return self._run(args, kwargs)
+        hooked = self.watch()
+        if hooked is not None:
+            self._warn(*hooked, stacklevel=4)
+            return self.target(*args, **kwargs)
+        try:
+            return self._run_first(args, kwargs) if not self.ready else self._run(args, kwargs)
+        except _compat.HookedLayer as found:  # a layer that belongs to none of the target's modules
+            self.watch.add(found.layer)
+        return self(args, kwargs)
+
+    def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._first_call:  # of threads that come at once each would capture the same, up to Dynamo's limit
             result = self._run(args, kwargs)
             self.ready = True

@@ -27,6 +27,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
 from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
+from gnncompile.capture.hooks import refuse_hooks
 from gnncompile.capture.relations.linear import is_plain, typed_linear
 from gnncompile.capture.relations.tables import is_edge_list
 from gnncompile.runtime import color_ops, sampling_ops  # noqa: F401  (define the ops)
@@ -288,7 +289,11 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
 
 
 def check_input(self: Any, edge_index: Any, size: Any) -> Any:
-    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own."""
+    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own.
+
+    Every layer that passes messages comes through here, one with hooks too.
+    """
+    refuse_hooks(self)
     tables = kept_with(edge_index, EDGE_INDEX)
     if tables is None:
         return _check_input(self, edge_index, size)

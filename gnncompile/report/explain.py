@@ -238,7 +238,6 @@ def _report(
     notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
-    notes += program.skipped_hooks.found
     if program.derived.wanted:
         notes.append(
             f"number of segments read from the data once per distinct {', '.join(sorted(program.derived.wanted))}"

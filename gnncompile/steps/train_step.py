@@ -176,7 +176,7 @@ class TrainStep:
 
     def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
-        if _compat.needs_eager() is not None:
+        if _compat.needs_eager() is not None or self._program.watch() is not None:
             self._check(given[0], given[1])
             return finished(self._train(lambda: self._program(given, {}), whole=False))  # type: ignore[no-any-return]
         # What is launched in vain has overwritten gradients: they have to be ones that are cleared.

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
+from gnncompile.capture.hooks import refuse_hooks
+
 _mark_dead: Callable[[Tensor, Tensor], Tensor] = torch.ops.gnncompile.mark_dead
 segment_reduce: Callable[[Tensor, Tensor, int, str], Tensor] = torch.ops.gnncompile.segment_reduce
 segment_softmax: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.gnncompile.segment_softmax
@@ -42,10 +44,13 @@ def _overrides(kind: type, base: type) -> bool:
 
 
 def is_own(conv: Any, base: type, reductions: tuple[str, ...] = ("sum", "mean", "max", "min")) -> bool:
-    """Whether propagate() does no more than the class says (PyG runs no hooks of it under a compiler)."""
-    return (
-        not _overrides(type(conv), base) and not conv._explain and REDUCTIONS.get(type(conv.aggr_module)) in reductions
-    )
+    """Whether propagate() does no more than the class says.
+
+    Raises:
+        _compat.HookedLayer: See :func:`gnncompile.capture.hooks.refuse_hooks`.
+    """
+    refuse_hooks(conv)
+    return not _overrides(type(conv), base) and REDUCTIONS.get(type(conv.aggr_module)) in reductions
 
 
 def is_edge_list(edge_index: Any) -> bool:
