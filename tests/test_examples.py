@@ -62,7 +62,7 @@ def table(written: str) -> list[tuple[str, list[float]]]:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found == {*LEARNED, "serving", "common", "demo", "distributed"}
+    assert found == {*LEARNED, "serving", "explain", "common", "demo", "distributed"}
     listed = (ROOT / "examples" / "README.md").read_text()
     assert all(f"{name}.py" in listed for name in found - {"common"})
 
@@ -91,6 +91,12 @@ def test_serving(tmp_path: Path) -> None:
     assert re.search(r"start took [\d.]+ s", written) and re.search(r"eager [\d.]+, gnncompile [\d.]+", written), (
         written
     )
+
+
+@pytest.mark.slow
+def test_explain(tmp_path: Path) -> None:
+    written = run("explain", tmp_path)
+    assert float(re.findall(r"an AUC of (\d\.\d+)", written)[0]) > 0.7, written
 
 
 # -- what they share --------------------------------------------------------------------------------------------
