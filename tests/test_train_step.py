@@ -419,11 +419,64 @@ def test_an_optimizer_with_settings_of_its_own(device: str) -> None:
     assert both.recorded == 3
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_an_optimizer_that_needs_a_closure(max_norm: float | None) -> None:
+    both = Pair("cpu", GCN(6, 8, 2, 3), lambda ps: torch.optim.LBFGS(ps, max_iter=3), max_norm=max_norm)
+    for seed in range(3):
+        *args, target = graph("cpu", seed=seed)
+        losses: list[Tensor] = []
+
+        def closure() -> Tensor:
+            both.optimizer.zero_grad()
+            losses.append(F.cross_entropy(both.plain(*args), target))  # noqa: B023
+            losses[-1].backward()  # noqa: B023
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(both.plain.parameters(), max_norm)
+            return losses[-1]  # noqa: B023
+
+        both.optimizer.step(closure)
+        found = both.step(*args, target=target)
+        torch.testing.assert_close(found, losses[0].detach())
+        for ours, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, plain)
+            torch.testing.assert_close(ours.grad, plain.grad)
+    assert len(losses) > 1 and "closure" in (both.step.not_recorded or "")
+
+
+def test_a_closure_and_a_scaler() -> None:
+    model = GCN(6, 8, 2, 3)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match=r"optimizer: found a LBFGS.* together with a scaler"):
+        gnncompile.TrainStep(model, F.cross_entropy, optimizer, scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_a_scheduler_that_needs_a_metric(device: str) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    both = Pair(device, GCN(6, 8, 2, 3), schedule=lambda o: plateau(o, factor=0.5, patience=1, threshold=0.5))
+    assert both.schedule is not None
+    after, both.schedule = both.schedule, None
+    inputs = graph(device)
+    for _ in range(10):
+        expected = F.cross_entropy(both.plain(*inputs[:2]), inputs[2]).detach()
+        both.compare(*inputs)
+        after.step(expected)
+    rates = [float(o.param_groups[0]["lr"]) for o in (both.optimizer, both.step.optimizer)]
+    assert rates[0] == rates[1] < 0.1
+
+
+class Between:
+    """A schedule that depends on two numbers."""
+
+    def step(self, loss: Tensor, accuracy: float) -> None:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"model": F.relu}, "model: found .*expected an nn.Module"),
         ({"optimizer": "adam"}, "optimizer: found str, expected a torch.optim.Optimizer"),
+        ({"scheduler": Between()}, "scheduler: found a Between, whose step takes loss, accuracy"),
     ],
 )
 def test_wrong_arguments(given: dict[str, Any], message: str) -> None:

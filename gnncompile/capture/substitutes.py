@@ -32,6 +32,7 @@ from gnncompile.capture import (
     data_objects,
     decompositions,
     edges,
+    embeddings,
     layers,
     pooling,
     relations,
@@ -247,7 +248,7 @@ def install() -> None:
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)
     markers = {_OPS.sized, _OPS.laid_out, _OPS.front, _OPS.padded}
     _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
-    rooms = (relations, layers, aggregations, contractions, data_objects, pooling, sparse_products)
+    rooms = (relations, layers, aggregations, contractions, data_objects, embeddings, pooling, sparse_products)
     methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
     _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(

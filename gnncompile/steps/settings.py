@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -105,6 +106,36 @@ class Settings:
             rate = self._rates.get(k)
             if rate is not None and not isinstance(group["lr"], Tensor):
                 group["lr"] = rate.fill_(group["lr"])
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step can't do without a function that evaluates the loss, as that of ``LBFGS``."""
+    return bool(_required(optimizer.step))
+
+
+def needs_metric(scheduler: Any) -> bool:
+    """Whether a scheduler's step takes a metric, as that of ``ReduceLROnPlateau``.
+
+    Raises:
+        TypeError: It takes more than that.
+    """
+    required = [] if scheduler is None else _required(scheduler.step)
+    if len(required) > 1:
+        raise TypeError(
+            f"scheduler: found a {type(scheduler).__name__}, whose step takes {', '.join(required)}; expected one that "
+            "takes nothing, or a metric. Call it yourself, after the step."
+        )
+    return bool(required)
+
+
+def _required(step: Any) -> list[str]:
+    """The arguments without which a method can't be called."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # no function of Python's
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in several]
 
 
 def _apart(groups: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:

@@ -23,7 +23,7 @@ from gnncompile.runtime.stand_ins import standing_in
 from gnncompile.steps.ahead import Ahead
 from gnncompile.steps.averaging import Averaging, Used
 from gnncompile.steps.plan import Plan
-from gnncompile.steps.settings import Changes, Settings
+from gnncompile.steps.settings import Changes, Settings, needs_closure, needs_metric
 
 RESTLESS = 4
 """Steps in a row after which an optimizer that has changed what it keeps is taken for one that always does."""
@@ -59,16 +59,19 @@ class TrainStep:
         loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
             minimise.
         optimizer: Of the model's parameters. On a GPU it is made ``capturable``, and ``fused`` unless you chose
-            otherwise, where it can be, and its learning rate is a tensor from then on.
-        scheduler: Stepped after every step.
+            otherwise, where it can be, and its learning rate is a tensor from then on. One that needs a closure
+            (``LBFGS``) evaluates forward, loss and backward as often as it asks for; its steps are not recorded.
+        scheduler: Stepped after every step. One that needs a metric (``ReduceLROnPlateau``) gets the loss, for which
+            the host waits.
         scaler: For gradients of float16. Only fused optimizers can be recorded with it.
         max_norm: Clips the norm of all gradients.
         autocast: Type to run the forward and the loss in, as :class:`torch.autocast` does.
         options: As of :func:`gnncompile.compile`; ``{"record": False}`` turns CUDA graphs off.
 
     Raises:
-        TypeError: `model` is no module, or `optimizer` no optimizer.
-        ValueError: `model` does more than to average gradients, such as what ``register_comm_hook`` was given.
+        TypeError: `model` is no module, `optimizer` no optimizer, or `scheduler` takes more than a metric.
+        ValueError: `model` does more than to average gradients, such as what ``register_comm_hook`` was given; or
+            `optimizer` needs a closure, and there is a `scaler` or a ``DistributedDataParallel``.
     """
 
     def __init__(
@@ -90,6 +93,14 @@ class TrainStep:
                 f"optimizer: found {type(optimizer).__name__}, expected a torch.optim.Optimizer, e.g. "
                 "torch.optim.Adam(model.parameters())."
             )
+        self._closes = needs_closure(optimizer)
+        if self._closes and (scaler is not None or isinstance(model, DistributedDataParallel)):
+            other = "a scaler" if scaler is not None else "DistributedDataParallel"
+            raise ValueError(
+                f"optimizer: found a {type(optimizer).__name__}, which evaluates the loss several times a step, "
+                f"together with {other}. Take another optimizer, or leave that out."
+            )
+        self._wants_metric = needs_metric(scheduler)
         known, single = program_of(trained(model)), trained(model)
         self.model: nn.Module = known.target if known is not None else single  # type: ignore[assignment]
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
@@ -104,7 +115,7 @@ class TrainStep:
         self._ahead = Ahead()
         self._settings, self._hooks = Settings(optimizer), Changes()
         self._broken: list[Any] = []
-        self._unplanned: str | None = None
+        self._unplanned = "the optimizer evaluates the loss itself, by a closure" if self._closes else None
         self._averaging: Averaging | None = None
         if isinstance(model, DistributedDataParallel):
             groups = optimizer.param_groups
@@ -126,7 +137,7 @@ class TrainStep:
         """
         made = self._step((args, kwargs, target))
         if self.scheduler is not None:
-            self.scheduler.step()
+            self.scheduler.step(*made[:1] if self._wants_metric else ())
         return made[0] if len(made) == 1 else made
 
     @property
@@ -148,6 +159,8 @@ class TrainStep:
         return program
 
     def _step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+        if self._closes:
+            return self._evaluated(given)
         if self._averaging is None:
             return self._run_step(given)
         self._averaging.send_buffers()
@@ -161,6 +174,23 @@ class TrainStep:
             with torch.no_grad():
                 self._updates([*self._averaging.parameters, *self._averaging.buffers], (used, *self._facts()))
         return tuple(made)
+
+    def _evaluated(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+        """A step of an optimizer that asks for the loss and its gradient by itself; the losses it began with."""
+        self._check(given[0], given[1])
+        found: list[tuple[Any, ...]] = []
+
+        def evaluate() -> Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.enable_grad():
+                losses, loss = self._losses(lambda: self._program(given, {}))
+                loss.backward()
+            self._clip()
+            found.append(_detached(losses))
+            return loss
+
+        self.optimizer.step(evaluate)
+        return found[0]
 
     def _recorded_updates(self, device: torch.device) -> Recordings | None:
         """Where gradients come from other processes: what makes and replays the rest of the step."""
@@ -297,17 +327,19 @@ class TrainStep:
         return losses, losses[0] if self.scaler is None else self.scaler.scale(losses[0])
 
     def _update(self) -> None:
-        optimizer, scaler = self.optimizer, self.scaler
-        if self.max_norm is not None:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.max_norm)
-        if scaler is None:
-            optimizer.step()
+        self._clip()
+        if self.scaler is None:
+            self.optimizer.step()
         else:
-            scaler.step(optimizer)
-            scaler.update()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def _clip(self) -> None:
+        if self.max_norm is None:
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self._settings.parameters(), self.max_norm)
 
     def _autocast(self) -> Any:
         if self.autocast is None:
