@@ -1,0 +1,53 @@
+"""Random cases: a program, graphs, and how it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.fuzz.check import Case
+from tests.fuzz.graphs import AWKWARD, USUAL
+from tests.fuzz.grow import Choose, drawn, grow
+from tests.fuzz.program import FLOATS
+
+PRECISIONS = ("float64", "float64", "float32", "bfloat16")
+LIGHT = ("passes",) * 7 + ("op by op",) * 2 + ("inductor",)
+
+
+def make_case(choose: Choose, device: str = "cpu", most: int = 14) -> Case:
+    """A case.
+
+    Args:
+        choose: Makes all choices.
+        device: "cpu" or "cuda".
+        most: Steps of the program.
+    """
+    program = grow(choose, most=most)
+    sizes = dict.fromkeys(choose([*USUAL * 2, *AWKWARD]) for _ in range(choose(range(1, 4))))
+    way = choose(("training",) * 5 + ("inference",) * 2 + ("reduce-overhead", "TrainStep"))
+    if not any(line.setup for line in program.lines) and way == "TrainStep":
+        way = "training"  # nothing to train
+    engine, which = choose(LIGHT), choose(("reference", "reference", "reference", "cpp"))
+    if device != "cpu":
+        engine, which = "inductor", "triton"
+    floats = [name for name in program.inputs if name in FLOATS]
+    return Case(
+        program=program,
+        sizes=tuple(sizes),
+        seed=choose(range(100)),
+        dtype=choose(PRECISIONS),
+        way=way,
+        engine=engine,
+        kernels=which,
+        frozen=tuple(name for name in floats if choose(range(6)) == 5),
+        reuse=choose([True, False]),
+        device=device,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 14, **fixed: Any) -> Case:
+    """Cases for hypothesis; `fixed` are attributes that are not drawn."""
+    return replace(make_case(drawn(draw), most=most), **fixed)

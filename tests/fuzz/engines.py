@@ -1,0 +1,107 @@
+"""What runs a compiled model for the fuzzer, and memory that is filled with NaN where it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.decomposition import select_decomp_table
+
+from gnncompile import _compat
+from gnncompile.codegen import products, triton_kernel
+from gnncompile.runtime import launch, layout
+from tests.harness import kernels
+
+ENGINES = ("passes", "op by op", "inductor")
+
+
+def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Decomposes, splits and rewrites a graph as for Inductor, and runs it op by op."""
+    last = options["post_grad_custom_pre_pass"]
+
+    def rewritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        last(gm.graph)
+        gm.graph.lint()
+        gm.recompile()
+        return make_boxed_func(gm.forward)
+
+    wrapped = aot_autograd(
+        fw_compiler=rewritten,
+        bw_compiler=rewritten,
+        inference_compiler=rewritten,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    with _compat.transforms.told_apart():
+        return wrapped(gm, inputs)
+
+
+def _op_by_op(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    return _compat.run_op_by_op(gm, inputs)
+
+
+@contextmanager
+def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
+    """What is compiled in this block is run by an engine, with regions by the kernels `which`; all memory is poisoned.
+
+    Args:
+        name: "inductor", or what stands in for it: "passes" (what runs after differentiation is applied) or "op by op".
+        which: As of :func:`tests.harness.kernels`.
+        reuse: Whether Inductor may use buffers again.
+    """
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch, kernels(which), poisoned(patch):
+        if name == "inductor":
+            options = {"allow_buffer_reuse": reuse, "inplace_buffers": reuse, "compile_threads": 1}
+            with inductor_config.patch({k: v for k, v in options.items() if hasattr(inductor_config, k)}):
+                yield
+        else:
+            patch.setattr(_compat, "compile_inductor", _with_last_passes if name == "passes" else _op_by_op)
+            patch.setattr(_compat, "prepare_inductor", lambda for_cpu: None)
+            yield
+    torch._dynamo.reset()
+
+
+@contextmanager
+def poisoned(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that our runtime and Inductor's generated code allocate is filled with NaN, or with large integers."""
+    for module in (launch, layout, products, triton_kernel):
+        patch.setattr(module, "torch", _Poisoned("torch"))
+    guards = torch._C._dynamo.guards
+    for name in ("_empty_strided_cpu", "_empty_strided_cuda"):
+        patch.setattr(guards, name, _filled(getattr(guards, name)))
+    PyCodeCache.cache_clear()  # modules that were loaded before allocate as they did
+    yield
+    PyCodeCache.cache_clear()
+
+
+class _Poisoned(ModuleType):
+    """The module torch, but for what allocates."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        return _filled(found) if name in ("empty", "empty_like") else found
+
+
+def _filled(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def filled(*args: Any, **kwargs: Any) -> Tensor:
+        made = allocate(*args, **kwargs)
+        if made.numel():
+            if made.dtype.is_floating_point:
+                made.fill_(float("nan"))
+            elif made.dtype in (torch.int32, torch.int64):
+                made.fill_(2**30)  # no row of any graph
+        return made
+
+    return filled

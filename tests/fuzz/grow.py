@@ -1,0 +1,395 @@
+"""Grows random programs: what may follow the values that there are, and how often.
+
+Programs are grown from a list of drawn numbers, so that what fails shrinks to few lines.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+from tests.fuzz.program import (
+    CHANNELS,
+    EDGES,
+    FLOATS,
+    GRAPHS,
+    NODES,
+    OTHERS,
+    PAIRS,
+    TYPES,
+    Line,
+    Program,
+    Value,
+)
+
+UNARY = (
+    *("{0}.relu()", "torch.tanh({0})", "{0}.sigmoid()", "F.silu({0})", "-{0}", "{0} * 0.5", "1 - {0}"),
+    *("F.leaky_relu({0}, 0.2)", "F.elu({0})", "F.gelu({0})", "F.softplus({0})", "{0}.abs()", "torch.sin({0})"),
+    *("torch.exp(-{0}.abs())", "torch.log({0}.abs() + 0.5)", "({0} * {0} + 0.25).sqrt()", "1 / ({0}.abs() + 0.5)"),
+    *("{0}.clamp(-0.5, 1.0)", "{0}.masked_fill({0} > 0.5, 0.25)", "torch.where({0} > 0, {0}, 0.3 * {0})"),
+    *("{0}.detach()", "({0} * 1).mul_(2).add_(0.5)", "{0}.square()", "({0} > 0).to({0}.dtype)", "{0}.clone()"),
+)
+BINARY = (
+    *("{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1}", "{0} / ({1}.abs() + 0.5)"),
+    *("{0} * {1}.sigmoid()", "{0} + {1}.tanh()", "({0} - {1}).relu()", "torch.maximum({0}, {1})"),
+    *("torch.where({0} > {1}, {0}, {1} * {1})", "torch.lerp({0}, {1}, 0.25)", "{0} * ({1} > 0)"),
+)
+FEATURES = (
+    *("F.softmax({0}, dim=-1)", "{0}.log_softmax(-1)", "{0}.flip(-1)", "{0}.cumsum(-1)"),
+    *("F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),
+)
+"""Functions of each row's features that keep their shape."""
+
+ENDS: dict[str, dict[str, tuple[str, str]]] = {
+    EDGES: {"src": (NODES, "n"), "dst": (NODES, "n"), "batch[src]": (GRAPHS, "g")},
+    PAIRS: {"row": (NODES, "n"), "col": (OTHERS, "m"), "batch[row]": (GRAPHS, "g")},
+    NODES: {"batch": (GRAPHS, "g")},
+}
+"""By rows: the indices that they have, what each leads to, and how many of these there are."""
+
+REDUCTIONS = (
+    *("scatter({0}, {i}, 0, {s}, 'sum')",) * 4,
+    *("scatter({0}, {i}, 0, {s}, 'mean')",) * 2,
+    *("scatter({0}, {i}, 0, {s}, 'max')", "scatter({0}, {i}, 0, {s}, 'min')") * 2,
+    "{0}.new_zeros({s}, *{0}.shape[1:]).index_add(0, {i}, {0})",
+    "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_reduce(0, {wide}, {0}, 'amax', include_self=False)",
+    "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_add_(0, {wide}, {0})",
+    "{0}.new_zeros({s}, *{0}.shape[1:]).index_put(({i},), {0}, accumulate=True)",
+)
+FLAT_REDUCTIONS = (
+    *("gnn.VarAggregation()", "gnn.StdAggregation()", "gnn.SoftmaxAggregation(learn=True)", "gnn.MeanAggregation()"),
+    *("gnn.PowerMeanAggregation()", "gnn.MaxAggregation()", "gnn.SumAggregation()"),
+)
+READOUTS = ("gnn.global_add_pool", "gnn.global_mean_pool", "gnn.global_max_pool")
+NORMS = {
+    "nn.BatchNorm1d({c})": "self.{k}({0})",
+    "nn.LayerNorm({c})": "self.{k}({0})",
+    "gnn.BatchNorm({c})": "self.{k}({0})",
+}
+NODE_NORMS = {
+    "gnn.GraphNorm({c})": "self.{k}({0}, batch)",
+    "gnn.InstanceNorm({c}, affine=True)": "self.{k}({0}, batch)",
+    "gnn.LayerNorm({c})": "self.{k}({0}, batch)",
+    "gnn.PairNorm()": "self.{k}({0}, batch)",
+    "gnn.GraphSizeNorm()": "self.{k}({0}, batch)",
+}
+CONVS = {
+    "gnn.GCNConv({c}, {o})": "self.{k}({0}, edge_index)",
+    "gnn.SAGEConv({c}, {o})": "self.{k}({0}, edge_index)",
+    "gnn.SAGEConv({c}, {o}, aggr='max')": "self.{k}({0}, edge_index)",
+    "gnn.GraphConv({c}, {o})": "self.{k}({0}, edge_index, a.view(-1))",
+    "gnn.GATConv({c}, 2, heads=2)": "self.{k}({0}, edge_index)",
+    "gnn.GATv2Conv({c}, 2, heads=2, edge_dim=4, add_self_loops=False)": "self.{k}({0}, edge_index, {1})",
+    "gnn.TransformerConv({c}, 2, heads=2, edge_dim=4)": "self.{k}({0}, edge_index, {1})",
+    "gnn.GINEConv(nn.Linear({c}, {o}), edge_dim=4)": "self.{k}({0}, edge_index, {1})",
+    "gnn.ResGatedGraphConv({c}, {o}, edge_dim=4)": "self.{k}({0}, edge_index, {1})",
+    "gnn.CGConv({c}, dim=4)": "self.{k}({0}, edge_index, {1})",
+    "gnn.EdgeConv(nn.Linear(2 * {c}, {o}))": "self.{k}({0}, edge_index)",
+    "gnn.SAGEConv({c}, {o}, aggr=['mean', 'std'])": "self.{k}({0}, edge_index)",
+}
+THEMES = {("y",): 4, ("w",): 6, ("a",): 2, ("z", "q"): 2, ("u",): 3}
+"""Inputs that a program may read beside ``x``, and how many of ten do."""
+
+WIDEST = 12
+
+
+T = TypeVar("T")
+
+
+class Choose(Protocol):
+    """Chooses one of several: drawn by hypothesis, or at random."""
+
+    def __call__(self, among: Sequence[T], /) -> T: ...
+
+
+def drawn(draw: st.DrawFn) -> Choose:
+    """Choices that hypothesis can shrink."""
+    return lambda among: draw(st.sampled_from(among))
+
+
+def at_random(number: int) -> Choose:
+    """The choices of a program by its number."""
+    return random.Random(number).choice
+
+
+class Growing:
+    """A program with the values that may be read next."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.lines: list[Line] = []
+        names = {"x"}
+        for also, times in THEMES.items():
+            if choose(range(10)) < times:
+                names |= set(also)
+        self.inputs = [Value(name, *FLOATS[name]) for name in FLOATS if name in names]
+        self.spaces = {v.space for v in self.inputs} | {EDGES}
+        self.made: list[Value] = []
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def pick(self, fits: Callable[[Value], bool] = lambda v: True) -> Value | None:
+        """A value; what a line made is taken more often than inputs, and the last ones more often than others."""
+        made, given = [v for v in reversed(self.made) if fits(v)], list(filter(fits, self.inputs))
+        if not made and not given:
+            return None
+        return self.choose(made[:3] * 2 + made if made and (not given or self.choose(range(4))) else given)
+
+    def where(self, space: str) -> dict[str, tuple[str, str]]:
+        """Indices of what has rows for something."""
+        return {i: end for i, end in ENDS.get(space, {}).items() if end[0] in self.spaces}
+
+    def flat(self, *spaces: str) -> Value | None:
+        """A value with one axis of several features."""
+        return self.pick(lambda v: len(v.shape) == 1 and v.shape[0] > 1 and (not spaces or v.space in spaces))
+
+    def add(self, text: str, space: str, shape: tuple[int, ...], setup: Sequence[tuple[str, str]] = ()) -> Value:
+        value = Value(f"v{len(self.lines)}", space, shape)
+        self.lines.append(Line(value.name, text, tuple(setup)))
+        self.made.append(value)
+        return value
+
+    def module(self, constructor: str, call: str, value: Value, width: int, *more: Value) -> Value:
+        """A call of a new module; in both texts ``c`` is the width of the argument, ``o`` that of the result."""
+        known = {"c": value.shape[-1], "o": width, "k": f"f{len(self.lines)}"}
+        text = call.format(value.name, *(v.name for v in more), **known)
+        return self.add(text, value.space, (*value.shape[:-1], width), [(known["k"], constructor.format(**known))])
+
+    # -- what may follow ------------------------------------------------------------------------------------------
+
+    def unary(self) -> Value | None:
+        value = self.pick()
+        return value and self.add(self.choose(UNARY).format(value.name), value.space, value.shape)
+
+    def binary(self) -> Value | None:
+        one = self.pick()
+        other = one and self.pick(lambda v: v.space == one.space and _broadcasts(v.shape, one.shape))
+        if one is None or other is None:
+            return None
+        if one is other:  # twice the same is of less interest
+            other = self.pick(lambda v: v.space == one.space and _broadcasts(v.shape, one.shape)) or one
+        if self.choose([False, True]):
+            one, other = other, one
+        shape = tuple(max(pair) for pair in zip(one.shape, other.shape, strict=True))
+        return self.add(self.choose(BINARY).format(one.name, other.name), one.space, shape)
+
+    def dot(self) -> Value | None:
+        one = self.pick(lambda v: v.shape != ())
+        other = one and self.pick(lambda v: v.space == one.space and v.shape == one.shape)
+        if one is None or other is None:
+            return None
+        return self.add(f"({one.name} * {other.name}).sum(-1, keepdim=True)", one.space, (*one.shape[:-1], 1))
+
+    def features(self) -> Value | None:
+        value = self.pick(lambda v: prod(v.shape[-1:]) > 1)
+        return value and self.add(self.choose(FEATURES).format(value.name), value.space, value.shape)
+
+    def reshaped(self) -> Value | None:
+        """Heads, flat rows, single features, numbers without an axis."""
+        value = self.pick()
+        if value is None:
+            return None
+        name, shape = value.name, value.shape
+        ways: list[tuple[str, tuple[int, ...]]] = []
+        if len(shape) == 1 and shape[0] % 2 == 0:
+            ways.append((f"{name}.view(-1, 2, {shape[0] // 2})", (2, shape[0] // 2)))
+        if len(shape) == 2:
+            ways += [(f"{name}.flatten(1)", (prod(shape),)), (f"{name}.mean(1)", shape[1:])]
+        if shape and shape[-1] > 1:
+            how = self.choose(["sum", "mean", "amax"])
+            ways.append((f"{name}.{how}(-1, keepdim=True)", (*shape[:-1], 1)))
+            ways.append((f"{name}[..., :{shape[-1] // 2}]", (*shape[:-1], shape[-1] // 2)))
+        if shape and shape[-1] == 1:
+            ways.append((f"{name}.squeeze(-1)", shape[:-1]))
+        if len(shape) < 2:
+            ways.append((f"{name}.unsqueeze(-1)", (*shape, 1)))
+        text, shape = self.choose(ways)
+        return self.add(text, value.space, shape)
+
+    def joined(self) -> Value | None:
+        one = self.flat()
+        other = one and self.pick(lambda v: v.space == one.space and len(v.shape) == 1)
+        if one is None or other is None or one.shape[0] + other.shape[0] > WIDEST:
+            return None
+        return self.add(f"torch.cat([{one.name}, {other.name}], -1)", one.space, (one.shape[0] + other.shape[0],))
+
+    def linear(self) -> Value | None:
+        value = self.pick(lambda v: v.shape != ())
+        if value is None:
+            return None
+        width = self.choose([CHANNELS, CHANNELS, 1, 6])
+        made = self.choose(
+            [
+                *("nn.Linear({c}, {o})",) * 3,
+                "nn.Linear({c}, {o}, bias=False)",
+                "nn.Sequential(nn.Linear({c}, 3), nn.ReLU(), nn.Linear(3, {o}))",
+            ]
+        )
+        return self.module(made, "self.{k}({0})", value, width)
+
+    def parameter(self) -> Value | None:
+        value = self.pick(lambda v: v.shape != ())
+        if value is None:
+            return None
+        call = self.choose(["{0} * self.{k}", "{0} + self.{k}"])
+        return self.module("nn.Parameter(torch.randn({c}))", call, value, value.shape[-1])
+
+    def embedding(self) -> Value | None:
+        name, space = self.choose([("atom", NODES), ("bond", EDGES)])
+        key = f"f{len(self.lines)}"
+        made = [(key, f"nn.Embedding({TYPES}, {CHANNELS})")]
+        return self.add(f"self.{key}({name})", space, (CHANNELS,), made)
+
+    def gathered(self) -> Value | None:
+        ways = [(index, to, by) for by in (EDGES, PAIRS, NODES) for index, (to, _) in self.where(by).items()]
+        ways = [way for way in ways if way[2] in self.spaces]
+        index, to, by = self.choose([*ways[:2] * 2, *ways, ("rev", EDGES, EDGES)])
+        value = self.pick(lambda v: v.space == to)
+        if value is None:
+            return None
+        text = self.choose(["{0}[{i}]", "{0}[{i}]", "{0}.index_select(0, {i})"])
+        return self.add(text.format(value.name, i=index), by, value.shape)
+
+    def ends(self, fits: Callable[[Value], bool] = lambda v: True) -> tuple[Value, str, str, str] | None:
+        """A value, an index of its rows, what it leads to, and how many of these there are."""
+        value = self.pick(lambda v: bool(self.where(v.space)) and fits(v))
+        if value is None:
+            return None
+        ends = self.where(value.space)
+        index = self.choose([*ends, *list(ends)[:2]])
+        return (value, index, *ends[index])
+
+    def reduced(self) -> Value | None:
+        found = self.ends()
+        if found is None:
+            return None
+        value, index, to, count = found
+        wide = f"{index}.view(-1{', 1' * len(value.shape)}).expand_as({value.name})"
+        text = self.choose(REDUCTIONS).format(value.name, i=index, s=count, wide=wide)
+        return self.add(text, to, value.shape)
+
+    def aggregated(self) -> Value | None:
+        found = self.ends(lambda v: len(v.shape) == 1)
+        if found is None:
+            return None
+        value, index, to, count = found
+        key = f"f{len(self.lines)}"
+        text = f"self.{key}({value.name}, {index}, dim_size={count})"
+        return self.add(text, to, value.shape, [(key, self.choose(FLAT_REDUCTIONS))])
+
+    def softmax(self) -> Value | None:
+        found = self.ends()
+        if found is None:
+            return None
+        value, index, _, count = found
+        return self.add(f"softmax({value.name}, {index}, num_nodes={count})", value.space, value.shape)
+
+    def variance(self) -> Value | None:
+        """As layers spell it: what differs from the mean of its row."""
+        found = self.ends()
+        if found is None:
+            return None
+        value, index, to, count = found
+        mean = self.add(f"scatter({value.name}, {index}, 0, {count}, 'mean')", to, value.shape)
+        off = self.add(f"{value.name} - {mean.name}[{index}]", value.space, value.shape)
+        return self.add(f"scatter({off.name}.square(), {index}, 0, {count}, 'mean')", to, value.shape)
+
+    def attention(self) -> Value | None:
+        """A weighted sum, with weights from a softmax over the edges of a row."""
+        found = self.ends()
+        weights = found and self.pick(lambda v: v.space == found[0].space and _broadcasts(v.shape, found[0].shape))
+        if found is None or weights is None:
+            return None
+        value, index, to, count = found
+        shape = tuple(max(pair) for pair in zip(value.shape, weights.shape, strict=True))
+        alpha = self.add(f"softmax({weights.name}, {index}, num_nodes={count})", value.space, weights.shape)
+        return self.add(f"scatter({value.name} * {alpha.name}, {index}, 0, {count}, 'sum')", to, shape)
+
+    def readout(self) -> Value | None:
+        value = self.flat(NODES) if GRAPHS in self.spaces else None
+        return value and self.add(f"{self.choose(READOUTS)}({value.name}, batch)", GRAPHS, value.shape)
+
+    def norm(self) -> Value | None:
+        value = self.flat()
+        if value is None:
+            return None
+        ways = {**NORMS, **(NODE_NORMS if value.space == NODES else {})}
+        made = self.choose(list(ways))
+        return self.module(made, ways[made], value, value.shape[-1])
+
+    def conv(self) -> Value | None:
+        value = self.flat(NODES)
+        edge = self.pick(lambda v: v.space == EDGES and v.shape == (CHANNELS,))
+        made = self.choose(list(CONVS))
+        if value is None or (edge is None and "{1}" in CONVS[made]):
+            return None
+        edge = edge or value  # not read
+        return self.module(made, CONVS[made], value, value.shape[-1] if "CGConv" in made else CHANNELS, edge)
+
+    def bipartite(self) -> Value | None:
+        value, other = self.flat(NODES), self.flat(OTHERS)
+        if value is None or other is None:
+            return None
+        made = self.choose(
+            [
+                "gnn.SAGEConv(({d}, {c}), {o})",
+                "gnn.GraphConv(({d}, {c}), {o}, aggr='max')",
+                "gnn.GATv2Conv(({d}, {c}), 2, heads=2, add_self_loops=False)",
+            ]
+        ).replace("{d}", str(value.shape[0]))
+        return self.module(made, "self.{k}(({1}, {0}), pairs)", other, CHANNELS, value)
+
+    def whole(self) -> Value | None:
+        """What all rows have in common is added to each."""
+        value = self.flat()
+        if value is None:
+            return None
+        how = "sum" if value.space in (EDGES, PAIRS) else self.choose(["sum", "mean", "amax"])
+        text = f"{value.name} - 0.1 * {value.name}.{how}(0, keepdim=True)"
+        return self.add(text, value.space, value.shape)
+
+
+STEPS: dict[Callable[[Growing], Value | None], int] = {
+    Growing.unary: 12,
+    Growing.binary: 22,
+    Growing.dot: 2,
+    Growing.features: 2,
+    Growing.reshaped: 5,
+    Growing.joined: 2,
+    Growing.linear: 6,
+    Growing.parameter: 2,
+    Growing.embedding: 1,
+    Growing.gathered: 16,
+    Growing.reduced: 14,
+    Growing.aggregated: 3,
+    Growing.softmax: 5,
+    Growing.variance: 2,
+    Growing.attention: 4,
+    Growing.readout: 2,
+    Growing.norm: 3,
+    Growing.conv: 2,
+    Growing.bipartite: 1,
+    Growing.whole: 1,
+}
+_STEPS = [step for step, weight in STEPS.items() for _ in range(weight)]
+
+
+def _broadcasts(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(a == b or 1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def grow(choose: Choose, least: int = 2, most: int = 14) -> Program:
+    """A program of some steps; what nothing reads is a result, and now and then what something reads."""
+    p = Growing(choose)
+    for _ in range(choose(range(least, most + 1))):
+        choose(_STEPS)(p)
+    if not p.made:
+        p.unary()
+    read = {name for line in p.lines for name in line.reads}
+    results = [v.name for v in p.made if v.name not in read]
+    results += [v.name for v in p.made if v.name in read and choose(range(10)) == 9]
+    return Program(tuple(p.lines), tuple(results[-5:])).pruned()
