@@ -77,7 +77,7 @@ def test_training_keeps_statistics() -> None:
 
 
 class WithForces(nn.Module):
-    """The gradient is taken in the forward, which breaks the graph there."""
+    """The gradient is taken in the forward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.transforms import told_apart
@@ -60,6 +60,11 @@ def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
 
     with mode or backend_fake_mode():
         return make_fx(run, pre_dispatch=True)(*fakes)
+
+
+def recording_operations() -> bool:
+    """Whether operations below autograd become nodes of a graph (``make_fx``)."""
+    return get_proxy_mode() is not None
 
 
 def backend_fake_mode() -> Any:

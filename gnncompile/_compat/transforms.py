@@ -86,9 +86,13 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
     Args:
         cotangents: Of the results.
         second: Whether there is no gradient of the gradient.
+
+    Raises:
+        SecondDerivativeError: That was asked for.
+        RuntimeError: A batch of gradients, or a tangent, was asked for.
     """
     if second and torch.is_grad_enabled():
-        raise RuntimeError(_SECOND)
+        raise SecondDerivativeError(_SECOND)
     functorch = torch._C._functorch
     batched = any(isinstance(c, Tensor) and functorch.is_legacy_batchedtensor(c) for c in cotangents)
     if batched or functorch.peek_interpreter_stack() is not None:
@@ -97,6 +101,10 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
             "is_grads_batched=True or vectorize=True, or call the original model."
         )
     refuse_tangents(cotangents)
+
+
+class SecondDerivativeError(RuntimeError):
+    """A compiled backward was asked for the gradient of a gradient."""
 
 
 class _Thread(threading.local):

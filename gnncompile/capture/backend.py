@@ -19,6 +19,7 @@ from gnncompile.capture import boundary, inductor_dense, inductor_region, record
 from gnncompile.capture.sources import uneven_sources
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
+from gnncompile.runtime import gradient_ops
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.backward_thread import in_caller
 from gnncompile.runtime.reached import only_reached
@@ -62,6 +63,7 @@ class Backend:
             Dynamo traces.
         attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
         makes_matrices: Whether sparse matrices that the model makes are captured.
+        captures_gradients: Whether ``torch.autograd.grad`` of the model is a part of its graph.
         narrows: Whether results of padded mini-batches may be cut to their true sizes.
         asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
             none, every step reads them.
@@ -76,6 +78,7 @@ class Backend:
     attaches_sizes: bool = False
     makes_matrices: bool = False
     narrows: bool = True
+    captures_gradients: bool = True
     asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
@@ -165,10 +168,12 @@ class Backend:
     def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
+        _compat.drop_leaf_marks(gm)
         reason = whole.why_whole(gm)
         if reason is not None:
             self._leave_whole(gm, Skip("a whole graph", reason, "?"))
             return None
+        gradient_ops.mark(gm)
         try:
             with _compat.without_saved_hooks():
                 return passes.optimise(gm, self.own, observer, self._leads_on(gm))
@@ -187,10 +192,13 @@ class Backend:
             NotPadded: It takes a padded mini-batch.
             Nested: It is to be captured without substitutes.
             NeedsOriginal: It takes a sparse matrix.
+            GradientNotCaptured: It takes a gradient of its own.
         """
         if why not in self.notes:
             self.notes.append(why)
         markers = whole.markers(gm)
+        if _compat.gradient_calls(gm):
+            raise _compat.GradientNotCaptured(why.reason)
         if torch.ops.gnncompile.padded in markers:
             raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
         if torch.ops.gnncompile.adjacency in markers:
@@ -252,6 +260,11 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
         raise RuntimeError(
             f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
             "Use gnncompile.compile(model), which captures such a model with exact sizes."
+        ) from None
+    except _compat.GradientNotCaptured as refused:
+        raise RuntimeError(
+            f"torch.autograd.grad of the model can't be captured: {refused}. Use gnncompile.compile(model), which "
+            "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
         ) from None
     except Nested as nested:
         raise RuntimeError(

@@ -166,6 +166,9 @@ class Program:
             except Nested:
                 self.backend.self_loops = "off"
                 self._start()
+            except (_compat.GradientNotCaptured, _compat.SecondDerivativeError) as refused:
+                if not self._keep_gradients(str(refused)):
+                    raise
             except _compat.AsksForEmptiness:
                 self.empty_is_special = True
                 self._start()
@@ -219,6 +222,20 @@ class Program:
         self._note(why)
         self.pads = False
         self._start()
+
+    def _keep_gradients(self, why: str) -> bool:
+        """From now on the graph breaks at gradients that the model takes, which torch's autograd then takes op by op;
+        returns False if it does already.
+        """
+        backend = self.backend
+        if not backend.captures_gradients:
+            return False
+        self._note(Skip("torch.autograd.grad in the model", why, "?"))
+        backend.captures_gradients = False
+        backend.own.update(double_backward=True, record=False)
+        self.pads = False
+        self._start()
+        return True
 
     def _note(self, skip: Skip) -> None:
         if skip not in self.backend.notes:

@@ -243,6 +243,7 @@ def install() -> None:
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
     _compat.tell_backwards_apart()
+    _compat.capture_gradients(lambda: getattr(_compat.current_backend(), "captures_gradients", False))
     decompositions.install()
     _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data_objects.new_batch, lambda: _backend_setting() != OFF)

@@ -11,9 +11,11 @@ from torch.utils import _pytree as pytree
 
 import gnncompile.runtime.color_ops
 import gnncompile.runtime.dense_ops
+import gnncompile.runtime.gradient_ops
 import gnncompile.runtime.matching_ops
 import gnncompile.runtime.region_op
 import gnncompile.runtime.sampling_ops
+import gnncompile.runtime.segment_gradients
 import gnncompile.runtime.segment_ops
 import gnncompile.runtime.structure_ops  # noqa: F401  (the ops must exist before a pass names them)
 from gnncompile import _compat
@@ -26,6 +28,7 @@ from gnncompile.passes import (
     epilogue,
     fronts,
     functional,
+    gradients,
     hoist,
     idioms,
     laid_out,
@@ -58,6 +61,7 @@ PASSES = (
     sizes,
     edges,
     idioms,
+    gradients,
     assumed,
     only_seeds,
     padding,

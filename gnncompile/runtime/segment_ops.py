@@ -223,10 +223,6 @@ def _fake_segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tens
     return torch.empty_like(src)
 
 
-def _never(ctx: Any, *cotangents: Any) -> Any:
-    raise RuntimeError("a gnncompile marker op was differentiated; the passes must write it out first")
-
-
 LIBRARY.impl("segment_reduce", segment_reduce, "CompositeExplicitAutograd")
 LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
 LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
@@ -255,5 +251,3 @@ for _name, _fake in (
     ("adjacency", lambda row, col, values, shape: values.new_empty(shape.shape[:2])),
 ):
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
-for _name in ("segment_reduce", "segment_softmax", "edge_dropout", "adjacency"):
-    torch.library.register_autograd(f"gnncompile::{_name}", _never, lib=LIBRARY)
