@@ -105,7 +105,7 @@ def keep_written_names() -> None:
     @functools.wraps(compute)
     def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
         compute(self, *args, **kwargs)
-        if _ours():
+        if ours():
             self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
