@@ -189,7 +189,7 @@ class TrainStep:
             found.append(_detached(losses))
             return loss
 
-        self.optimizer.step(evaluate)
+        self.optimizer.step(evaluate)  # type: ignore[arg-type]
         return found[0]
 
     def _recorded_updates(self, device: torch.device) -> Recordings | None:
