@@ -188,6 +188,13 @@ def _attention_on_a_layer(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", message, alpha)), F64, (32,))]
 
 
+def _softmax_of_softmax(b: Builder) -> list[Output]:
+    """The weights of a sum are a softmax of another one's: the inner gradient reads the outer one's row value."""
+    x, q = b.input(0, S, (1, 3), F64), b.input(1, D, (1, 3), F64)
+    inner = b.softmax(b.op("tanh", b.op("add", x, q)))
+    return [Output(b.reduce("sum", b.op("mul", x, b.softmax(inner))), F64, (3,))]
+
+
 def _attended_features(b: Builder) -> list[Output]:
     q, k, e = b.input(0, D, (2, 9), F64), b.input(1, S, (2, 9), F64), b.input(2, E, (2, 9), F64)
     alpha = b.softmax(b.sum_axis(b.op("mul", q, b.op("add", k, e)), 1))
@@ -220,6 +227,7 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "biased gine": (_biased_gine, [(C, 3), (K, 2), (2, 3), (3,)]),
     "attention with a layer": (_attended_layer, [(R, 2, 3), (C, 2, 3), (K, 4), (4, 6)]),
     "attention on a layer": (_attention_on_a_layer, [(C, 32), (K, 16), (16, 32), (32,), (32,)]),
+    "softmax of softmax": (_softmax_of_softmax, [(C, 3), (R, 3)]),
     "attention with features": (_attended_features, [(R, 2, 9), (C, 2, 9), (K, 2, 9)]),
     "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
 }

@@ -239,7 +239,8 @@ class Differentiation:
                 value = b.op("add", value, other)
             return self._later(value)
         value = b.op("mul", self.value(at), cotangent)
-        (temporary,) = self.stages.add(self.region.by, [(value, True, self.compute)])
+        # This stage comes before all walks: row values that one of those may store are made in it as well.
+        (temporary,) = self.stages.add(self.region.by, [(self._putting(self.later)(value), True, self.compute)])
         return self.stages.load(temporary, self.region.by, value)
 
     def _later(self, value: int) -> int:

@@ -128,7 +128,7 @@ def _compiled(case: Case, net: Any, use: Use) -> Observed:
                 return use.observe(net, True, options)
         except Exception as error:  # whatever a compiled model raises where eager runs is a finding
             lines = str(error).strip().splitlines() or [""]
-            raise Finding(f"{type(error).__name__}: {lines[0][:200]}") from error
+            raise Finding(f"{type(error).__name__}: {' '.join(lines[:2])[:200]}") from error
 
 
 def _worst(
