@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -31,6 +32,8 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
 
     def rewritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         last(gm.graph)
+        for node in gm.graph.find_nodes(op="call_function", target=operator.truediv):
+            node.target = _quotient
         gm.graph.lint()
         gm.recompile()
         return make_boxed_func(gm.forward)
@@ -45,6 +48,11 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
     )
     with _compat.transforms.told_apart():
         return wrapped(gm, inputs)
+
+
+def _quotient(one: float, other: float) -> float:
+    """A number divided by a size as compiled code does it: without an exception where the size is 0."""
+    return float(torch.tensor(one, dtype=torch.float64) / other)
 
 
 def _op_by_op(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:

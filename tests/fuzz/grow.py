@@ -32,20 +32,22 @@ UNARY = (
     *("torch.exp(-{0}.abs())", "torch.log({0}.abs() + 0.5)", "({0} * {0} + 0.25).sqrt()", "1 / ({0}.abs() + 0.5)"),
     *("{0}.clamp(-0.5, 1.0)", "{0}.masked_fill({0} > 0.5, 0.25)", "torch.where({0} > 0, {0}, 0.3 * {0})"),
     *("{0}.detach()", "({0} * 1).mul_(2).add_(0.5)", "{0}.square()", "({0} > 0).to({0}.dtype)", "{0}.clone()"),
+    *("{0}.abs().clamp(min=1).pow(-0.5)", "{0}.sign() * 0.5"),
 )
 BINARY = (
     *("{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1}", "{0} / ({1}.abs() + 0.5)"),
     *("{0} * {1}.sigmoid()", "{0} + {1}.tanh()", "({0} - {1}).relu()", "torch.maximum({0}, {1})"),
-    *("torch.where({0} > {1}, {0}, {1} * {1})", "torch.lerp({0}, {1}, 0.25)", "{0} * ({1} > 0)"),
+    *("{0}.clone().add_({1})", "torch.atan2({0}, {1})", "torch.where({0} > {1}, {0}, {1} * {1})"),
+    *("torch.lerp({0}, {1}, 0.25)", "{0} * ({1} > 0)"),
 )
 FEATURES = (
     *("F.softmax({0}, dim=-1)", "{0}.log_softmax(-1)", "{0}.flip(-1)", "{0}.cumsum(-1)"),
-    *("F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),
+    *("F.normalize({0}, dim=-1)", "F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),
 )
 """Functions of each row's features that keep their shape."""
 
 ENDS: dict[str, dict[str, tuple[str, str]]] = {
-    EDGES: {"src": (NODES, "n"), "dst": (NODES, "n"), "batch[src]": (GRAPHS, "g")},
+    EDGES: {"src": (NODES, "n"), "dst": (NODES, "n"), "batch[src]": (GRAPHS, "g"), "dst[rev]": (NODES, "n")},
     PAIRS: {"row": (NODES, "n"), "col": (OTHERS, "m"), "batch[row]": (GRAPHS, "g")},
     NODES: {"batch": (GRAPHS, "g")},
 }
@@ -55,6 +57,7 @@ REDUCTIONS = (
     *("scatter({0}, {i}, 0, {s}, 'sum')",) * 4,
     *("scatter({0}, {i}, 0, {s}, 'mean')",) * 2,
     *("scatter({0}, {i}, 0, {s}, 'max')", "scatter({0}, {i}, 0, {s}, 'min')") * 2,
+    "scatter({0}, {i}, 0, {s}, 'mul')",
     "{0}.new_zeros({s}, *{0}.shape[1:]).index_add(0, {i}, {0})",
     "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_reduce(0, {wide}, {0}, 'amax', include_self=False)",
     "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_add_(0, {wide}, {0})",
@@ -62,6 +65,7 @@ REDUCTIONS = (
 )
 FLAT_REDUCTIONS = (
     *("gnn.VarAggregation()", "gnn.StdAggregation()", "gnn.SoftmaxAggregation(learn=True)", "gnn.MeanAggregation()"),
+    *("gnn.AttentionalAggregation(nn.Linear({c}, 1))", "gnn.VariancePreservingAggregation()"),
     *("gnn.PowerMeanAggregation()", "gnn.MaxAggregation()", "gnn.SumAggregation()"),
 )
 READOUTS = ("gnn.global_add_pool", "gnn.global_mean_pool", "gnn.global_max_pool")
@@ -73,6 +77,8 @@ NORMS = {
 NODE_NORMS = {
     "gnn.GraphNorm({c})": "self.{k}({0}, batch)",
     "gnn.InstanceNorm({c}, affine=True)": "self.{k}({0}, batch)",
+    "gnn.InstanceNorm({c}, track_running_stats=True)": "self.{k}({0}, batch)",
+    "gnn.MeanSubtractionNorm()": "self.{k}({0}, batch)",
     "gnn.LayerNorm({c})": "self.{k}({0}, batch)",
     "gnn.PairNorm()": "self.{k}({0}, batch)",
     "gnn.GraphSizeNorm()": "self.{k}({0}, batch)",
@@ -279,7 +285,30 @@ class Growing:
         value, index, to, count = found
         key = f"f{len(self.lines)}"
         text = f"self.{key}({value.name}, {index}, dim_size={count})"
-        return self.add(text, to, value.shape, [(key, self.choose(FLAT_REDUCTIONS))])
+        made = self.choose(FLAT_REDUCTIONS).format(c=value.shape[0])
+        return self.add(text, to, value.shape, [(key, made)])
+
+    def degree(self) -> Value | None:
+        """How many rows lead to each: what depends on the graph alone."""
+        found = self.ends()
+        if found is None:
+            return None
+        value, index, to, count = found
+        return self.add(f"scatter({value.name}.new_ones({value.name}.size(0)), {index}, 0, {count}, 'sum')", to, ())
+
+    def selected(self) -> Value | None:
+        """A sum over some edges: those that are no self loops, or those that a value chooses."""
+        found = self.ends()
+        if found is None:
+            return None
+        value, index, to, count = found
+        chosen = self.pick(lambda v: v.space == value.space and v.shape == ())
+        keep = "src != dst" if value.space == EDGES else None
+        if chosen is not None and (keep is None or self.choose(range(2))):
+            keep = f"{chosen.name} > 0.2"
+        if keep is None:
+            return None
+        return self.add(f"scatter({value.name}[{keep}], {index}[{keep}], 0, {count}, 'sum')", to, value.shape)
 
     def softmax(self) -> Value | None:
         found = self.ends()
@@ -366,6 +395,8 @@ STEPS: dict[Callable[[Growing], Value | None], int] = {
     Growing.gathered: 16,
     Growing.reduced: 14,
     Growing.aggregated: 3,
+    Growing.degree: 2,
+    Growing.selected: 1,
     Growing.softmax: 5,
     Growing.variance: 2,
     Growing.attention: 4,
