@@ -112,3 +112,41 @@ def test_a_step_with_a_further_loss(device: str, recording: None) -> None:
         same(step(x, edge_index), tuple(e.detach() for e in expected))
         same(model.state_dict(), eager.state_dict())
     assert torch.equal(model.left.weight, before) and model.left.weight.grad is None
+
+
+class Keeps(nn.Module):
+    """A running mean that carries its history, as those of PyG's InstanceNorm do; and what comes from it."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.linear(x)
+        self.mean = 0.9 * self.mean + 0.1 * h.mean(0)
+        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_a_model_keeps_a_result_with_its_history(device: str, through: bool) -> None:
+    """Each call's backward is its own; where the kept result is differentiated, the calls before are gone through."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = Keeps().double().to(device)
+    ours = copy.deepcopy(eager)
+    compiled = gnncompile.compile(ours, options={"inductor": device != "cpu"})
+    for sizes in ((12, 40), (7, 0), (1, 0), (5, 9)):
+        x, edge_index = graph(device, *sizes)
+        for model, run in ((eager, eager), (ours, compiled)):
+            model.zero_grad()
+            total = run(x, edge_index).square().sum()
+            if through:
+                total.backward(retain_graph=True)
+                model.mean.square().sum().backward(retain_graph=True)
+            else:
+                total.backward()
+        same([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
+        same(ours.mean, eager.mean)

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import boundary, inductor_dense, inductor_region, recordable, substitutes, whole
-from gnncompile.capture.sources import uneven_sources
+from gnncompile.capture.sources import kept_inputs, uneven_sources
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
 from gnncompile.runtime import gradient_ops
@@ -43,6 +43,7 @@ class Captured:
         recordings: Its recordings, or why it has none.
         observer: Who watched the passes.
         repeatable: Whether to run it twice is the same as once.
+        kept: The positions of its inputs that are attributes of the model.
     """
 
     record: Record
@@ -50,6 +51,7 @@ class Captured:
     recordings: Recordings | str | None = None
     observer: passes.Observer | None = None
     repeatable: bool = False
+    kept: frozenset[int] = frozenset()
 
 
 @dataclass(repr=False)
@@ -101,9 +103,10 @@ class Backend:
             return lambda *args: ()
         result = self._optimise(gm, observer)
         if result is None:
-            return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
+            captured = Captured(Record(), None, kept=kept_inputs(gm))
+            return self._with_recordings(self._compile(gm, inputs), gm, inputs, captured)
         if result.hoisted is None:
-            captured = Captured(result.record, None, observer=observer)
+            captured = Captured(result.record, None, observer=observer, kept=kept_inputs(gm))
             return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)
         mode = _compat.backend_fake_mode()
         with mode:
@@ -111,7 +114,7 @@ class Backend:
         compiled = self._compile(result.rest, [*inputs, *made])
         limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
         structure = Structure(result.hoisted, *limits)
-        captured = Captured(result.record, structure, observer=observer)
+        captured = Captured(result.record, structure, observer=observer, kept=kept_inputs(gm))
         return self._with_recordings(compiled, result.rest, inputs, captured)
 
     def _with_recordings(
@@ -126,7 +129,7 @@ class Backend:
         whole = self._recorded(compiled, gm, inputs, captured, padded)
         sources = uneven_sources(gm)
         if sources is not None:
-            whole = only_reached(whole, sources)
+            whole = only_reached(whole, sources, captured.kept)
         return (lambda *args: true_rows(whole(*args), padded)) if padded else whole
 
     def _recorded(

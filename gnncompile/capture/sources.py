@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.passes.context import carries_gradient, mutates
 
 
@@ -25,3 +26,9 @@ def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:
     found = [sources[r] if isinstance(r, fx.Node) else frozenset[int]() for r in results]
     graded = {s for r, s in zip(results, found, strict=True) if isinstance(r, fx.Node) and carries_gradient(r)}
     return found if len(graded) > 1 else None
+
+
+def kept_inputs(gm: fx.GraphModule) -> frozenset[int]:
+    """The positions of a Dynamo graph's inputs that are attributes of the model, and no arguments of the call."""
+    sources = [_compat.input_source(node) for node in gm.graph.find_nodes(op="placeholder")]
+    return frozenset(at for at, source in enumerate(sources) if source.startswith(("L['target']", "L['self']")))

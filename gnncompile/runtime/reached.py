@@ -3,6 +3,10 @@
 To compiled code a result that nobody differentiates is one whose gradient is zero, and so are those of the inputs that
 only such results come from. Eager leaves these None, which optimizers tell from zero: what is None keeps its value,
 what is zero moves on by momentum and weight decay.
+
+A model may keep a result with its history, as running statistics of PyG's ``InstanceNorm``, and read it at the next
+call. The whole of the earlier call is behind it, whose backward has run: it is gone through again only where a result
+that comes from it is differentiated.
 """
 
 from __future__ import annotations
@@ -16,23 +20,40 @@ from torch import Tensor
 from gnncompile import _compat
 
 
-def only_reached(run: Callable[..., Any], sources: Sequence[frozenset[int]]) -> Callable[..., Any]:
+def only_reached(
+    run: Callable[..., Any], sources: Sequence[frozenset[int]], kept: frozenset[int] = frozenset()
+) -> Callable[..., Any]:
     """A compiled graph, the inputs of which have no gradient where no result that comes from them has one.
 
     Args:
         run: The graph.
         sources: For each of its results, the positions of the inputs that it is computed from.
+        kept: The positions of the inputs that the model keeps from call to call.
     """
 
     def call(*args: Any) -> Any:
-        made = run(*args)
-        _watch(made, args, sources)
+        behind = {k for k in kept if isinstance(args[k], Tensor) and args[k].grad_fn is not None}
+        given = [_with_history(a) if k in behind else a for k, a in enumerate(args)] if behind else args
+        made = run(*given)
+        _watch(made, given, sources, behind)
         return made
 
     return call
 
 
-def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset[int]]) -> None:
+def _with_history(tensor: Tensor) -> Tensor:
+    """A leaf in a tensor's place: autograd visits what is behind the tensor only if there is a gradient for it."""
+    leaf = tensor.detach().requires_grad_()
+
+    def go_on(gradient: Tensor | None) -> None:
+        if gradient is not None:
+            tensor.backward(gradient, retain_graph=_compat.keeps_graph())
+
+    leaf.register_hook(go_on)
+    return leaf
+
+
+def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset[int]], behind: set[int]) -> None:
     found = [(m, s) for m, s in zip(made, sources, strict=True) if isinstance(m, Tensor) and m.grad_fn is not None]
     nodes = {m.grad_fn for m, _ in found}
     if len(nodes) != 1:  # none, or views of results, whose gradients come by another way
@@ -43,7 +64,7 @@ def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset
     if len(graded) != len(edges):  # one tensor as two inputs
         return
     # A hook would be called with None, which eager never does.
-    inputs = {e: k for e, k in zip(edges, graded, strict=True) if not _compat.has_hooks(args[k])}
+    inputs = {e: k for e, k in zip(edges, graded, strict=True) if k in behind or not _compat.has_hooks(args[k])}
     results = [(m.output_nr, s) for m, s in found]
 
     def leave_out(gradients: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Any:
