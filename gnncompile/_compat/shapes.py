@@ -142,6 +142,11 @@ def unknown_number() -> Any:
     return environment.create_unbacked_symint()
 
 
+def has_unknown_size(fake: Tensor) -> bool:
+    """Whether only the data knows a size of a tensor."""
+    return bool(free_unbacked_symbols(fake))
+
+
 def without_base(tensor: Tensor) -> Tensor:
     """The same memory as no view: Dynamo guards the sizes of what a view is one of."""
     return tensor.detach() if tensor._is_view() else tensor

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from gnncompile import _compat, passes
 from gnncompile._compat.inductor import OwnPass
-from gnncompile.capture import boundary, inductor_dense, inductor_region, recordable, substitutes, whole
+from gnncompile.capture import boundary, inductor_dense, inductor_region, nested, recordable, substitutes, whole
 from gnncompile.capture.sources import kept_inputs, uneven_sources
 from gnncompile.options import resolve
 from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
@@ -172,24 +172,38 @@ class Backend:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
         _compat.drop_leaf_marks(gm)
+        nested.inline_checkpoints(gm)
         reason = whole.why_whole(gm)
         if reason is not None:
             self._leave_whole(gm, Skip("a whole graph", reason, "?"))
             return None
+        for body in nested.bodies(gm):
+            self._write_out(body, Skip("a nested graph", "its layers are captured as PyG wrote them", "?"))
         gradient_ops.mark(gm)
+        nested.hide(gm)
         try:
             with _compat.without_saved_hooks():
-                return passes.optimise(gm, self.own, observer, self._leads_on(gm))
+                result = passes.optimise(gm, self.own, observer, self._leads_on(gm))
+            nested.show(result.rest)
+            return result
         except Masked as masked:
             self.notes.append(masked.skip)
             raise
+        finally:
+            nested.forget(gm)
 
     def _leads_on(self, gm: fx.GraphModule) -> bool:
         """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
         return not self.own["record"] and not (_compat.takes_arguments() and _compat.is_whole(gm))
 
     def _leave_whole(self, gm: fx.GraphModule, why: Skip) -> None:
-        """Readies a graph for Inductor that the passes can't take apart.
+        """Readies a graph for Inductor that the passes can't take apart."""
+        if why not in self.notes:
+            self.notes.append(why)
+        self._write_out(gm, why)
+
+    def _write_out(self, gm: fx.GraphModule, why: Skip) -> None:
+        """Replaces markers in a graph, and in those within it, by the torch ops that they stand for.
 
         Raises:
             NotPadded: It takes a padded mini-batch.
@@ -197,16 +211,15 @@ class Backend:
             NeedsOriginal: It takes a sparse matrix.
             GradientNotCaptured: It takes a gradient of its own.
         """
-        if why not in self.notes:
-            self.notes.append(why)
         markers = whole.markers(gm)
-        if _compat.gradient_calls(gm):
+        if any(map(_compat.gradient_calls, (gm, *nested.bodies(gm)))):
             raise _compat.GradientNotCaptured(why.reason)
         if torch.ops.gnncompile.padded in markers:
             raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
         if torch.ops.gnncompile.adjacency in markers:
             raise _compat.NeedsOriginal(None, "torch.func, checkpoint or control flow")
         if not whole.written_out(gm):
+            self.notes += [] if why in self.notes else [why]
             raise Nested(why)
 
     def _patches(self) -> dict[str, Any]:

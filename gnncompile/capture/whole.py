@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from gnncompile import _compat
+from gnncompile.capture.nested import bodies, unhidden
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
 
 _OPS: Any = torch.ops.gnncompile
@@ -19,8 +19,8 @@ _INPUTS = {_OPS.sized, _OPS.laid_out, _OPS.front}
 
 def why_whole(gm: fx.GraphModule) -> str | None:
     """Why a Dynamo graph is left as it is; None for most."""
-    if next(_nested(gm), None) is not None:
-        return "it holds a nested graph (checkpoint, control flow)"
+    if unhidden(gm):
+        return "it holds a nested graph (control flow)"
     if _compat.uses_transforms(gm):
         return "it holds a transform of torch.func, or forward-mode differentiation"
     return None
@@ -29,25 +29,18 @@ def why_whole(gm: fx.GraphModule) -> str | None:
 def markers(gm: fx.GraphModule) -> set[Any]:
     """The marker ops in a graph and in those within it."""
     found = {packet for node in gm.graph.nodes if (packet := _packet(node.target)) is not None}
-    return found.union(*map(markers, _nested(gm)))
+    return found.union(*map(markers, bodies(gm)))
 
 
 def written_out(gm: fx.GraphModule) -> bool:
     """Whether all markers, in the graphs within it too, mean the same as torch ops, by which they are replaced then."""
     if not markers(gm) <= _INPUTS | WRITTEN_OUT.keys():
         return False
-    for one in (gm, *_nested(gm)):
+    for one in (gm, *bodies(gm)):
         for node in one.graph.nodes:
             node.target = WRITTEN_OUT.get(node.target, node.target)
         one.recompile()
-    return all(map(written_out, _nested(gm)))
-
-
-def _nested(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    for node in gm.graph.nodes:
-        value = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(value, fx.GraphModule):
-            yield value
+    return all(map(written_out, bodies(gm)))
 
 
 def _packet(target: Any) -> Any:

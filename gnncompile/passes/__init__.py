@@ -51,7 +51,7 @@ from gnncompile.passes import (
     summed,
     unnumbered,
 )
-from gnncompile.passes.context import Context, Record, carries_gradient, mutates
+from gnncompile.passes.context import Context, Record, carries_gradient, depends_on_chance, mutates
 from gnncompile.passes.hoist import Hoisted
 
 PASSES = (
@@ -126,6 +126,8 @@ def optimise(
     for node, fake in zip(_inputs(traced), fakes, strict=True):
         node.meta["val"] = fake
     for node in traced.graph.nodes:
+        if depends_on_chance(node):
+            node.meta.pop("recompute", None)  # it would draw other numbers
         found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
         if _compat.assumed_sizes(found):
             node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone

@@ -220,8 +220,7 @@ class Context:
             self.needs_grad.add(node)
         if like is not None:
             node.meta["origins"] = origins(like)
-            if "stack_trace" in like.meta:
-                node.meta["stack_trace"] = like.meta["stack_trace"]
+            node.meta.update({name: like.meta[name] for name in _HANDED_ON if name in like.meta})
         return node
 
     def added(self, terms: Sequence[Any], like: fx.Node) -> Any:
@@ -266,6 +265,10 @@ class Context:
         found = Skip(what, reason, user_line(node))
         if found not in self.record.skipped:
             self.record.skipped.append(found)
+
+
+_HANDED_ON = ("stack_trace", "recompute", "ac_graph_id")
+"""What a node has of the one that it was made for: the user's line, and whether it is in a checkpoint."""
 
 
 def origins(node: fx.Node) -> tuple[str, ...]:
@@ -439,7 +442,7 @@ def _may_leave_something(node: fx.Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return mutates(node) or _updates_statistics(node) or _depends_on_chance(node)
+        return mutates(node) or _updates_statistics(node) or depends_on_chance(node)
     # Of what is no operator no schema says it; arithmetic of sizes makes numbers.
     return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
 
@@ -491,10 +494,11 @@ def structural_nodes(ctx: Context) -> dict[fx.Node, bool]:
 
 def _same_each_time(node: fx.Node) -> bool:
     """Whether a node has a value, and the same one for the same arguments."""
-    return not _depends_on_chance(node) and node.meta.get("val") is not None
+    return not depends_on_chance(node) and node.meta.get("val") is not None
 
 
-def _depends_on_chance(node: fx.Node) -> bool:
+def depends_on_chance(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
     name, tags = str(node.target), getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from gnncompile.passes.context import aten, own
+from gnncompile.runtime import nested_op
 from gnncompile.runtime.segment_ops import segment_reduce
 
 
@@ -70,6 +71,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     own.segment_reduce.default: _segment_reduce,
     aten.batch_norm.default: _batch_norm,
     aten.layer_norm.default: _layer_norm,
+    own.nested.default: nested_op.call,
 }
 
 _BACKWARDS = (
