@@ -43,6 +43,7 @@ AWKWARD = (
     Size(2, 9, 1, 5, 2),
     Size(9, 4, 7, 3, 4),
     Size(40, 120, 6, 90, 3, hub=True),
+    Size(60, 700, 6, 400, 3, hub=True),
 )
 
 
