@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_what_a_compiled_model_raises_is_found(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(launch._Reference, "__call__", raises)
     with pytest.raises(Finding, match="RuntimeError: no kernel"):
+        check(Case(USED_TWICE, engine="op by op", kernels="reference"))
+
+
+def test_what_runs_uncompiled_is_found(monkeypatch: pytest.MonkeyPatch):
+    def warns(self: Any, tensors: Any, layout: Any, outputs: Any) -> None:
+        right(self, tensors, layout, outputs)
+        warnings.warn("gnncompile: calls like this one run as Python", stacklevel=2)
+
+    right = launch._Reference.__call__
+    monkeypatch.setattr(launch._Reference, "__call__", warns)
+    with pytest.raises(Finding, match="run as Python"):
         check(Case(USED_TWICE, engine="op by op", kernels="reference"))
 
 

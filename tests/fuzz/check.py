@@ -120,15 +120,21 @@ def _expected(case: Case, net: Any, use: Use) -> tuple[Observed, Observed]:
 def _compiled(case: Case, net: Any, use: Use) -> Observed:
     recorded = case.way in ("reduce-overhead", "TrainStep") and case.device == "cpu"
     options = {"inductor": False} if recorded else {}
-    with engine(case.engine, case.kernels, case.reuse), tapes() if recorded else nullcontext():
+    with (
+        engine(case.engine, case.kernels, case.reuse),
+        tapes() if recorded else nullcontext(),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                warnings.filterwarnings("error", message="gnncompile")
-                return use.observe(net, True, options)
+            found = use.observe(net, True, options)
         except Exception as error:  # whatever a compiled model raises where eager runs is a finding
             lines = str(error).strip().splitlines() or [""]
             raise Finding(f"{type(error).__name__}: {' '.join(lines[:2])[:200]}") from error
+    for warning in told:
+        if str(warning.message).startswith("gnncompile"):
+            raise Finding(str(warning.message))
+    return found
 
 
 def _worst(
