@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.utils import add_remaining_self_loops, remove_self_loops, scatter, softmax
 
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compiled import program_of
 from gnncompile.ir.region import Space, parse
-from gnncompile.passes.context import Masked, Skip
+from gnncompile.passes.context import Masked, Skip, written_nodes
 from tests.harness import light
 from tests.tracing import WIDTH, Traced, add, check, data, wide, zeros
 
@@ -378,3 +379,20 @@ def test_zeros_without_a_prototype_are_a_base_as_well():
 def test_edge_level_output():
     found = check(lambda x, row, col: (x[row] * x[col]).sum(-1), *data())
     assert found is not None and found.ctx.record.skipped == []
+
+
+# -- which tensors a graph writes to ------------------------------------------------------------------------------
+
+
+def test_an_index_of_a_write_is_not_written():
+    def fn(x: Tensor, edge_index: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        count = x.new_zeros(x.size(0)).scatter_add_(0, edge_index[1], x.new_ones(edge_index.size(1))).clamp_(1)
+        mask.view(-1)[:2].fill_(0)
+        return count, x.reshape(-1)
+
+    x, edge_index, mask = torch.randn(4, 2), torch.tensor([[0, 1, 2], [1, 1, 3]]), torch.ones(4)
+    graph = make_fx(fn, pre_dispatch=True)(x, edge_index, mask).graph
+    written = written_nodes(graph)
+    x_node, edges_node, mask_node = (n for n in graph.nodes if n.op == "placeholder")
+    assert mask_node in written and not {x_node, edges_node} & written
+    assert not any(n.target is torch.ops.aten.select.int for n in written)

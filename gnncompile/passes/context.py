@@ -457,18 +457,26 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
                 at = todo.pop()
                 if at not in found:
                     found.add(at)
-                    todo.extend([] if makes_new_tensor(at) else at.all_input_nodes)
+                    todo.extend([] if makes_new_tensor(at) else _aliased_arguments(at))
     for node in graph.nodes:
-        if node.op == "call_function" and not makes_new_tensor(node) and found & set(node.all_input_nodes):
+        if node.op == "call_function" and not makes_new_tensor(node) and found & set(_aliased_arguments(node)):
             found.add(node)
     return found
 
 
 def _written_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that an operation writes to, by its schema; not the indices and values that it only reads."""
+    return _aliased_arguments(node, only_written=True)
+
+
+def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Node]:
+    """The arguments whose memory the result of an operation may be, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not any(argument.alias_info is not None for argument in schema.arguments):
+        return node.all_input_nodes  # it does not say
     found: list[fx.Node] = []
-    for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.alias_info is not None and argument.alias_info.is_write:
+    for at, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and (argument.alias_info.is_write or not only_written):
             given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
             fx.map_arg(given, found.append)
     return found
