@@ -88,8 +88,9 @@ def hide(gm: fx.GraphModule) -> None:
         numbers = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind is NUMBER]
         with gm.graph.inserting_before(node):
             marker = gm.graph.call_function(torch.ops.gnncompile.nested.default, (tensors, numbers, which))
-            marker.meta.update({k: v for k, v in node.meta.items() if k != "example_value"})
+            marker.meta.update(node.meta)
             made = gm.graph.call_function(operator.getitem, (marker, 0)) if isinstance(results, Tensor) else marker
+        made.meta["example_value"] = results
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
     _drop_unused(gm)

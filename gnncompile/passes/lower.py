@@ -15,7 +15,18 @@ import torch
 from torch import fx
 
 from gnncompile.ir.region import parse
-from gnncompile.passes.context import Context, Masked, aten, drop_unused, mutates, own, same_size, user_line, value
+from gnncompile.passes.context import (
+    Context,
+    Masked,
+    aten,
+    drop_unused,
+    is_one,
+    mutates,
+    own,
+    same_size,
+    user_line,
+    value,
+)
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.runtime.segment_ops import WRITTEN_OUT
@@ -92,7 +103,24 @@ def run(ctx: Context) -> None:
             node.replace_all_uses_with(node.args[0])
         elif node.target in WRITTEN_OUT:
             _write_out(ctx, node)
+        elif node.target is aten.linear.default:
+            _write_column_out(ctx, node)
     drop_unused(ctx.graph)
+
+
+def _write_column_out(ctx: Context, node: fx.Node) -> None:
+    """A layer of a single feature that a gradient flows to becomes arithmetic: torch's gradient of the product looks at
+    strides, and so asks whether there is one row.
+    """
+    rows, weight, bias = (*node.args, None)[:3]
+    made, found = value(node), value(rows)  # type: ignore[arg-type]
+    if rows not in ctx.needs_grad or found.dim() != 2 or not is_one(found.shape[1]) or made.dtype != found.dtype:
+        return
+    with ctx.graph.inserting_before(node):
+        out = ctx.call(aten.mul.Tensor, rows, ctx.call(aten.t.default, weight, like=node), like=node)
+        out = out if bias is None else ctx.call(aten.add.Tensor, out, bias, like=node)
+    node.replace_all_uses_with(out)
+    ctx.graph.erase_node(node)
 
 
 def _write_out(ctx: Context, node: fx.Node) -> None:
