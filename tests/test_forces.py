@@ -225,3 +225,84 @@ def test_layers(layers: str) -> None:
     graphs = FEW if layers != "norms" else ("no edge", "self loops", "hub")  # a batch of one has no statistics
     regions = check(Potential(*LAYERS[layers]()), modes=[True], graphs=graphs)
     assert forces_among(regions)
+
+
+class WithHistory(Forces):
+    """The energy depends on features whose history, outside of the model, leads to the positions as well."""
+
+    def forward(self, pos: Tensor, edge_index: Tensor, batch: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = (pos * features)[edge_index[0]] - pos[edge_index[1]]
+        energy = self.energy(vectors, edge_index, pos.size(0))
+        return energy, *torch.autograd.grad(energy.sum(), pos, create_graph=True)
+
+
+class Broken(Forces):
+    """The graph breaks between energy and gradient."""
+
+    def forward(self, pos: Tensor, edge_index: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        pos = pos.detach().requires_grad_()
+        energy = self.energy(pos[edge_index[0]] - pos[edge_index[1]], edge_index, pos.size(0))
+        torch._dynamo.graph_break()
+        return energy, *torch.autograd.grad(energy.sum(), pos, create_graph=True)
+
+
+class Products(Forces):
+    """A product over neighbours has a gradient that asks the data for sizes."""
+
+    def forward(self, pos: Tensor, edge_index: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        pos = pos.detach().requires_grad_()
+        found = scatter(self.pair(pos[edge_index[0]].sum(-1, keepdim=True)), edge_index[1], 0, pos.size(0), "mul")
+        return found, *torch.autograd.grad(found.sum(), pos, create_graph=True)
+
+
+class OfArgument(Forces):
+    """The positions that were passed are made to require a gradient."""
+
+    def forward(self, pos: Tensor, edge_index: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        pos.requires_grad_()
+        energy = self.energy(pos[edge_index[0]] - pos[edge_index[1]], edge_index, pos.size(0))
+        return energy, *torch.autograd.grad(energy.sum(), pos, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", [WithHistory, Broken, Products, OfArgument])
+def test_where_the_graph_breaks(kind: type[Forces]) -> None:
+    """Right, in parts; the reason is noted."""
+    eager = kind().double()
+    compiled = gnncompile.compile(copy.deepcopy(eager))
+    for name in ("no edge", "self loops", "unsorted, duplicates, hub"):
+        args, found = arguments(name), []
+        for model in (compiled, eager):
+            given = [args[0].clone(), *args[1:]]
+            if kind is WithHistory:
+                given[0].requires_grad_()
+                given.append(given[0].sin())
+            found.append(step(model, tuple(given)))
+            if kind is OfArgument:
+                assert given[0].requires_grad and given[0].grad is not None
+                found[-1]["of the argument"] = given[0].grad
+        compare(*found, what=name)
+    program = program_of(compiled)
+    assert program is not None
+    notes = [note for note in program.backend.notes if note.what == "torch.autograd.grad in the model"]
+    assert len(notes) == (kind is not OfArgument), program.backend.notes
+
+
+class Dropped(Forces):
+    """The gradient of an energy with dropout is that of the same mask."""
+
+    def forward(self, pos: Tensor, edge_index: Tensor, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pos = pos.detach().requires_grad_()
+        kept = nn.functional.dropout(pos[edge_index[0]].square(), 0.5)
+        total = scatter(kept, edge_index[1], 0, pos.size(0), "sum")
+        return total.detach(), kept.detach(), *torch.autograd.grad(total.sum(), pos)
+
+
+def test_dropout_has_one_mask() -> None:
+    model = gnncompile.compile(Dropped().double(), fullgraph=True)
+    _, edge_index, batch = arguments("hub")
+    pos = torch.rand(SIZES["hub"], 3).double() + 1
+    _, kept, gradient = model(pos, edge_index, batch)
+    # The energy is a form of degree two: the gradient at a point leads back to it.
+    torch.testing.assert_close((gradient * pos).sum(), 2 * kept.sum())
+    assert 0 < (kept == 0).sum() < kept.numel()
+    assert records(model)[0].regions

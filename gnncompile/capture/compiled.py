@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import threading
@@ -227,12 +228,12 @@ class Program:
         """From now on the graph breaks at gradients that the model takes, which torch's autograd then takes op by op;
         returns False if it does already.
         """
-        backend = self.backend
-        if not backend.captures_gradients:
+        if not self.backend.captures_gradients:
             return False
         self._note(Skip("torch.autograd.grad in the model", why, "?"))
-        backend.captures_gradients = False
-        backend.own.update(double_backward=True, record=False)
+        # Another backend: what was captured behind a break for this one is not to be used any more.
+        own = {**self.backend.own, "double_backward": True, "record": False}
+        self.backend = dataclasses.replace(self.backend, own=own, captures_gradients=False)
         self.pads = False
         self._start()
         return True
