@@ -330,18 +330,18 @@ def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
     return len(a) > 0 and same_size(a[0], b[0])
 
 
-def size_node(ctx: Context, table: fx.Node, at: fx.Node) -> Any:
-    """The number of rows of a table, known before `at`: a number, or one node for one size, since layouts are shared by
-    what they are made of.
+def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
+    """The size of a table, known before `at`: a number, or one node for one size, since layouts are shared by what they
+    are made of.
     """
-    rows = value(table).shape[0]
+    rows = value(table).shape[axis]
     if isinstance(rows, int):
         return rows
     key = f"size {rows}"
     known = ctx.shared_nodes.get(key)
     if known is None or at < known:
         size = Symbols(ctx).node(rows)
-        known = size if size is not None else ctx.call(aten.sym_size.int, table, 0)
+        known = size if size is not None else ctx.call(aten.sym_size.int, table, axis)
         ctx.shared_nodes[key] = known
     return known
 
