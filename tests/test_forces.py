@@ -99,7 +99,43 @@ class SchNetWithForces(SchNet):
 
 
 def test_schnet() -> None:
-    regions = check(SchNetWithForces(8, 8, num_interactions=2, num_gaussians=5))
+    regions = check(SchNetWithForces(8, 8, num_interactions=1, num_gaussians=5))
+    assert len(regions) > len(forces_among(regions)) >= 3
+
+
+class Triplets(nn.Module):
+    """Messages between edges, weighted by distances and angles, as DimeNet has them (arXiv:2003.03123)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distance, self.angle, self.out = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 1)
+        self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, pos: Tensor, edge_index: Tensor, pairs: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        pos = pos.detach().requires_grad_()
+        (j, i), (kj, ji) = edge_index, pairs
+        vectors = pos[j] - pos[i]
+        length = (vectors.square().sum(-1) + 1e-6).sqrt()
+        cross = torch.linalg.cross(vectors[ji], vectors[kj]).square().sum(-1) + 1e-6
+        angle = torch.atan2(cross.sqrt(), (vectors[ji] * vectors[kj]).sum(-1))
+        orders = torch.arange(1, 5, dtype=pos.dtype, device=pos.device)
+        rows = self.distance((orders * length.unsqueeze(-1)).sin() / length.unsqueeze(-1))
+        basis = self.angle((orders * angle.unsqueeze(-1)).cos() * length[kj].unsqueeze(-1))
+        mixed = scatter(self.down(rows).tanh()[kj] * basis, ji, 0, rows.size(0), "sum")
+        x = scatter(rows + self.up(mixed).tanh() * rows, i, 0, pos.size(0), "sum")
+        energy = scatter(self.out(x.tanh()), batch, 0, 2, "sum")
+        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=self.training)
+        return energy, -gradient
+
+
+def _with_triplets(name: str) -> tuple[Tensor, ...]:
+    pos, edge_index, batch = arguments(name)
+    pairs = (edge_index[1].view(-1, 1) == edge_index[0]).nonzero().t().contiguous()
+    return pos, edge_index, pairs, batch
+
+
+def test_triplets() -> None:
+    regions = check(Triplets(), _with_triplets, modes=[True])
     assert len(regions) > len(forces_among(regions)) >= 3
 
 

@@ -132,3 +132,33 @@ def check(eager: nn.Module, graphs: Any = FEW) -> gnncompile.capture.backend.Cap
 def test_equals_eager(kind: str) -> None:
     captured = check(Layers(KINDS[kind]).double())
     assert len(captured.record.regions) == (3 if kind == "_checkpoint" else 2)
+
+
+def _list(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    x.register_hook(self.seen.append)
+    return self.second(x * self.scale, edge_index)
+
+
+def _retained(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    x.retain_grad()
+    self.seen.append(x)
+    return self.second(x * self.scale, edge_index)
+
+
+@pytest.mark.parametrize("between", [_list, _retained])
+def test_gradients_that_are_looked_at(between: Callable[..., Tensor]) -> None:
+    """The graph breaks there; what stands on both sides has its regions."""
+    eager = Layers(between).double()
+    eager.seen = []  # type: ignore[assignment]
+    compiled = gnncompile.compile(copy.deepcopy(eager))
+    for name in ("no edge", "unsorted, duplicates, hub", "hub"):
+        data, found = GRAPHS[name], []
+        for model in (compiled, eager):
+            out = model(data.x.double(), data.edge_index)
+            out.sin().sum().backward()
+            last: Any = model.seen[-1]  # type: ignore[index]
+            found.append([out, last.grad if between is _retained else last])
+        torch.testing.assert_close(*found)
+    program = program_of(compiled)
+    assert program is not None
+    assert sum(len(captured.record.regions) for captured in program.backend.captured) >= 2
