@@ -269,3 +269,29 @@ def test_layers_of_rows_of_a_table_run_on_the_fewer_rows(
     with light():
         compare(model, gnncompile.compile(model, fullgraph=True), nodes, HUB)
     assert found == [multiplied]
+
+
+class OneProduct(nn.Module):
+    """A layer of a sum of embeddings, to which each graph adds a row of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(5, WIDTH) for _ in range(4))
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, virtual: Tensor, kinds: Tensor, batch: Tensor) -> Tensor:
+        total = sum(table(kinds[:, k]) for k, table in enumerate(self.tables))
+        return self.lin(total + virtual[batch]).relu()  # type: ignore[no-any-return]
+
+
+def test_a_layer_of_a_sum_stays_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product for each term is more work than one of their sum."""
+    products = look_at_graphs(
+        monkeypatch, lambda g: [len(g.find_nodes(op="call_function", target=aten.linear.default))]
+    )
+    model, kinds, batch = OneProduct(), torch.randint(5, (12, 4)), torch.arange(12) // 3
+    with light():
+        compare(model, gnncompile.compile(model), torch.randn(4, WIDTH), kinds, batch)
+        report = gnncompile.explain(model, torch.randn(4, WIDTH), kinds, batch)
+    assert products == [1, 1]
+    assert any("more work than one" in skip.reason and "test_node_side.py" in skip.line for skip in report.skipped)

@@ -72,6 +72,9 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
     gathered = [part for part in parts if part.source[1] is not None]
     if not gathered:
         return None
+    if not _pays(node, parts):
+        ctx.skip("linear layer of gathered rows", "a product for each of its terms would be more work than one", node)
+        return None
     total: fx.Node | None = None
     # What is gathered comes first, so that the bias is added once per node.
     for source in dict.fromkeys(part.source for part in (*gathered, *parts)):
@@ -84,6 +87,31 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
     assert total is not None
     # Under autocast the pieces may come out in another type than the whole.
     return total if value(total).dtype == value(node).dtype else None
+
+
+_EDGES_PER_NODE = 4
+"""What is taken for the number of rows that are gathered from each row of a table with symbolic size."""
+
+
+def _pays(layer: fx.Node, parts: list[_Part]) -> bool:
+    """Whether the products of the parts are less work than that of the layer. Where its rows are read by messages
+    alone, these gather for themselves, and one product may be of as many rows as before.
+    """
+    rows: Any = layer.args[0]
+    widths = {part.source: 0.0 for part in parts}
+    for start, stop, source in {(part.start, part.stop, part.source) for part in parts}:
+        widths[source] = max(widths[source], stop - start)
+    there = sum(width for (_, index, _), width in widths.items() if index is None)
+    gathered = sum(width * _share(source, rows) for source, width in widths.items() if source[1] is not None)
+    return there + gathered < _width(rows) or (there <= _width(rows) and makes_messages(layer))
+
+
+def _share(source: Source, rows: fx.Node) -> float:
+    """Rows of a table for each row that is gathered."""
+    number, now = value(source[0]).shape[0], _compat.size_now(value(rows).shape[0])
+    if isinstance(number, torch.SymInt) or not now:
+        return 1 / _EDGES_PER_NODE
+    return min(1.0, int(number) / now)
 
 
 def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
