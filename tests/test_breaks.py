@@ -223,3 +223,32 @@ def test_the_model_runs_once_where_it_breaks() -> None:
 
     gnncompile.compile(model)(torch.randn(NODES, 4), torch.arange(NODES) // 4)
     assert seen == [NODES]
+
+
+def test_breaks_are_explained() -> None:
+    """Once each, with its reason and the user's line, though Dynamo counts one for each frame around it."""
+
+    def inner(x: Tensor) -> Tensor:
+        y = x.relu()
+        graph_break()
+        return y * 2
+
+    def model(x: Tensor, edge_index: Tensor) -> Tensor:
+        x = inner(x)
+        assert not torch.isnan(x).any()
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+    report = gnncompile.explain(model, torch.randn(NODES, 4), torch.randint(NODES, (2, 40)))
+    first, second = report.breaks
+    assert "graph_break()" in first.reason and "torch._dynamo.graph_break()" in first.line
+    assert "ata-dependent" in second.reason and "assert not torch.isnan(x).any()" in second.line
+    for one in report.breaks:
+        assert "tests/test_breaks.py:" in one.line and one.line in str(report)
+
+
+def test_without_breaks_none_are_told() -> None:
+    def model(x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+    report = gnncompile.explain(model, torch.randn(NODES, 4), torch.randint(NODES, (2, 40)))
+    assert report.breaks == () and "graph break at" not in str(report)

@@ -15,6 +15,7 @@ from gnncompile._compat.autograd import (
     trace_aten,
     without_saved_hooks,
 )
+from gnncompile._compat.breaks import note_graph_breaks
 from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts, try_frames_again
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
@@ -170,6 +171,7 @@ __all__ = [
     "leave_layouts_open",
     "make_capturable",
     "needs_eager",
+    "note_graph_breaks",
     "notice_emptiness_questions",
     "notice_use_as",
     "object_of",

@@ -18,7 +18,7 @@ from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import boundary, inductor_dense, inductor_region, nested, recordable, substitutes, whole
 from gnncompile.capture.sources import kept_inputs, uneven_sources
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, same_when_repeated
+from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, line_of, same_when_repeated
 from gnncompile.runtime import gradient_ops
 from gnncompile.runtime.attached import true_rows
 from gnncompile.runtime.backward_thread import in_caller
@@ -84,12 +84,19 @@ class Backend:
     asked: set[tuple[str, bool]] = field(default_factory=set)
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
+    breaks: list[Skip] = field(default_factory=list)
     observer: Callable[[], passes.Observer] | None = None
     modules: Callable[[], Sequence[nn.Module]] = tuple
     watched: Container[nn.Module] = ()
 
     def __repr__(self) -> str:
         return "gnncompile"  # what errors in it name
+
+    def note_break(self, reason: str, trace: str) -> None:
+        """Remembers why and where a graph breaks; Dynamo says it again for each frame around the one that does."""
+        found = Skip("graph break", reason, line_of(trace))
+        if found not in self.breaks:
+            self.breaks.append(found)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph."""

@@ -228,6 +228,7 @@ def install() -> None:
     for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
     _compat.try_frames_again()
+    _compat.note_graph_breaks()
     _compat.keep_writes_to_scalars()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)

@@ -367,7 +367,12 @@ _WRITTEN_BY_OTHERS = re.compile(r"site-packages|torch_geometric|_(propagate|edge
 
 def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    return line_of(node.meta.get("stack_trace") or "")
+
+
+def line_of(stack: str) -> str:
+    """Likewise of a stack as Python prints it."""
+    trace = stack.strip().splitlines()
     frames = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
     # Of our own code only what stands for a whole layer has a line worth naming, and only where nothing else has.
     others = [i for i in frames if "gnncompile/capture" not in trace[i]]

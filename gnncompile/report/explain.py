@@ -97,6 +97,8 @@ class Report:
         forward: Median time of a call in milliseconds; None if not measured.
         backward: Median time of its backward; None if not measured, or if nothing has a gradient.
         others: Measured kernels that belong to no region known, such as gradients of gradients.
+        breaks: Why and at which line of the user's each graph break is; one that Dynamo counts twice, for a function
+            and for its caller, is here once.
     """
 
     regions: tuple[RegionReport, ...]
@@ -113,6 +115,7 @@ class Report:
     forward: float | None = None
     backward: float | None = None
     others: tuple[KernelReport, ...] = ()
+    breaks: tuple[Skip, ...] = ()
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes one page with the model's graph before and after, its regions with their kernels and what they move,
@@ -236,6 +239,7 @@ def _report(
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
+    notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")
     if program.derived.wanted:
@@ -257,6 +261,7 @@ def _report(
         forward=None if times is None else times.forward,
         backward=None if times is None else times.backward,
         others=ran[-1],
+        breaks=tuple(program.backend.breaks),
     )
 
 

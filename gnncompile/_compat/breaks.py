@@ -1,0 +1,63 @@
+"""Why Dynamo breaks graphs, and where."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from typing import Any
+
+import torch
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+
+def note_graph_breaks() -> None:
+    """Makes Dynamo tell a backend with a method ``note_break(reason, trace)`` about each graph break; `trace` is the
+    stack of the user's code as Python prints it.
+    """
+    log: Any = InstructionTranslatorBase.log_graph_break
+
+    @functools.wraps(log)
+    def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note = getattr(_own(self.output.compiler_fn), "note_break", None)
+        if note is not None:
+            given = [*args, *kwargs.values()]
+            note(_reason(given), _trace(given, self))
+        return log(self, *args, **kwargs)
+
+    setattr(InstructionTranslatorBase, log.__name__, log_graph_break)
+
+
+def _own(compiler: Any) -> Any:
+    """A backend without torch's wrappers around it."""
+    while True:
+        inner = getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "compiler_fn", None)
+        if inner is None or inner is compiler:
+            return compiler
+        compiler = inner
+
+
+def _error(given: list[Any]) -> BaseException | None:
+    """What was raised at the break, which torch 2.11 and later log with it."""
+    return next((value for value in given if isinstance(value, BaseException)), None)
+
+
+def _reason(given: list[Any]) -> str:
+    """The first line of what Dynamo says, and its explanation if there is one."""
+    error = _error(given)
+    text = (
+        str(getattr(error, "msg", error)) if error is not None else next((v for v in given if isinstance(v, str)), "")
+    )
+    lines = [line.strip() for line in text.strip().splitlines()]
+    why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
+    return ". ".join(part.rstrip(".") for part in (*lines[:1], why) if part)
+
+
+def _trace(given: list[Any], translator: Any) -> str:
+    """Where it happened: the frames of the user's code that are being traced, the innermost last."""
+    stack = getattr(_error(given), "real_stack", None)
+    if not stack:
+        stack = next((v for v in given if isinstance(v, traceback.StackSummary)), None)
+    if not stack:
+        stack = torch._guards.TracingContext.extract_stack()
+    frames = list(stack) or [translator.frame_summary()]
+    return "".join(traceback.format_list(frames))
