@@ -472,7 +472,7 @@ def test_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert list(page) == ["SimpleConv", "Nope"] and page["SimpleConv"] in said.err
     assert "## torch_geometric.nn.conv: 1 of 1" in out.read_text()
 
-    def wrong(case: Any) -> table.Result:
+    def wrong(case: Any, **_: Any) -> table.Result:
         return table.Result(case.name, graphs=1, wrong="12 nodes, 40 edges: result 0 is off by 1.0e+00")
 
     monkeypatch.setattr(table, "check", wrong)

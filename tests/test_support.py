@@ -18,7 +18,8 @@ from gnncompile.capture.compiled import program_of
 from gnncompile.passes import lower
 from gnncompile.support.case import Absent, Case, Graph
 from gnncompile.support.check import Result, check
-from gnncompile.support.table import SECTIONS, exported, package, row, rows_of
+from gnncompile.support.options import options_of
+from gnncompile.support.table import SECTIONS, exported, option_row, package, row, rows_of
 from tests.harness import light
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
@@ -50,8 +51,9 @@ QUICK = [
 @pytest.mark.parametrize("name", QUICK)
 def test_the_table_is_what_is_found(name: str):
     """A part of it: all of it takes minutes."""
-    found = check(case_of(name))
-    assert found.passes and row(found) == rows_of(PAGE.read_text(encoding="utf-8"))[name]
+    found, inference = check(case_of(name)), check(case_of(name), inference=True)
+    assert found.passes and inference.passes
+    assert row(found, inference) == rows_of(PAGE.read_text(encoding="utf-8"))[name]
 
 
 @pytest.mark.parametrize("name", ["GroupAddRev", "EquilibriumAggregation"])
@@ -79,7 +81,52 @@ def test_a_difference_and_an_error_are_found():
     assert "result 0 is off" in check(Case("wrong", Wrong, ("x",))).wrong
     found = check(Case("refuses", Refuses, ("x",)))
     assert found == Result("refuses", "12 nodes, 40 edges: RuntimeError: no way") and not found.passes
-    assert row(found) == "| refuses | | | | | | eager: 12 nodes, 40 edges: RuntimeError: no way |"
+    assert row(found, found) == "| refuses | | | | | | | eager: 12 nodes, 40 edges: RuntimeError: no way |"
+    assert option_row(found, found) == "| refuses |  |  | eager: 12 nodes, 40 edges: RuntimeError: no way |"
+
+
+OPTIONS = {
+    "conv": ["GATv2Conv [concat=False]", "GATConv [edge_dim=3]", "SAGEConv [aggr=var]", "GeneralConv [aggr=max]"],
+    "models": ["GIN [jk=cat]"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "name"), [(section, name) for section, names in OPTIONS.items() for name in names])
+def test_options(section: str, name: str):
+    """A part of them: all take hours."""
+    (case,) = [c for c in options_of(section, SECTIONS[section], name) if c.name == name]
+    assert check(case).passes and check(case, inference=True).passes
+
+
+def test_options_are_read_from_signatures():
+    names = [case.name for case in options_of("conv", SECTIONS["conv"], "GATConv")]
+    wanted = ["heads=1", "concat=False", "edge_dim=3", "in_channels=(8, 8)", "residual=True", "with size"]
+    assert {f"GATConv [{option}]" for option in wanted} <= set(names) and len(names) == len(set(names))
+    for section, cases in SECTIONS.items():
+        with_options = {case.name.split(" [")[0] for case in options_of(section, cases)}
+        assert with_options <= exported(cases)
+
+
+def test_an_option_is_changed():
+    cases = options_of("conv", SECTIONS["conv"], "GATConv")
+    (changed,) = [case for case in cases if case.name == "GATConv [heads=4]"]
+    assert changed.make().heads == 4 and case_of("GATConv").make().heads == 2
+    (dropped,) = [case for case in cases if case.name == "GATConv [dropout=0.5]"]
+    assert dropped.drawn and not changed.drawn
+    (both,) = [case for case in cases if case.name == "GATConv [in_channels=(8, 8)]"]
+    assert len(both.arguments(Graph(12, 40))[0][0]) == 2
+
+
+def test_inference_has_no_gradients_and_no_training():
+    class Modes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_compiling():
+                seen.add((self.training, torch.is_grad_enabled()))
+            return 2 * x
+
+    for inference in (False, True):
+        seen: set[tuple[bool, bool]] = set()
+        assert check(Case("modes", Modes, ("x",)), inference).passes and seen == {(not inference, not inference)}
 
 
 def test_absent_names_have_a_reason():
@@ -170,6 +217,28 @@ def test_the_largest_float_is_no_size():
 
     x = torch.rand(5)
     torch.testing.assert_close(gnncompile.compile(fn)(x), fn(x))
+
+
+class SignedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = pyg.SignedGCN(8, 8, 2)
+
+    def forward(self, x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        return self.model.loss(self.model(x, positive, negative), positive, negative)
+
+
+def test_negative_targets_are_sampled_in_the_graph():
+    """The loss of a signed graph asks NumPy which targets are negative."""
+    torch.manual_seed(0)
+    loss = SignedLoss()
+    compiled = gnncompile.compile(loss, fullgraph=True)
+    graph = Graph(12, 40, torch.float32)
+    compiled(graph.x, graph.edge_index, graph.other_edge_index).backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in loss.parameters())
+    targets = torch.ops.gnncompile.negative_targets(graph.edge_index, 12, False)
+    pairs = set(map(tuple, graph.edge_index.t().tolist())) | {(n, n) for n in range(12)}
+    assert targets.shape == (40,) and not pairs & set(zip(graph.edge_index[0].tolist(), targets.tolist(), strict=True))
 
 
 # -- dense batches ------------------------------------------------------------------------------------------------

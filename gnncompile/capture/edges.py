@@ -16,6 +16,7 @@ from torch_geometric.utils import (
     negative_sampling,
     scatter,
     sort_edge_index,
+    structured_negative_sampling,
     to_dense_adj,
 )
 
@@ -30,6 +31,7 @@ _sort_edge_index = copy_of(sort_edge_index)
 _is_undirected = copy_of(is_undirected)
 _to_dense_adj = copy_of(to_dense_adj)
 _negative_sampling = copy_of(negative_sampling)
+_structured_negative_sampling = copy_of(structured_negative_sampling)
 _MISSING = coalesce.__defaults__[0]
 
 
@@ -179,11 +181,24 @@ def other_edges(
     return _OPS.other_edges(edge_index, num_nodes, num_neg_samples, method, force_undirected)  # type: ignore[no-any-return]
 
 
+def negative_targets(
+    edge_index: Tensor, num_nodes: int | None = None, contains_neg_self_loops: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`torch_geometric.utils.structured_negative_sampling`, which asks NumPy until all are found."""
+    if not is_edge_list(edge_index):
+        return _structured_negative_sampling(edge_index, num_nodes, contains_neg_self_loops)  # type: ignore[no-any-return]
+    if num_nodes is None:
+        num_nodes = _OPS.num_segments(edge_index.reshape(-1))
+    found = _OPS.negative_targets(edge_index, num_nodes, contains_neg_self_loops)
+    return edge_index[0], edge_index[1], found
+
+
 FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (coalesce, merged_edges),
     (is_undirected, undirected),
     (negative_sampling, other_edges),
     (sort_edge_index, sorted_edges),
+    (structured_negative_sampling, negative_targets),
     (to_dense_adj, dense_adjacency),
 )
 """What is traced in place of PyG's functions."""

@@ -10,6 +10,8 @@ They are ops, so that a layer that asks for them stays one graph; each costs one
   generator.
 - ``other_edges(edge_index, num_nodes, num_samples, method, is_undirected)``: see
   :func:`torch_geometric.utils.negative_sampling`.
+- ``negative_targets(edge_index, num_nodes, self_loops)``: see
+  :func:`torch_geometric.utils.structured_negative_sampling`; as many as there are edges.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import SuperGATConv
-from torch_geometric.utils import dropout_edge, negative_sampling
+from torch_geometric.utils import dropout_edge, negative_sampling, structured_negative_sampling
 
 from gnncompile import _compat
 from gnncompile.runtime.region_op import LIBRARY
@@ -37,6 +39,10 @@ LIBRARY.define(
 
 LIBRARY.define(
     "other_edges(Tensor edge_index, SymInt num_nodes, SymInt num_samples, str method, bool is_undirected) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+LIBRARY.define(
+    "negative_targets(Tensor edge_index, SymInt num_nodes, bool self_loops) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
@@ -67,6 +73,12 @@ def other_edges(edge_index: Tensor, num_nodes: int, num_samples: int, method: st
     return sampled.contiguous()
 
 
+def negative_targets(edge_index: Tensor, num_nodes: int, self_loops: bool) -> Tensor:
+    """For each edge a node without an edge from its source, ``[num_edges]``; the source itself only if `self_loops`."""
+    found: Tensor = structured_negative_sampling(edge_index, num_nodes, self_loops)[2]
+    return found
+
+
 def _fake(edge_index: Tensor, *_: Any) -> Tensor:
     return edge_index.new_empty((2, _compat.unknown_size()))
 
@@ -74,3 +86,11 @@ def _fake(edge_index: Tensor, *_: Any) -> Tensor:
 for _op in (live_edges, dropped_edges, negative_edges, other_edges):
     LIBRARY.impl(_op.__name__, _op, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_op.__name__}", _fake, lib=LIBRARY)
+
+
+def _fake_targets(edge_index: Tensor, num_nodes: Any, self_loops: bool) -> Tensor:
+    return edge_index.new_empty(edge_index.size(1), dtype=torch.long)
+
+
+LIBRARY.impl("negative_targets", negative_targets, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::negative_targets", _fake_targets, lib=LIBRARY)

@@ -163,6 +163,7 @@ class Case:
         dtype: The type of its floats; float32 where PyG itself makes some of that type.
         asks: How often a step must ask the device, because a size depends on what is learned or drawn.
         asks_for: What it asks for then.
+        drawn: Whether training draws random numbers, which compiled are others.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     asks: int = 0
     asks_for: str = ""
+    drawn: bool = False
 
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its arguments on a graph."""

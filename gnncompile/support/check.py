@@ -49,6 +49,11 @@ class Result:
     asks_for: str = ""
 
     @property
+    def runs(self) -> bool:
+        """Whether eager runs it on some size."""
+        return bool(self.graphs or self.wrong)
+
+    @property
     def passes(self) -> bool:
         """Whether it is captured whole, once for all sizes, waits for the device only if it must, and is right."""
         return (self.graphs, self.breaks, self.wrong) == (1, 0, "") and self.syncs <= self.asks
@@ -58,12 +63,24 @@ LOOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
 """How far results may be apart, relative to the largest."""
 
 
-def check(case: Case) -> Result:
-    """Runs a case; what is no region runs op by op, since Inductor would take many times as long."""
+def check(case: Case, inference: bool = False, inductor: bool = False) -> Result:
+    """Runs a case on all sizes, eager and compiled.
+
+    Args:
+        case: The case.
+        inference: Whether its module runs in ``eval()`` and without gradients, instead of a training step.
+        inductor: Whether Inductor compiles what is no region. Otherwise that runs op by op, in a fraction of the time.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = case.make()
-    model = model.to(case.dtype) if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        model = model.to(case.dtype).train(model.training and not inference)
+    with torch.set_grad_enabled(not inference):
+        return _compared(case, model, inductor)
+
+
+def _compared(case: Case, model: Any, inductor: bool) -> Result:
     sizes, refused = [], []
     for size in LADDER:
         try:
@@ -73,15 +90,21 @@ def check(case: Case) -> Result:
             refused.append(f"{size[0]} nodes, {size[1]} edges: {_first_line(error)}")
     if not sizes:
         return Result(case.name, refused[0])
-    plain, compiled = _fresh(model), compile(_fresh(model), options={"inductor": False})
+    plain, compiled = _fresh(model), compile(_fresh(model), options={} if inductor else {"inductor": False})
     before, wrong = Counter(_compat.counters()["graph_break"]), ""
     for size in sizes:
         try:
-            expected, found = _run(case, plain, size), _run(case, compiled, size)
-            wrong = wrong or _difference(expected, found, size, LOOSE[case.dtype])
+            expected = _run(case, plain, size)
+        except Exception as error:  # of what it keeps between calls
+            refused.append(f"{size[0]} nodes, {size[1]} edges after others: {_first_line(error)}")
+            break
+        try:
+            found = _run(case, compiled, size)
         except Exception as error:
             wrong = wrong or f"{size[0]} nodes, {size[1]} edges: {_first_line(error)}"
             break
+        if not (case.drawn and getattr(model, "training", False)):
+            wrong = wrong or _difference(expected, found, size, LOOSE[case.dtype])
     program = program_of(compiled)
     assert program is not None
     breaks = Counter(_compat.counters()["graph_break"]) - before
@@ -91,13 +114,12 @@ def check(case: Case) -> Result:
     skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
     notes += [f"{s.what}: {s.reason}" for s in skipped]
     args, kwargs = case.arguments(Graph(*sizes[0], case.dtype))
-    syncs = 0 if wrong else _steady_syncs(compiled, args, kwargs)
     return Result(
         case.name,
         "; ".join(refused),
         len(captured),
         breaks.total(),
-        syncs,
+        0 if wrong else _steady_syncs(compiled, args, kwargs),
         len(captured[0].record.regions) if captured else 0,
         wrong,
         tuple(dict.fromkeys(notes)),

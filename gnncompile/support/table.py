@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from itertools import starmap
+from multiprocessing import get_context
+from typing import Any
+
+import torch
 
 from gnncompile.support.aggr import AGGR
 from gnncompile.support.case import LADDER, Absent, Case
@@ -11,6 +19,7 @@ from gnncompile.support.check import Result, check
 from gnncompile.support.conv import CONV
 from gnncompile.support.models import MODELS
 from gnncompile.support.norm import NORM
+from gnncompile.support.options import options_of
 from gnncompile.support.pool import POOL
 from gnncompile.support.utils import UTILS
 
@@ -36,41 +45,129 @@ and compiled, on graphs of {ladder} nodes and edges, one after the other, in flo
   drawn, the note says so
 - regions: fused kernels of the forward
 - equal: outputs and all gradients as in eager, on every size that eager takes (zeros are as good as no gradient)
+- inference: whether all of this holds in `eval()` under `torch.no_grad()`
+
+`python -m gnncompile support --options` runs each layer with one option changed, and writes a page like this one.
+"""
+
+_OPTIONS_HEAD = """# Options of PyG's layers
+
+Made by `python -m gnncompile support --options`; a test runs part of it again. The first case of each layer in
+[the table of support](support.md) with one option of its constructor changed, or with one more argument of its call.
+The options are read from the signatures of PyG's classes. Sizes: {ladder} nodes and edges.
+
+- training: one captured graph without a graph break, no wait for the device, outputs and gradients as in eager (with
+  dropout the numbers are not compared: random numbers of compiled code are others)
+- inference: likewise in `eval()` under `torch.no_grad()`
+- an empty cell: eager itself refuses
 """
 
 
-def measure(progress: Callable[[Result], None] = lambda result: None) -> dict[str, list[Result | Absent]]:
-    """Runs all cases.
+Pair = tuple[Result, Result]
+"""What became of a case in training and in inference."""
+
+Progress = Callable[[str], None]
+
+
+def measure(
+    progress: Progress = lambda line: None, only: str = "", inductor: bool = False, jobs: int = 1
+) -> dict[str, list[Any]]:
+    """Runs all cases, in training and in inference.
 
     Args:
-        progress: Called with each result.
+        progress: Called with the line of each result.
+        only: A regular expression for the names of cases; all cases if empty.
+        inductor: Whether Inductor compiles what is no region.
+        jobs: How many processes run cases.
 
     Returns:
-        What became of the cases of each section, with what can't be one.
+        What became of the cases of each section (:data:`Pair`), with what can't be one.
     """
-    found: dict[str, list[Result | Absent]] = {}
-    for name, cases in SECTIONS.items():
-        found[name] = []
-        for case in cases:
-            if isinstance(case, Absent):
-                found[name].append(case)
-                continue
-            result = check(case)
-            found[name].append(result)
-            progress(result)
+    tasks = [(section, case.name, False, inductor) for section, cases in SECTIONS.items() for case in _ran(cases, only)]
+    pairs = {task[:2]: pair for task, pair in _results(tasks, jobs, lambda pair: progress(row(*pair)))}
+    return {
+        section: [c if isinstance(c, Absent) else pairs[section, c.name] for c in cases if _has(pairs, section, c)]
+        for section, cases in SECTIONS.items()
+    }
+
+
+def _ran(cases: Sequence[Case | Absent], only: str) -> list[Case]:
+    return [case for case in cases if isinstance(case, Case) and re.search(only, case.name)]
+
+
+def _has(pairs: Mapping[tuple[str, str], Pair], section: str, case: Case | Absent) -> bool:
+    return isinstance(case, Absent) or (section, case.name) in pairs
+
+
+def measure_options(progress: Progress = lambda line: None, only: str = "", jobs: int = 1) -> dict[str, list[Pair]]:
+    """Runs the cases with one option changed (:mod:`gnncompile.support.options`), likewise."""
+    tasks = [
+        (section, case.name, True, False)
+        for section, cases in SECTIONS.items()
+        for case in _ran(options_of(section, cases), only)
+    ]
+    found: dict[str, list[Pair]] = {}
+    for task, pair in _results(tasks, jobs, lambda pair: progress(option_row(*pair))):
+        found.setdefault(task[0], []).append(pair)
     return found
 
 
-def page(results: Mapping[str, Sequence[Result | Absent]]) -> str:
+_Task = tuple[str, str, bool, bool]
+"""A case: its section, its name, whether it has an option changed, whether Inductor compiles."""
+
+
+def _results(tasks: Sequence[_Task], jobs: int, progress: Callable[[Pair], None]) -> Iterator[tuple[_Task, Pair]]:
+    """Each task with what became of it, in order."""
+    with ExitStack() as stack:
+        if jobs > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)))
+            pairs: Iterable[Pair] = pool.map(_both, tasks)
+        else:
+            pairs = map(_both, tasks)
+        for task, pair in zip(tasks, pairs, strict=True):
+            progress(pair)
+            yield task, pair
+
+
+def _both(task: _Task) -> Pair:
+    section, name, changed, inductor = task
+    cases = options_of(section, SECTIONS[section], name) if changed else SECTIONS[section]
+    (case,) = [c for c in cases if c.name == name]
+    assert isinstance(case, Case)
+    warnings.simplefilter("ignore")
+    return check(case, inductor=inductor), check(case, inference=True, inductor=inductor)
+
+
+def page(results: Mapping[str, Sequence[Any]]) -> str:
     """The page of what :func:`measure` found."""
-    sizes = ", ".join(f"({nodes}, {edges})" for nodes, edges in LADDER)
-    parts = [_HEAD.format(ladder=sizes)]
+    parts = [_HEAD.format(ladder=_ladder())]
     for name, found in results.items():
-        ran = [result for result in found if isinstance(result, Result)]
-        title = f"## {package(name)}: {sum(result.passes for result in ran)} of {len(ran)}\n"
-        head = "| | whole | graphs | syncs | regions | equal | |\n|---|---|---|---|---|---|---|"
-        parts.append("\n".join([title, head, *map(row, found)]) + "\n")
+        ran = [pair for pair in found if not isinstance(pair, Absent)]
+        title = f"## {package(name)}: {sum(_pass(pair) for pair in ran)} of {len(ran)}\n"
+        head = "| | whole | graphs | syncs | regions | equal | inference | |\n|---|---|---|---|---|---|---|---|"
+        lines = [absent_row(pair) if isinstance(pair, Absent) else row(*pair) for pair in found]
+        parts.append("\n".join([title, head, *lines]) + "\n")
     return "\n".join(parts)
+
+
+def options_page(results: Mapping[str, Sequence[Pair]]) -> str:
+    """The page of what :func:`measure_options` found."""
+    parts = [_OPTIONS_HEAD.format(ladder=_ladder())]
+    for name, found in results.items():
+        ran = [pair for pair in found if any(result.runs for result in pair)]
+        title = f"## {package(name)}: {sum(_pass(pair) for pair in ran)} of {len(ran)}\n"
+        parts.append(
+            "\n".join([title, "| | training | inference | |\n|---|---|---|---|", *starmap(option_row, found)]) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _ladder() -> str:
+    return ", ".join(f"({nodes}, {edges})" for nodes, edges in LADDER)
+
+
+def _pass(pair: Pair) -> bool:
+    return all(result.passes or not result.runs for result in pair)
 
 
 def package(section: str) -> str:
@@ -78,18 +175,46 @@ def package(section: str) -> str:
     return "torch_geometric.utils" if section == "utils" else f"torch_geometric.nn.{section}"
 
 
-def row(result: Result | Absent) -> str:
+def absent_row(absent: Absent) -> str:
+    """The line of a name that is no case."""
+    return f"| {absent.name} | | | | | | | {absent.why} |"
+
+
+def row(result: Result, inference: Result) -> str:
     """A case's line of the table."""
-    if isinstance(result, Absent):
-        return f"| {result.name} | | | | | | {result.why} |"
-    if not result.graphs and result.eager and not result.wrong:
-        return f"| {result.name} | | | | | | eager: {_plain(result.eager)} |"
+    if not result.runs and result.eager:
+        return f"| {result.name} | | | | | | | eager: {_plain(result.eager)} |"
     notes = [f"eager: {result.eager}"] if result.eager else []
     notes += [result.wrong] if result.wrong else []
     notes += [f"must ask for {result.asks_for}"] if result.asks else []
     notes += [] if result.passes else list(result.why)
+    notes += [] if inference.passes else _in_inference(inference)
     cells = [_sign(result.breaks == 0), str(result.graphs), str(result.syncs), str(result.regions)]
-    return f"| {' | '.join([result.name, *cells, _sign(not result.wrong), _plain('; '.join(notes))])} |"
+    cells += [_sign(not result.wrong), short(inference)]
+    return f"| {' | '.join([result.name, *cells, _plain('; '.join(notes))])} |"
+
+
+def option_row(result: Result, inference: Result) -> str:
+    """The line of a case with one option changed."""
+    notes = [] if result.passes or not result.runs else [result.wrong, *result.why]
+    notes += [] if inference.passes or not inference.runs else _in_inference(inference)
+    notes = notes or ([f"eager: {result.eager}"] if result.eager and not result.runs else [])
+    return f"| {' | '.join([result.name, short(result), short(inference), _plain('; '.join(filter(None, notes)))])} |"
+
+
+def _in_inference(result: Result) -> list[str]:
+    return [f"inference: {note}" for note in (result.wrong, *result.why) if note]
+
+
+def short(result: Result) -> str:
+    """What became of a case, in a word or two; nothing if eager can't run it."""
+    if not result.runs or result.passes:
+        return "yes" if result.runs else ""
+    if result.wrong:
+        return "no"
+    if result.breaks:
+        return f"{result.breaks} breaks"
+    return f"{result.graphs} graphs" if result.graphs != 1 else f"{result.syncs} syncs"
 
 
 def _sign(good: bool) -> str:

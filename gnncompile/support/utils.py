@@ -162,7 +162,11 @@ UTILS: tuple[Case | Absent, ...] = (
     *(Absent(f"{kind}_graph", DATA) for kind in ("erdos_renyi", "stochastic_blockmodel", "barabasi_albert")),
     _case("negative_sampling", EDGES, lambda h, e: _sum(h, utils.negative_sampling(e, h.size(0)))),
     Absent("batched_negative_sampling", "as negative_sampling"),
-    Absent("structured_negative_sampling", "as negative_sampling"),
+    _case(
+        "structured_negative_sampling",
+        EDGES,
+        lambda h, e: (h[e[0]] * h[utils.structured_negative_sampling(e, h.size(0) + 3)[2] % h.size(0)]).sum(1),
+    ),
     Absent("structured_negative_sampling_feasible", DATA),
     _case("shuffle_node", BATCH, lambda h, b: utils.shuffle_node(h)[0]),
     _case("mask_feature", BATCH, lambda h, b: utils.mask_feature(h, 0.5, fill_value=0.0)[0]),
