@@ -297,3 +297,34 @@ def test_layers_over_batches_of_features(layer: type[nn.Module]) -> None:
         compare(model, compiled, x, torch.randint(nodes, (2, edges)))
     report = gnncompile.explain(model, x, torch.randint(9, (2, 30)))
     assert report.regions and not report.skipped and report.captured_graphs == 1
+
+
+LARGEST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "expanded": lambda i, v: i.view(-1, 1).expand(v.size()),
+    "repeated": lambda i, v: i.unsqueeze(1).repeat(1, 4).long(),
+    "as it is": lambda i, v: i[:, None].expand_as(v).contiguous(),
+}
+
+
+@pytest.mark.parametrize("spelling", LARGEST)
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_number_of_segments_of_an_index_for_every_element(spelling: str, asks: bool) -> None:
+    """torch_scatter's functions without a size: the number comes with the index, and no step waits for it."""
+
+    def model(x: Tensor, edge_index: Tensor) -> Tensor:
+        v = x[edge_index[0]]
+        index = LARGEST[spelling](edge_index[1], v)
+        number = 0 if asks and index.numel() == 0 else int(index.max()) + 1
+        return torch.zeros(number, 4, dtype=x.dtype).scatter_add(0, index, v)
+
+    compiled = gnncompile.compile(model)
+    for edges in (30, 0, 1, 12) if asks else (30, 12):
+        x, edge_index = torch.randn(9, 4, dtype=torch.float64), torch.randint(9, (2, edges))
+        found = []
+        for run in (model, compiled):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, edge_index)
+            found.append([out, torch.autograd.grad(out.square().sum(), leaf)[0]])
+        torch.testing.assert_close(found[1], found[0])
+    report = gnncompile.explain(model, torch.randn(9, 4), torch.randint(9, (2, 30)))
+    assert report.host_syncs == 0 and report.graph_breaks == 0 and len(report.regions) == 1

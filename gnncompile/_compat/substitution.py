@@ -263,11 +263,37 @@ def _maximum_of(node: fx.Node) -> list[fx.Node]:
     """The integers whose largest a node is, row by row where these were just put together; none if it is none."""
     if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
         return []
-    index: Any = node.args[0]
+    index: Any = _unrepeated(node.args[0])
     if _is_row(index):
         index = index.args[0].args[0][index.args[1]]
     rows = list(index.args[0]) if _is_stack(index) else [index]
     return rows if all(_is_whole(row.meta.get("example_value")) for row in rows) else []
+
+
+_SAME_NUMBERS = {
+    *("view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous", "clone", "detach", "long"),
+    *("expand", "expand_as", "broadcast_to", "repeat", "t", "transpose", "permute"),
+}
+"""Methods and functions of tensors whose results hold the same integers as their first argument, repeated or not."""
+
+
+def _unrepeated(node: Any) -> Any:
+    """What a tensor of integers repeats, or sees in another shape."""
+    while isinstance(node, fx.Node) and node.args and isinstance(node.args[0], fx.Node):
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.op not in ("call_method", "call_function") or not (name in _SAME_NUMBERS or _adds_axes(node)):
+            break
+        if not _is_whole(node.args[0].meta.get("example_value")):
+            break
+        node = node.args[0]
+    return node
+
+
+def _adds_axes(node: fx.Node) -> bool:
+    """Whether a node takes all of a tensor, with further axes: ``index[:, None]``."""
+    if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
+        return False
+    return all(part is None or part is Ellipsis or part == slice(None) for part in node.args[1])
 
 
 def _is_whole(found: Any) -> bool:
