@@ -163,7 +163,7 @@ def _run(case: Case, model: Any, size: tuple[int, int]) -> list[Tensor | None]:
     kept = [output.detach().clone() for output in outputs]  # invertible layers free their outputs in the backward
     total: Any = 0
     for output in outputs:
-        if output.requires_grad:
+        if output.requires_grad and torch.is_grad_enabled():
             weight = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).view_as(output)
             total = total + (output * weight).sum()
     leaves = [*inputs, *(model.parameters() if isinstance(model, nn.Module) else ())]
