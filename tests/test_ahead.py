@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
-from gnncompile.capture.compiled import Program, program_of
+from gnncompile.capture.compiled import program_of
+from gnncompile.capture.program import Program
 from gnncompile.runtime.recording import Recording
 from tests.test_train_step import Pair, graph, recording, sgd
 

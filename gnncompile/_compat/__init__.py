@@ -16,21 +16,22 @@ from gnncompile._compat.autograd import (
     without_saved_hooks,
 )
 from gnncompile._compat.breaks import note_graph_breaks
-from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts, try_frames_again
+from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
-    CAPTURE_ERRORS,
     ENTRY,
     CompiledForms,
     calling_file,
     copy_of,
     counters,
     current_backend,
+    delete_what_is_there,
     graph_breaks,
     input_source,
     is_whole,
     placeholders_as_fakes,
+    run_in_parts,
     run_uncompiled,
     source_name,
     takes_arguments,
@@ -61,6 +62,15 @@ from gnncompile._compat.inductor import (
 from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
+from gnncompile._compat.recovery import (
+    CaptureFailed,
+    Recapture,
+    guard_by_identity,
+    is_limit,
+    place_of,
+    reason_of,
+    recover_captures,
+)
 from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
     assumed_sizes,
@@ -111,15 +121,16 @@ from gnncompile._compat.transforms import (
 
 __all__ = [
     "ADJACENCY",
-    "CAPTURE_ERRORS",
     "EDGE_INDEX",
     "ENTRY",
     "GLOBAL_HOOKS",
     "AsksForEmptiness",
+    "CaptureFailed",
     "CompiledForms",
     "GradientNotCaptured",
     "HookedLayer",
     "NeedsOriginal",
+    "Recapture",
     "SecondDerivativeError",
     "StorageWeakRef",
     "applies",
@@ -138,6 +149,7 @@ __all__ = [
     "current_stream",
     "decide_slices",
     "decompose",
+    "delete_what_is_there",
     "drop_leaf_marks",
     "extension_flags",
     "extension_libraries",
@@ -145,6 +157,7 @@ __all__ = [
     "fresh_sizes",
     "gradient_calls",
     "graph_breaks",
+    "guard_by_identity",
     "guards_on",
     "has_hooks",
     "has_unknown_size",
@@ -155,6 +168,7 @@ __all__ = [
     "inductor_option_names",
     "input_source",
     "inside_an_op_with_autograd",
+    "is_limit",
     "is_watched",
     "is_whole",
     "keep_graphs_whole",
@@ -178,15 +192,19 @@ __all__ = [
     "order_strides_without_guards",
     "own_symbol",
     "pinned",
+    "place_of",
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
     "read_sizes_of_inputs",
+    "reason_of",
     "recording_operations",
+    "recover_captures",
     "refuse_in_backward",
     "refuse_layer",
     "refuse_tangents",
     "reshape_without_guards",
+    "run_in_parts",
     "run_op_by_op",
     "run_uncompiled",
     "same_memory",
@@ -209,7 +227,6 @@ __all__ = [
     "traced_here",
     "tracked_input_name",
     "transform_traced",
-    "try_frames_again",
     "unknown_number",
     "unknown_size",
     "use_original",

@@ -56,10 +56,27 @@ def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
 
     def run(*args: Any) -> Any:
         with fx.traceback.preserve_node_meta():
-            return fx.Interpreter(gm).run(*args)
+            return _Interpreter(gm).run(*args)
 
     with mode or backend_fake_mode():
-        return make_fx(run, pre_dispatch=True)(*fakes)
+        traced = make_fx(run, pre_dispatch=True)(*fakes)
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(traced, str(node.target), None), torch._subclasses.FakeTensor):
+            raise RuntimeError(f"a tensor that only stands for another one while tracing is read as a constant: {node}")
+    return traced
+
+
+_DATA: Any = cast(Any, torch._C._autograd)._get_data_attr
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a Dynamo graph with operators in place of what no trace of operators would see."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a call; ``x.data`` is the same memory without a history, as ``x.detach()`` is."""
+        if target is _DATA:
+            return torch.ops.aten.detach.default(*args)
+        return super().call_function(target, args, kwargs)
 
 
 def recording_operations() -> bool:

@@ -1,30 +1,22 @@
-"""Settings that hold while torch compiles something of ours, in that thread only; further tries of what fails."""
+"""Settings that hold while torch compiles something of ours, in that thread only."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
-import os
 import re
 import threading
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.fx.experimental._config as shape_config_module
 from torch import nn
-from torch._dynamo import convert_frame
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.exc import InternalTorchDynamoError, SkipFrame, Unsupported
 from torch._dynamo.output_graph import OutputGraph
-
-logger = logging.getLogger(__name__)
 
 shape_config: Any = shape_config_module
 
@@ -35,6 +27,7 @@ class _Thread(threading.local):
     calls = 0
     empty_is_special = False
     captures_selections = True
+    recovery: Any = None
     patches: ExitStack | None = None
 
 
@@ -92,22 +85,23 @@ class symbolic_counts:  # noqa: N801  (used as a function)
     Args:
         empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
         selections: Whether sizes that only the data knows are captured.
+        recovery: What to do where a frame can't be captured (:mod:`gnncompile._compat.recovery`).
     """
 
     __slots__ = ("before", "here")
 
-    def __init__(self, empty_is_special: bool = False, selections: bool = True) -> None:
-        self.here = empty_is_special, selections
+    def __init__(self, empty_is_special: bool = False, selections: bool = True, recovery: Any = None) -> None:
+        self.here = empty_is_special, selections, recovery
 
     def __enter__(self) -> None:
         _watch_compiles()
         compiling.calls += 1
-        self.before = compiling.empty_is_special, compiling.captures_selections
-        compiling.empty_is_special, compiling.captures_selections = self.here
+        self.before = compiling.empty_is_special, compiling.captures_selections, compiling.recovery
+        compiling.empty_is_special, compiling.captures_selections, compiling.recovery = self.here
 
     def __exit__(self, *_: object) -> None:
         compiling.calls -= 1
-        compiling.empty_is_special, compiling.captures_selections = self.before
+        compiling.empty_is_special, compiling.captures_selections, compiling.recovery = self.before
         if not compiling.calls:
             _compile_ends()  # another thread may have ended the last compile
 
@@ -177,48 +171,6 @@ def _is_implied(guard: Any, unhooked: set[str]) -> bool:
     return guard.is_global and _OF_ALL_MODULES.search(guard.name) is not None
 
 
-def try_frames_again() -> None:
-    """Makes compiles inside :class:`symbolic_counts` try a frame that can't be captured in less general ways.
-
-    These are: sizes of 0 and 1 as numbers, and graph breaks at sizes that only the data knows.
-
-    Torch takes a row for as many as another tensor has where both numbers are symbols; code may ask a size for its
-    value, as ``range(int(k))`` does, where Dynamo has no graph break.
-    """
-    once: Any = convert_frame._compile
-    signature = inspect.signature(once)
-
-    @functools.wraps(once)
-    def compile_frame(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return once(*args, **kwargs)
-        except (SkipFrame, Unsupported):
-            raise
-        except Exception as error:
-            if not compiling.calls:
-                raise
-            first = error
-        usual = compiling.empty_is_special, compiling.captures_selections
-        others = [(special, selections) for selections in (True, False) for special in (False, True)]
-        for way in others[others.index(usual) + 1 :]:
-            logger.info("captured again with %s: %s", way, first)
-            compiling.empty_is_special, compiling.captures_selections = way
-            try:
-                return once(*args, **kwargs)
-            except (SkipFrame, Unsupported):
-                raise
-            except Exception as error:
-                logger.info("not captured either: %s", error)
-            finally:
-                compiling.empty_is_special, compiling.captures_selections = usual
-        if _is_of_dynamo(first) and not signature.bind(*args, **kwargs).arguments["one_graph"]:
-            logger.warning("a part of the model runs uncompiled, since Dynamo fails in it: %s", first)
-            return cast(Any, convert_frame).ConvertFrameReturn()
-        raise first
-
-    convert_frame._compile = compile_frame
-
-
 def keep_writes_to_scalars() -> None:
     """Makes compiles inside :class:`symbolic_counts` keep what writes to a scalar of float64 on a CPU.
 
@@ -237,12 +189,3 @@ def keep_writes_to_scalars() -> None:
                 node.meta["example_value"] = value
 
     setattr(OutputGraph, drop.__name__, drop_inputs)
-
-
-def _is_of_dynamo(error: BaseException) -> bool:
-    """Whether an error is one inside Dynamo, not of the code that it traces."""
-    last = list(traceback.walk_tb(error.__traceback__))[-1:]
-    inside = os.path.join("torch", "_dynamo") + os.sep
-    return isinstance(error, (InternalTorchDynamoError, LookupError)) and any(
-        inside in frame.f_code.co_filename for frame, _ in last
-    )

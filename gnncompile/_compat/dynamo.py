@@ -6,6 +6,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,9 +19,16 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._compile import _disable_dynamo
 from torch._dynamo import eval_frame
+from torch._dynamo.bytecode_transformation import create_call_function, create_instruction
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables.base import AttributeMutationExisting
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.misc import DeletedVariable
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from gnncompile._compat.compiles import compiling
 
 
 def traced_here() -> bool:
@@ -70,6 +78,47 @@ def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
+def delete_what_is_there() -> None:
+    """Makes code that Dynamo writes, in compiles of ours, delete an attribute only where there is one.
+
+    A frame that sets an attribute and deletes it again is replayed as the deletion alone. An object that had the
+    attribute at the capture has it no more at the next call.
+    """
+    write: Any = SideEffects.codegen_update_mutated
+
+    @functools.wraps(write)
+    def codegen_update_mutated(self: Any, cg: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling.patches is None:
+            return write(self, cg, *args, **kwargs)
+        deleted = list(_deleted_attributes(self))
+        for holder, name in deleted:
+            del self.store_attr_mutations[holder][name]
+        found = write(self, cg, *args, **kwargs)
+        for holder, name in deleted:
+            cg.add_push_null(lambda: cg.load_import_from(__name__, delete_attribute.__name__))
+            cg(holder.source)
+            cg(ConstantVariable.create(name))
+            cg.extend_output([*create_call_function(2, False), create_instruction("POP_TOP")])
+        return found or bool(deleted)
+
+    SideEffects.codegen_update_mutated = codegen_update_mutated  # type: ignore[method-assign]
+
+
+def _deleted_attributes(effects: Any) -> Iterator[tuple[Any, str]]:
+    """The variables of objects from outside, and the names of attributes that these have and that are deleted."""
+    for holder, stored in effects.store_attr_mutations.items():
+        for name, value in stored.items():
+            outside = isinstance(holder.mutation_type, AttributeMutationExisting)
+            if isinstance(value, DeletedVariable) and outside and hasattr(getattr(holder, "value", None), name):
+                yield holder, name
+
+
+def delete_attribute(holder: Any, name: str) -> None:
+    """Deletes an attribute of an object, if the object has it."""
+    with suppress(AttributeError):
+        delattr(holder, name)
+
+
 def calling_file(skip: str) -> str:
     """The file of the innermost function that Dynamo is tracing, the file `skip` left out."""
     frame: Any = sys._getframe()
@@ -113,6 +162,11 @@ def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
 def run_uncompiled(fn: Callable[..., Any]) -> None:
     """Dynamo leaves a function, and all that it calls, to Python from now on, where it does not inline it."""
     set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def run_in_parts(code: types.CodeType) -> None:
+    """Dynamo leaves a function to Python from now on, where it does not inline it, but not what the function calls."""
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
@@ -215,15 +269,6 @@ def _valid_entry(fn: types.FunctionType, frame: dict[str, Any]) -> Any:
 
 def _guards(manager: Any, few: bool) -> Any:
     return manager.diff_guard_root or manager if few else manager
-
-
-CAPTURE_ERRORS = (
-    torch._dynamo.exc.Unsupported,
-    torch._dynamo.exc.UserError,
-    torch._dynamo.exc.TorchRuntimeError,
-    torch._dynamo.exc.FailOnRecompileLimitHit,
-)
-"""What Dynamo raises where a whole graph is wanted and it can't capture one."""
 
 
 def graph_breaks() -> int:

@@ -16,13 +16,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.dynamo import calling_file
+from gnncompile._compat.recovery import Recapture
 
 
-class AsksForEmptiness(BaseException):
-    """A model asks whether one of its tensors is empty.
-
-    Not an Exception: Dynamo must not turn it into a graph break.
-    """
+class AsksForEmptiness(Recapture):
+    """A model asks whether one of its tensors is empty."""
 
 
 def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:

@@ -16,13 +16,11 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from gnncompile._compat.compiles import compiling
+from gnncompile._compat.recovery import Recapture
 
 
-class GradientNotCaptured(BaseException):
-    """``torch.autograd.grad`` of the model can't stand in a captured graph; capture again with a graph break there.
-
-    Not an Exception: Dynamo must not wrap it.
-    """
+class GradientNotCaptured(Recapture):
+    """``torch.autograd.grad`` of the model can't stand in a captured graph; capture again with a graph break there."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

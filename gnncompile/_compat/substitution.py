@@ -20,6 +20,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from gnncompile._compat.dynamo import current_backend
+from gnncompile._compat.recovery import Recapture
 
 
 def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
@@ -148,22 +149,16 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that Dynamo does not trace: they are called with its variables."""
 
 
-class NeedsOriginal(BaseException):
-    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any).
-
-    Not an Exception: Dynamo must not turn it into a graph break.
-    """
+class NeedsOriginal(Recapture):
+    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any)."""
 
     def __init__(self, kind: Any, name: str) -> None:
         super().__init__(kind, name)
         self.kind, self.name = kind, name
 
 
-class HookedLayer(BaseException):
-    """A layer has hooks, or is being explained, and so is not to be traced.
-
-    Not an Exception: Dynamo must not turn it into a graph break.
-    """
+class HookedLayer(Recapture):
+    """A layer has hooks, or is being explained, and so is not to be traced."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(f"{type(layer).__name__} has hooks of PyG's, or is being explained: call it uncompiled")

@@ -63,7 +63,9 @@ class Backend:
         inductor: Inductor's settings.
         self_loops: "masked", "exact", or "off" (everything is traced as PyG wrote it): read by the substitutes while
             Dynamo traces.
-        attaches_sizes: Whether the caller can attach missing numbers of segments and trace again.
+        attaches_sizes: Whether the caller can attach missing numbers of segments to arguments and trace again.
+        strict: Whether an error of a pass or of a compiler is raised.
+        tell: Is told of a graph that could not be compiled as usual: what, how it runs, and the error.
         makes_matrices: Whether sparse matrices that the model makes are captured.
         captures_gradients: Whether ``torch.autograd.grad`` of the model is a part of its graph.
         narrows: Whether results of padded mini-batches may be cut to their true sizes.
@@ -78,6 +80,8 @@ class Backend:
     inductor: dict[str, Any]
     self_loops: str = "masked"
     attaches_sizes: bool = False
+    strict: bool = False
+    tell: Callable[[str, str, BaseException], None] | None = None
     makes_matrices: bool = False
     narrows: bool = True
     captures_gradients: bool = True
@@ -99,11 +103,23 @@ class Backend:
             self.breaks.append(found)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        """Compiles one graph."""
+        """Compiles one graph. Where a pass fails, the graph is left as it is."""
         given = boundary.take_out(gm) if _compat.takes_arguments() and whole.why_whole(gm) is None else []
         return boundary.put_back(self._compiled(gm, inputs), given)
 
     def _compiled(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        before = len(self.captured)
+        try:
+            return self._with_passes(gm, inputs)
+        except Exception as error:
+            if self.strict or self.tell is None:
+                raise
+            del self.captured[before:]
+            self._leave_whole(gm, Skip("a whole graph", _compat.reason_of(error), _compat.place_of(error)))
+            self.tell("a captured graph", "runs without the passes", error)
+            return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
+
+    def _with_passes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         observer = None if self.observer is None else self.observer()
         if boundary.is_empty(gm):
             self.captured.append(Captured(Record(), None))
@@ -173,7 +189,13 @@ class Backend:
             return gm.forward  # regions and torch's ops alike have gradients that have gradients
         if not self.own["inductor"]:
             return _compat.run_op_by_op(gm, inputs)
-        return _compat.compile_inductor(gm, inputs, self._patches())
+        try:
+            return _compat.compile_inductor(gm, inputs, self._patches())
+        except Exception as error:
+            if self.strict or self.tell is None:
+                raise
+            self.tell("what is left of a captured graph", "runs operation by operation", error)
+            return _compat.run_op_by_op(gm, inputs)
 
     def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):

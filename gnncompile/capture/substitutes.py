@@ -227,7 +227,9 @@ def install() -> None:
     )
     for original, ours in functions:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
-    _compat.try_frames_again()
+    _compat.recover_captures()
+    _compat.guard_by_identity()
+    _compat.delete_what_is_there()
     _compat.note_graph_breaks()
     _compat.keep_writes_to_scalars()
     _compat.notice_emptiness_questions(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))

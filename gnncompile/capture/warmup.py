@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnncompile.capture.compiled import Program, is_lazy, program_of
+from gnncompile.capture.compiled import program_of
 from gnncompile.capture.containers import attributes_of, is_container
 from gnncompile.capture.parts import modules_of
+from gnncompile.capture.program import Program, is_lazy
 from gnncompile.runtime import native
 from gnncompile.runtime.recordings import OFTEN, WARM, Recordings
 

@@ -59,22 +59,16 @@ class Record:
         return next(i for i, r in enumerate(self.regions) if (r.spec, r.line) == (spec, line))
 
 
-class Masked(BaseException):
-    """A masked edge tensor reached something that would count dead edges; capture again without masks.
-
-    Not an Exception: Dynamo must not wrap it.
-    """
+class Masked(_compat.Recapture):
+    """A masked edge tensor reached something that would count dead edges; capture again without masks."""
 
     def __init__(self, what: str, line: str) -> None:
         super().__init__(what)
         self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
 
 
-class Nested(BaseException):
-    """A graph that is not ours to take apart holds what only our passes understand; capture again as PyG wrote it.
-
-    Not an Exception: Dynamo must not wrap it.
-    """
+class Nested(_compat.Recapture):
+    """A graph that is not ours to take apart holds what only our passes understand; capture again as PyG wrote it."""
 
     def __init__(self, skip: Skip) -> None:
         super().__init__(skip.reason)
@@ -84,11 +78,8 @@ class Nested(BaseException):
 PADDING = "padding of mini-batches to buckets"
 
 
-class NotPadded(BaseException):
-    """The graph does something with a padded mini-batch that can't be undone; run it with true sizes.
-
-    Not an Exception: Dynamo must not wrap it.
-    """
+class NotPadded(_compat.Recapture):
+    """The graph does something with a padded mini-batch that can't be undone; run it with true sizes."""
 
     def __init__(self, what: str, line: str) -> None:
         super().__init__(what)
@@ -147,7 +138,7 @@ class PaddedInputs:
         return kind in order and other in order and order.index(kind) < order.index(other)
 
 
-class WrittenInput(BaseException):
+class WrittenInput(_compat.Recapture):
     """The graph writes to an edge list that the caller took apart; capture again with the list itself."""
 
 

@@ -21,6 +21,7 @@ from gnncompile.passes.context import (
     makes_new_tensor,
     mutates,
     own,
+    value,
     written_nodes,
 )
 
@@ -41,6 +42,8 @@ def run(ctx: Context) -> None:
             if rate == 0 or not train:
                 node.replace_all_uses_with(node.args[0])
                 ctx.graph.erase_node(node)
+        if node.op == "call_function" and node.target is aten.randperm.default:
+            _hide_permutation(ctx, node)
     drop_unused(ctx.graph)
 
 
@@ -49,6 +52,14 @@ def _is_the_callers(ctx: Context, node: fx.Node) -> bool:
         return False
     parts: Any = node.args[0]
     return tuple(part.args[0] if part.target is own.sized.default else part for part in parts) in ctx.edge_lists
+
+
+def _hide_permutation(ctx: Context, node: fx.Node) -> None:
+    """Puts our own op in place of a random permutation, which Inductor leaves alone."""
+    with ctx.graph.inserting_before(node):
+        made = ctx.call(own.random_permutation.default, node.args[0], value(node).dtype, value(node).device, like=node)
+    node.replace_all_uses_with(made)
+    ctx.graph.erase_node(node)
 
 
 def _rewrite(node: fx.Node) -> None:

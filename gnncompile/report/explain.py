@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Captured
-from gnncompile.capture.compiled import Program, compile, is_lazy, program_of, trained
+from gnncompile.capture.compiled import compile, program_of, trained
+from gnncompile.capture.program import Program, is_lazy
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import RegionRecord, Skip

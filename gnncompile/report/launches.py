@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gnncompile.capture.compiled import Program
+from gnncompile.capture.program import Program
 from gnncompile.ir.region import REDUCTIONS, Region, parse
 from gnncompile.ir.vjp import vjp
 from gnncompile.report import traffic

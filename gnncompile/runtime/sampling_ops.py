@@ -8,6 +8,8 @@ They are ops, so that a layer that asks for them stays one graph; each costs one
 - ``negative_edges(edge_index, num_nodes, ratio, is_undirected, batch)``: see
   :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`. It takes its numbers where PyG does, from Python's
   generator.
+- ``random_permutation(n, dtype, device)``: :func:`torch.randperm`. Inductor has a pattern for rows that are permuted by
+  torch's own (the corruption of DeepGraphInfomax), and fails where it is met (torch 2.13).
 - ``other_edges(edge_index, num_nodes, num_samples, method, is_undirected)``: see
   :func:`torch_geometric.utils.negative_sampling`.
 - ``negative_targets(edge_index, num_nodes, self_loops)``: see
@@ -46,6 +48,11 @@ LIBRARY.define(
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
+LIBRARY.define(
+    "random_permutation(SymInt n, ScalarType dtype, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
 
 def live_edges(edge_index: Tensor, alive: Tensor | None = None) -> Tensor:
     """The columns of `edge_index` ``[2, num_edges]`` where `alive` ``[num_edges]`` is True."""
@@ -79,6 +86,15 @@ def negative_targets(edge_index: Tensor, num_nodes: int, self_loops: bool) -> Te
     return found
 
 
+def random_permutation(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers from 0 to ``n - 1`` in random order, ``[n]``."""
+    return torch.randperm(n, dtype=dtype, device=device)
+
+
+def _fake_permutation(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(n, dtype=dtype, device=device)
+
+
 def _fake(edge_index: Tensor, *_: Any) -> Tensor:
     return edge_index.new_empty((2, _compat.unknown_size()))
 
@@ -94,3 +110,5 @@ def _fake_targets(edge_index: Tensor, num_nodes: Any, self_loops: bool) -> Tenso
 
 LIBRARY.impl("negative_targets", negative_targets, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::negative_targets", _fake_targets, lib=LIBRARY)
+LIBRARY.impl("random_permutation", random_permutation, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::random_permutation", _fake_permutation, lib=LIBRARY)

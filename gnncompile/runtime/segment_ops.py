@@ -86,11 +86,8 @@ def _num_segments(index: Tensor) -> int:
     return int(index.max()) + 1 if index.numel() else 0
 
 
-class SizeNeeded(BaseException):
-    """A number of segments is wanted of a model input that carries none; the caller attaches it and traces again.
-
-    Not an Exception: Dynamo must not turn it into a graph break.
-    """
+class SizeNeeded(_compat.Recapture):
+    """A number of segments is wanted of a model input that carries none; the caller attaches it and traces again."""
 
     def __init__(self, source: str, longest: bool = False) -> None:
         super().__init__(source)

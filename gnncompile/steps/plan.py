@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnncompile.capture.compiled import Call
 from gnncompile.capture.inputs import Taken, leaves, with_leaves
+from gnncompile.capture.program import Call
 from gnncompile.runtime.recordings import Recordings
 
 

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compiled import Call, Program, compile, program_of, trained
+from gnncompile.capture.compiled import compile, program_of, trained
 from gnncompile.capture.inputs import Checker, leaves
+from gnncompile.capture.program import Call, Program
 from gnncompile.options import DEFAULTS
 from gnncompile.runtime import cuda_graph, identity
 from gnncompile.runtime.recording import RecordingSettings, Unfinished, finished
