@@ -252,3 +252,23 @@ def test_without_breaks_none_are_told() -> None:
 
     report = gnncompile.explain(model, torch.randn(NODES, 4), torch.randint(NODES, (2, 40)))
     assert report.breaks == () and "graph break at" not in str(report)
+
+
+def test_results_of_different_inputs_beside_structure() -> None:
+    """What leaves a graph beside copies of structure has the gradients that it has in eager."""
+
+    def model(x: Tensor, y: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        a, (edges, _), b = x * 2, add_self_loops(edge_index, num_nodes=x.size(0)), y * 3
+        graph_break()
+        return a[edges[0]].sum(0), b[edges[1]].relu()
+
+    compiled, edges = gnncompile.compile(model), torch.randint(NODES, (2, 40))
+    for _ in range(3):
+        x, y = (torch.randn(NODES, 4, requires_grad=True) for _ in range(2))
+        found, expected = compiled(x, y, edges), model(x, y, edges)
+        torch.testing.assert_close(found, expected)
+        for out, right in zip(found, expected, strict=True):
+            ours = torch.autograd.grad(out.sum(), (x, y), allow_unused=True, retain_graph=True)
+            theirs = torch.autograd.grad(right.sum(), (x, y), allow_unused=True)
+            assert [g is None for g in ours] == [g is None for g in theirs]
+            torch.testing.assert_close([g for g in ours if g is not None], [g for g in theirs if g is not None])

@@ -49,7 +49,8 @@ def _reason(given: list[Any]) -> str:
     )
     lines = [line.strip() for line in text.strip().splitlines()]
     why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
-    return ". ".join(part.rstrip(".") for part in (*lines[:1], why) if part)
+    reason = ". ".join(part.rstrip(".") for part in (*lines[:1], why) if part)
+    return reason.partition(" (unhinted:")[0]  # names of symbols, which are others in each try
 
 
 def _trace(given: list[Any], translator: Any) -> str:

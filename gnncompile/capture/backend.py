@@ -152,6 +152,8 @@ class Backend:
         whole = self._recorded(compiled, gm, inputs, captured, padded)
         sources = uneven_sources(gm)
         if sources is not None:
+            for position, _ in () if captured.structure is None else captured.structure.hoisted.copied:
+                sources.insert(position, frozenset())  # copies of structure, which have no gradient
             whole = only_reached(whole, sources, captured.kept)
         return (lambda *args: true_rows(whole(*args), padded)) if padded else whole
 
