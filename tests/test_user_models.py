@@ -221,14 +221,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Graph], Any]]] = {
 }
 
 
-TWICE = {"EGNN"}
-"""Captured again for a single edge: torch itself asks whether products broadcast."""
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str):
     make, arguments = MODELS[name]
-    climb(make, arguments, graphs=2 if name in TWICE else 1)
+    climb(make, arguments)
 
 
 class Unread(nn.Module):
