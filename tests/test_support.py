@@ -117,6 +117,14 @@ def test_an_option_is_changed():
     assert len(both.arguments(Graph(12, 40))[0][0]) == 2
 
 
+def test_an_option_that_a_layer_can_not_be_made_with():
+    def make() -> nn.Module:
+        raise TypeError("no such option")
+
+    found = check(Case("nope", make, ("x",)))
+    assert found == Result("nope", "when it is made: TypeError: no such option") and not found.runs
+
+
 def test_inference_has_no_gradients_and_no_training():
     class Modes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

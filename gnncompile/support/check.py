@@ -73,7 +73,10 @@ def check(case: Case, inference: bool = False, inductor: bool = False) -> Result
     """
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = case.make()
+    try:
+        model = case.make()
+    except Exception as error:  # an option that the layer can't be made with
+        return Result(case.name, f"when it is made: {_first_line(error)}")
     if isinstance(model, nn.Module):
         model = model.to(case.dtype).train(model.training and not inference)
     with torch.set_grad_enabled(not inference):
