@@ -129,13 +129,17 @@ def needs_metric(scheduler: Any) -> bool:
 
 
 def _required(step: Any) -> list[str]:
-    """The arguments without which a method can't be called."""
+    """The arguments without which a method can't be called; wrappers of torch's may name the object among them."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # no function of Python's
         return []
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in several]
+    return [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind not in several and p.name != "self"
+    ]
 
 
 def _apart(groups: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
