@@ -69,6 +69,8 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "front": ((EDGES[0], EDGES[1], torch.empty(2, 0), torch.empty(5, 0), list(EDGES)), FEW),
     "padded": ((randn(5, 3), torch.tensor([5, 9]), 0, -1), FEW),
     "sorted_index": ((EDGES[1].sort().values,), FEW),
+    "negative_targets": ((EDGES, 5, True), FEW),
+    "random_permutation": ((5, torch.int64, torch.device("cpu")), FEW),
 }
 OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "num_segments": ((EDGES[1],), None),
@@ -82,9 +84,10 @@ OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
 }
 """Ops whose sizes only the data knows; those that draw give something else each time."""
 
-NOT_HERE = {"refined_colors", "adjacency"}
-"""The first needs a layer of the user's (tests/test_odd_layers.py); the second is never run, it stands for a sparse
-matrix until a pass has replaced it (tests/test_sparse_made.py).
+NOT_HERE = {"refined_colors", "adjacency", "gradient", "nested"}
+"""The first needs a layer of the user's (tests/test_odd_layers.py). The others are never run. They stand for a sparse
+matrix, for a gradient and for a nested graph until a pass has replaced them (tests/test_sparse_made.py,
+tests/test_forces.py, tests/test_nested_graphs.py).
 """
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.lowering import lowerings
 from torch._inductor.utils import run_and_get_code
 from torch_geometric.utils import scatter
 
 import gnncompile
+from gnncompile.capture import inductor_call
 
 OPS = torch.ops.gnncompile
 ROWS, COLUMNS, DEPTH = 40, 8, 12
@@ -76,7 +76,7 @@ def _all_cases(t: Operands) -> list[tuple[Tensor, ...]]:
 
 
 def test_every_op_that_writes_has_a_case():
-    lowered = {str(op).split(".")[1] for op in lowerings if str(op).startswith("gnncompile.")}
+    lowered = {str(op).split(".")[1] for op in inductor_call.installed}
     assert lowered == {case.split(",")[0] for case in CASES}
 
 

@@ -133,6 +133,11 @@ def _may_return_its_argument(node: fx.Node) -> bool:
     return converts and kind == getattr(node.all_input_nodes[0].meta.get("val"), "dtype", None)
 
 
+installed: list[Any] = []
+"""The ops that are lowered to calls."""
+
+
 def install(op: Any, lower: Callable[..., Any]) -> None:
     """Tells Inductor how to lower an op."""
+    installed.append(op)
     register_lowering(op, type_promotion_kind=None)(lower)
