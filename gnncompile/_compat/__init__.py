@@ -70,6 +70,7 @@ from gnncompile._compat.recovery import (
     place_of,
     reason_of,
     recover_captures,
+    steers_dynamo,
 )
 from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
 from gnncompile._compat.shapes import (
@@ -214,6 +215,7 @@ __all__ = [
     "size_now",
     "source_name",
     "static_cuda_launch",
+    "steers_dynamo",
     "storage_address",
     "substitute_attribute",
     "substitute_construction",

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch._dynamo import convert_frame
-from torch._dynamo.exc import FailOnRecompileLimitHit, SkipFrame, Unsupported
+from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
 from torch._guards import Guard
 
 from gnncompile._compat.compiles import compiling
@@ -132,6 +132,11 @@ def _tried(once: Callable[[], Any]) -> Any:
         finally:
             compiling.empty_is_special, compiling.captures_selections = usual
     return first
+
+
+def steers_dynamo(error: BaseException) -> bool:
+    """Whether an exception tells Dynamo to trace a frame again, or not at all: it is no failure."""
+    return isinstance(error, (RestartAnalysis, SkipFrame))
 
 
 def is_limit(error: BaseException) -> bool:

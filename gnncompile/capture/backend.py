@@ -112,7 +112,7 @@ class Backend:
         try:
             return self._with_passes(gm, inputs)
         except Exception as error:
-            if self.strict or self.tell is None:
+            if self.strict or self.tell is None or _compat.steers_dynamo(error):
                 raise
             del self.captured[before:]
             self._leave_whole(gm, Skip("a whole graph", _compat.reason_of(error), _compat.place_of(error)))
@@ -194,7 +194,7 @@ class Backend:
         try:
             return _compat.compile_inductor(gm, inputs, self._patches())
         except Exception as error:
-            if self.strict or self.tell is None:
+            if self.strict or self.tell is None or _compat.steers_dynamo(error):
                 raise
             self.tell("what is left of a captured graph", "runs operation by operation", error)
             return _compat.run_op_by_op(gm, inputs)
