@@ -91,8 +91,8 @@ def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, 
         if not isinstance(error, BaseException):
             return error
         graph_break = isinstance(error, (SkipFrame, Unsupported)) and not one_graph and not is_limit(error)
-        if graph_break or (isinstance(error, Recapture) and recovery.owns(code)):
-            raise error  # Dynamo goes on behind the break; the whole call begins again
+        if isinstance(error, Recapture) if recovery.owns(code) else graph_break:
+            raise error  # the whole call begins again; Dynamo leaves the frame to Python, and captures what it calls
         if isinstance(error, Recapture) and recovery.adjust(error):
             continue
         if recovery.owns(code):
@@ -132,6 +132,11 @@ def _tried(once: Callable[[], Any]) -> Any:
         finally:
             compiling.empty_is_special, compiling.captures_selections = usual
     return first
+
+
+def holds_nothing(error: BaseException) -> bool:
+    """Whether a frame was not captured because there is nothing in it to capture."""
+    return isinstance(error, SkipFrame)
 
 
 def steers_dynamo(error: BaseException) -> bool:

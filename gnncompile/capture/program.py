@@ -220,6 +220,9 @@ class Program:
             result = self.target(*args, **kwargs)
             self._run_whole(kinds, why)
             return result
+        if _compat.holds_nothing(error):
+            self.policy.failed_calls = ATTEMPTS
+            return self._in_parts(args, kwargs)
         if _compat.is_limit(error) or not self.policy.failed_calls:
             result = self.target(*args, **kwargs)
         else:
