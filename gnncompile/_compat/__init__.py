@@ -61,6 +61,7 @@ from gnncompile._compat.inductor import (
 )
 from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
+from gnncompile._compat.numbers import keep_numbers
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.recovery import (
     CaptureFailed,
@@ -175,6 +176,7 @@ __all__ = [
     "is_watched",
     "is_whole",
     "keep_graphs_whole",
+    "keep_numbers",
     "keep_strides_symbolic",
     "keep_vectors_inside",
     "keep_versions",

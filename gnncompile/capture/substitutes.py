@@ -238,6 +238,7 @@ def install() -> None:
     _compat.keep_strides_symbolic()
     _compat.know_widths_of_one()
     _compat.keep_vectors_inside()
+    _compat.keep_numbers()
     _compat.keep_written_names()
     _compat.order_strides_without_guards()
     _compat.reshape_without_guards()

@@ -43,7 +43,7 @@ class CppKernel:
         kinds = {int(n.value or 0): n.dtype for n in region.inputs}
         self._dtypes = tuple(tensor_type(kinds[at]) for at in self._positions)
         self._dtypes += tuple(tensor_type(out.dtype) for out in region.outputs)
-        self._library = load(self.source, contract=not region.exact)
+        self._library = load(self.source, contract=region.contracts)
         try:
             self._entry = self._library.run
         except AttributeError as error:

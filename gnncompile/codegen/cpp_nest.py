@@ -283,7 +283,7 @@ class NestWriter:
         """An expression for the value of a node, inside the current nest."""
         node = self.nodes[i]
         if node.op == "const":
-            return _literal(float(node.value or 0.0))
+            return _literal(node.number)
         if i in self.named:
             return self.named[i]
         if node.op.startswith("reduce_"):
@@ -323,7 +323,7 @@ class NestWriter:
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
 
     def _dropout(self, node: Node) -> str:
-        p, seed, feature = float(node.value or 0.0), self._ref(node.args[0]), self._index(node.shape)
+        p, seed, feature = node.number, self._ref(node.args[0]), self._index(node.shape)
         return f"dropout({seed}, e, {feature}, {philox.threshold(p)}u, {_literal(philox.scale(p))})"
 
 

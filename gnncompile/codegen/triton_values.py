@@ -174,7 +174,7 @@ class ValueWriter:
         """What dropout multiplies with; lanes behind the last edge or feature hold anything."""
         node = self.region.nodes[i]
         place = self.feature(node.shape)[0].removeprefix(" + ") or "0"
-        p = float(node.value or 0.0)
+        p = node.number
         seed, least, scale = self.names[node.args[0]], philox.threshold(p), philox.scale(p)
         self.line(f"word, _, _, _ = tl.philox({seed}, edge_at.to(tl.uint32), {place}, 0, 0, {philox.ROUNDS})")
         kept, dropped = (f"tl.full((), {literal}, {self.compute})" for literal in (scale, 0.0))
@@ -189,9 +189,10 @@ class ValueWriter:
             return text
         if self.padded(axis, length):
             text = f"tl.where({axis}{length}_in, {text}, {neutral})"
-        if self._alone(node):
-            return f"tl.{function}({text})"
-        return f"tl.{function}({text}, {self.axes.index(axis)}, keep_dims=True)"
+        folded = f"tl.{function}({text})"
+        if not self._alone(node):
+            folded = f"tl.{function}({text}, {self.axes.index(axis)}, keep_dims=True)"
+        return f"({folded} + 0.0)" if function == "sum" else folded  # torch's sums begin with a positive zero
 
     def _alone(self, node: Node) -> bool:
         """Whether a value is one number for the whole program."""
@@ -218,7 +219,9 @@ class ValueWriter:
         node = self.region.nodes[i]
         if node.op != "const":
             return self.names[i]
-        number = literal(float(node.value or 0.0))
+        if node.negative_zero:  # Triton's literals of 0 are positive
+            return f"(tl.full((), 0.0, {self.compute}) * -1.0)"
+        number = literal(node.number)
         return number if bare else f"tl.full((), {number}, {self.compute})"
 
     def _store(self, k: int, out: Output) -> None:

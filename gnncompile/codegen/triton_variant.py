@@ -56,7 +56,7 @@ class Variant:
         self._columns = tile.across(region.grid)
         self._options: dict[str, Any] = {}
         if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
-            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": not region.exact}
+            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": region.contracts}
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
 
     def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:

@@ -77,7 +77,7 @@ class Builder:
     def constant(self, value: int) -> float | None:
         """The number behind a value, if it is a constant."""
         node = self.nodes[value]
-        return float(node.value) if node.op == "const" and node.value is not None else None
+        return node.number if node.op == "const" else None
 
     def op(self, name: str, *args: int) -> int:
         """A pointwise operation of :data:`POINTWISE`."""
@@ -184,9 +184,9 @@ class Builder:
         or an extremum.
         """
         if node.op == "const":
-            return self.const(float(node.value or 0.0))
+            return self.const(node.number)
         if node.op == "dropout":
-            return self.dropout(args[0], float(node.value or 0.0), node.shape)
+            return self.dropout(args[0], node.number, node.shape)
         if node.op in FEATURE_REDUCTIONS:
             return self.over_features(node.op, args[0])
         if node.op.startswith("reduce_"):

@@ -44,7 +44,8 @@ POINTWISE: dict[str, Pointwise] = {
     "sub": Pointwise(2, torch.sub, "({0} - {1})", "({0} - {1})"),
     "mul": Pointwise(2, torch.mul, "({0} * {1})", "({0} * {1})"),
     "div": Pointwise(2, torch.div, "({0} / {1})", "({0} / {1})"),
-    "neg": Pointwise(1, torch.neg, "(-{0})", "(-{0})"),
+    # Triton's -x is 0 - x, which makes no negative zero.
+    "neg": Pointwise(1, torch.neg, "({0} * -1.0)", "(-{0})"),
     "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
     "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
     "expm1": Pointwise(
@@ -78,13 +79,14 @@ POINTWISE: dict[str, Pointwise] = {
     "pow": Pointwise(
         2,
         torch.pow,
-        # A negative number has powers of whole exponents only, negative ones where the exponent is odd. Conditions on
-        # the exponent, which may be one number for a whole tile, are not joined with others: the interpreter can't.
+        # A negative number has powers of whole exponents only, negative ones where the exponent is odd; a negative zero
+        # is one, as its inverse shows. Conditions on the exponent, which may be one number for a whole tile, are not
+        # joined with others: the interpreter can't.
         "tl.where({1} == 0, 1.0, "
         'tl.where(({0} < 0) & (tl.abs({0}) < float("inf")), tl.where(tl.floor({1}) != {1}, float("nan"), 1.0), 1.0) '
-        "* tl.where({0} < 0, tl.where(tl.floor({1}) == {1}, "
+        "* tl.where(({0} < 0) | (1 / {0} < 0), tl.where(tl.floor({1}) == {1}, "
         "tl.where(tl.floor({1} * 0.5) * 2 != {1}, -1.0, 1.0), 1.0), 1.0) "
-        "* tl.exp({1} * tl.log(tl.abs({0}))))",
+        "* tl.where(tl.abs({0}) == 1, 1.0, tl.exp({1} * tl.log(tl.abs({0})))))",
         "std::pow({0}, {1})",
         bare=False,
     ),

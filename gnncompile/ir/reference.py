@@ -142,7 +142,7 @@ class _Run:
             return self._load(node)
         if node.op == "const":
             return torch.full(
-                (1, *(1 for _ in self._shape(node))), float(node.value or 0.0), dtype=self.dtype, device=self.device
+                (1, *(1 for _ in self._shape(node))), node.number, dtype=self.dtype, device=self.device
             )
         if node.op in POINTWISE:
             edgewise = node.space is Space.EDGE
@@ -178,7 +178,7 @@ class _Run:
     def _dropout(self, node: Node) -> Tensor:
         feature = torch.arange(node.shape[0] * node.shape[1], device=self.device).reshape(1, *self._shape(node))
         edge = self.edge.view(-1, *(1 for _ in self._shape(node)))
-        return philox.factors(self.values[node.args[0]], edge, feature, float(node.value or 0.0), self.dtype)
+        return philox.factors(self.values[node.args[0]], edge, feature, node.number, self.dtype)
 
     def _layer(self, node: Node) -> Tensor:
         first, other = self._on_edges(node.args[0]), node.args[1]

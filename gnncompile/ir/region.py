@@ -8,8 +8,9 @@ row (a destination, or a source for most gradients) are walked together, in the 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any
@@ -93,6 +94,7 @@ class Node:
             ``"bool"``.
         value: Position among the region's tensors for an input; the number for a constant; the probability of a zero
             for a dropout.
+        negative_zero: Whether the number is a negative zero, which compares equal to a positive one.
     """
 
     op: str
@@ -101,6 +103,16 @@ class Node:
     shape: Shape
     dtype: str = COMPUTE
     value: float | int | None = None
+    negative_zero: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "negative_zero", self.value == 0 and math.copysign(1.0, self.value) < 0)
+
+    @property
+    def number(self) -> float:
+        """The number of a constant, or the probability of a dropout."""
+        assert self.value is not None
+        return float(self.value)
 
     @property
     def differentiable(self) -> bool:
@@ -235,6 +247,16 @@ class Region:
     def exact(self) -> bool:
         """Whether values are compared for equality, so that every kernel must round alike (no fused multiply-add)."""
         return any(n.op in ("eq", "ne", "reduce_max", "reduce_min") for n in self.nodes)
+
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether a product and a sum may be rounded once (a fused multiply-add): nowhere in a region that is exact, or
+        subtracts a product from another one. Equal products differ by 0, as those of a cross product of a vector with
+        itself; of two that are rounded differently a rounding error is left.
+        """
+        return not self.exact and not any(
+            n.op == "sub" and all(self.nodes[a].op == "mul" for a in n.args) for n in self.nodes
+        )
 
     @cached_property
     def rounds(self) -> bool:

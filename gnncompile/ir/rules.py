@@ -82,15 +82,13 @@ GRADIENTS: dict[str, Rule] = {
 
 def relu(b: Builder, x: int) -> int:
     """max(x, 0), NaN kept."""
-    return leaky_relu(b, x, 0.0)
+    zero = b.const(0)
+    return b.op("where", b.op("le", x, zero), zero, x)
 
 
 def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
     """X where x > 0, else slope * x; a product, so that its gradient is one as well (see gnncompile.ir.linear)."""
-    zero = b.const(0)
-    if slope == 0.0:
-        return b.op("where", b.op("le", x, zero), zero, x)
-    return b.op("mul", x, b.op("where", b.op("gt", x, zero), b.const(1), b.const(slope)))
+    return b.op("mul", x, b.op("where", b.op("gt", x, b.const(0)), b.const(1), b.const(slope)))
 
 
 def silu(b: Builder, x: int) -> int:
@@ -182,7 +180,7 @@ def mish(b: Builder, x: int) -> int:
 
 def log_sigmoid(b: Builder, x: int) -> int:
     """log(sigmoid(x)), exact where the sigmoid would be 0."""
-    return b.op("neg", softplus(b, b.op("neg", x), threshold=40))
+    return b.op("sub", b.const(0), softplus(b, b.op("neg", x), threshold=40))
 
 
 def softshrink(b: Builder, x: int, bound: float = 0.5) -> int:

@@ -1,0 +1,110 @@
+"""Numbers of Inductor's code that torch's own operations do not give, in compiles of ours.
+
+Signed zeros, infinities and NaN decide what ``atan2``, ``copysign`` or a division gives: angles of a node with itself
+were pi instead of 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import ir
+from torch._inductor.codegen.cpp import CppVecOverrides
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.utils import sympy_product
+from torch._inductor.virtualized import V, ops
+
+from gnncompile._compat.inductor import ours
+
+__all__ = ["keep_numbers"]
+
+
+def keep_numbers() -> None:
+    """Makes Inductor keep the numbers of torch."""
+    _begin_sums_with_zero()
+    _add_zeros()
+    _multiply_by_zero()
+    _be_exact_near_zero()
+
+
+def _begin_sums_with_zero() -> None:
+    """Makes sums of negative zeros a positive zero, as torch's are: these begin with one. Inductor's do where a loop of
+    C++ adds up, but not where the sum of few elements is written out, nor where a program of a GPU folds its lanes.
+    """
+    create, unroll = ir.Reduction.create.__func__, ir.Reduction._unroll_reduction_fn  # type: ignore[attr-defined]
+
+    @functools.wraps(create)
+    def created(cls: Any, device: Any, dst_dtype: Any, src_dtype: Any, inner_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        found = signature.bind(cls, device, dst_dtype, src_dtype, inner_fn, *args, **kwargs).arguments
+        single = V.graph.sizevars.simplify(sympy_product(found["reduction_ranges"])) == 1
+        if _sums(found["reduction_type"], src_dtype) and (single or device.type != "cpu") and ours():
+            inner_fn = _plus_zero(inner_fn, src_dtype)
+        return create(cls, device, dst_dtype, src_dtype, inner_fn, *args, **kwargs)
+
+    def unrolled(inner_fn: Any, reduction_ranges: Any, reduction_type: str, src_dtype: torch.dtype) -> Any:
+        fn = unroll(inner_fn, reduction_ranges, reduction_type, src_dtype)
+        return _plus_zero(fn, src_dtype) if _sums(reduction_type, src_dtype) and ours() else fn
+
+    signature = inspect.signature(create)
+    ir.Reduction.create = classmethod(created)  # type: ignore[method-assign,assignment]
+    ir.Reduction._unroll_reduction_fn = staticmethod(unrolled)  # type: ignore[method-assign]
+
+
+def _sums(reduction_type: str, dtype: torch.dtype) -> bool:
+    return reduction_type == "sum" and dtype.is_floating_point
+
+
+def _plus_zero(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """A function of indices plus a positive zero: nothing but a negative zero is changed by it."""
+    return lambda *index: ops.add(fn(*index), ops.constant(0.0, dtype))
+
+
+def _add_zeros() -> None:
+    """Keeps sums with a tensor of zeros: they make positive zeros of negative ones."""
+    remove = joint_graph.remove_no_ops
+
+    @functools.wraps(remove)
+    def removed(gm: fx.GraphModule, zeros: Any, ones: Any) -> None:
+        if ours():
+            zeros = type(zeros)(node for node in zeros if not node.meta["val"].dtype.is_floating_point)
+        remove(gm, zeros, ones)
+
+    joint_graph.remove_no_ops = removed
+
+
+def _multiply_by_zero() -> None:
+    """Keeps products of floats with a 0 that is an int: of NaN and infinity they are NaN."""
+    folder: Any = joint_graph.UniformValueConstantFolder
+    add = folder._add_peephole_patterns
+
+    @functools.wraps(add)
+    def added(self: Any) -> None:
+        if not ours():
+            add(self)
+
+    folder._add_peephole_patterns = added
+
+
+def _be_exact_near_zero() -> None:
+    """Takes the vector library's ``expm1`` and ``fmod``: ``exp(x) - 1`` and ``x - floor(x / y) * y`` lose what is left
+    of small numbers, and their sign.
+    """
+    overrides: Any = CppVecOverrides
+    expm1, remainder = overrides.expm1, overrides.remainder
+
+    def exact_expm1(x: Any) -> Any:
+        return f"{x}.expm1()" if ours() else expm1(x)
+
+    def exact_remainder(a: Any, b: Any) -> Any:
+        if not ours() or not a.dtype.is_floating_point:
+            return remainder(a, b)
+        rest, zero = f"{a}.fmod({b})", f"decltype({a})(0)"
+        other_sign = f"(({rest} != {zero}) & (({b} < {zero}) ^ ({rest} < {zero})))"
+        return f"decltype({a})::blendv({rest}, {rest} + {b}, {other_sign})"
+
+    overrides.expm1, overrides.remainder = staticmethod(exact_expm1), staticmethod(exact_remainder)
