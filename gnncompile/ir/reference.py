@@ -141,9 +141,7 @@ class _Run:
         if node.op == "input":
             return self._load(node)
         if node.op == "const":
-            return torch.full(
-                (1, *(1 for _ in self._shape(node))), node.number, dtype=self.dtype, device=self.device
-            )
+            return torch.full((1, *(1 for _ in self._shape(node))), node.number, dtype=self.dtype, device=self.device)
         if node.op in POINTWISE:
             edgewise = node.space is Space.EDGE
             args = [self._on_edges(a) if edgewise else self.values[a] for a in node.args]
