@@ -29,6 +29,7 @@ ONLY_WITH_CUDA = "_cuda_"
 """Builds of torch for CPUs lack these."""
 
 OF_OBJECTS: dict[str, Any] = {
+    "_add_peephole_patterns": importlib.import_module("torch._inductor.fx_passes.joint_graph"),
     "_automatic_dynamic": importlib.import_module("torch._dynamo.variables.builder"),
     "_backward_hooks": torch.Tensor,
     "_cdata": torch.UntypedStorage,

@@ -46,6 +46,7 @@ from gnncompile._compat.gradients import (
     bound_gradient,
     capture_gradients,
     drop_leaf_marks,
+    get_decompositions,
     gradient_calls,
 )
 from gnncompile._compat.inductor import (
@@ -158,6 +159,7 @@ __all__ = [
     "extension_libraries",
     "extras_of_replica",
     "fresh_sizes",
+    "get_decompositions",
     "gradient_calls",
     "graph_breaks",
     "guard_by_identity",

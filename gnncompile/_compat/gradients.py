@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo.config as dynamo_config
 from torch import Tensor, fx
+from torch._decomp import get_decompositions
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import TensorVariable
@@ -17,6 +18,15 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.recovery import Recapture
+
+__all__ = [
+    "GradientNotCaptured",
+    "bound_gradient",
+    "capture_gradients",
+    "drop_leaf_marks",
+    "get_decompositions",
+    "gradient_calls",
+]
 
 
 class GradientNotCaptured(Recapture):

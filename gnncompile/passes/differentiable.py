@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
 
+from gnncompile import _compat
 from gnncompile.passes.context import aten, own
 from gnncompile.runtime import nested_op
 from gnncompile.runtime.segment_ops import segment_reduce
@@ -94,5 +94,5 @@ _BACKWARDS = (
     aten.select_backward,
 )
 
-TABLE: dict[Any, Callable[..., Any]] = get_decompositions(_BACKWARDS)
+TABLE: dict[Any, Callable[..., Any]] = _compat.get_decompositions(_BACKWARDS)
 """Gradients that are made of plain arithmetic, which regions know."""
