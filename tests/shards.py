@@ -100,7 +100,8 @@ def check(way: str, settings: dict[str, Any]) -> None:
     assert sum(regions) == (3 if way == "layers" else 6), regions
     assert len(captured) <= 8, regions
     if settings is RECORDED:
-        assert {c.recordings for c in captured} == {SHARDED}
+        # Nothing is recorded of a graph that only hands edges across a break.
+        assert {c.recordings for c in captured} - {None} == {SHARDED}
 
 
 def main(out: Path) -> None:

@@ -258,3 +258,16 @@ def test_an_array_that_is_replaced_is_read_anew():
         for _ in range(3):
             torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index))
             model.mean = model.mean + 1
+
+
+def test_an_array_and_a_tensor_are_told_apart():
+    """``x.size`` is a number of the one and a method of the other."""
+
+    def double(x: Any) -> Any:
+        return x + x if isinstance(x, Tensor) else torch.from_numpy(x) * 3
+
+    compiled = gnncompile.compile(double)
+    x = torch.ones(4, 3)
+    with light():
+        for one in (x.numpy(), x, x.numpy(), x):
+            torch.testing.assert_close(compiled(one), double(one))

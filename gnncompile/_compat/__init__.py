@@ -58,6 +58,7 @@ from gnncompile._compat.inductor import (
     prepare_inductor,
     read_sizes_of_inputs,
     settings_for,
+    unfused_settings,
     wait_for_vectors,
 )
 from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards
@@ -235,6 +236,7 @@ __all__ = [
     "traced_here",
     "tracked_input_name",
     "transform_traced",
+    "unfused_settings",
     "unknown_number",
     "unknown_size",
     "use_original",

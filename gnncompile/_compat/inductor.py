@@ -37,6 +37,7 @@ __all__ = [
     "read_sizes_of_inputs",
     "register_lowering",
     "settings_for",
+    "unfused_settings",
     "wait_for_vectors",
 ]
 
@@ -69,6 +70,16 @@ def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
     """
     doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
+
+
+def unfused_settings() -> dict[str, Any]:
+    """Inductor's settings by which every operation has loops of its own.
+
+    Fused reductions along different axes, whose sizes are symbols, end in ``CantSplit`` for GPUs (torch 2.11).
+    """
+    settings = {"max_fusion_size": 1, "loop_ordering_after_fusion": False, "combo_kernels": False}
+    known = {name: value for name, value in settings.items() if hasattr(inductor_config, name)}
+    return {**known, f"triton.{_MIXED}": False} if hasattr(inductor_config.triton, _MIXED) else known
 
 
 def keep_vectors_inside() -> None:

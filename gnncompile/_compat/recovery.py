@@ -18,6 +18,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import NumpyTensorSource
 from torch._guards import Guard
 
 from gnncompile._compat.compiles import compiling
@@ -177,7 +179,9 @@ def reason_of(error: BaseException) -> str:
 def guard_by_identity() -> None:
     """Makes compiles of ours guard an object by its identity where code of the object raises while Dynamo guards it.
 
-    An example is a tuple whose ``len`` raises, as the irreducible representations of e3nn have it.
+    An example is a tuple whose ``len`` raises, as the irreducible representations of e3nn have it. An array of NumPy is
+    guarded by its type as well: torch looks at the tensor that it makes of whatever comes, so that a capture for an
+    array would serve a tensor.
     """
     create: Any = Guard.create
 
@@ -187,6 +191,8 @@ def guard_by_identity() -> None:
             return create(self, builder)
         # Torch compares the object of an earlier guard with the new one: of arrays of NumPy, tensors made of them.
         self.obj_weakref = None
+        if isinstance(self.originating_source, NumpyTensorSource):
+            create(self.originating_source.base.make_guard(GuardBuilder.TYPE_MATCH), builder)
         try:
             with _unlogged():
                 return create(self, builder)

@@ -194,10 +194,23 @@ class Backend:
         try:
             return _compat.compile_inductor(gm, inputs, self._patches())
         except Exception as error:
-            if self.strict or self.tell is None or _compat.steers_dynamo(error):
+            if self.tell is None or _compat.steers_dynamo(error):
                 raise
-            self.tell("what is left of a captured graph", "runs operation by operation", error)
+            return self._compile_otherwise(gm, inputs, error)
+
+    def _compile_otherwise(self, gm: fx.GraphModule, inputs: Sequence[Any], error: BaseException) -> Callable[..., Any]:
+        """What Inductor fails to compile, with loops that are not fused, or else operation by operation."""
+        assert self.tell is not None
+        what = "what is left of a captured graph"
+        try:
+            compiled = _compat.compile_inductor(gm, inputs, {**self._patches(), **_compat.unfused_settings()})
+        except Exception as again:
+            if self.strict or _compat.steers_dynamo(again):
+                raise error from None
+            self.tell(what, "runs operation by operation", error)
             return _compat.run_op_by_op(gm, inputs)
+        self.tell(what, "is compiled without fused loops", error)
+        return compiled
 
     def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
