@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -100,7 +101,7 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
         return make_boxed_func(gm.forward)
 
     with told_apart():
-        written_out = {**get_decompositions(_NORMALISE), aten.native_batch_norm_backward.default: _batch_norm_backward}
+        written_out = {**get_decompositions(_NORMALISE), **OF_NO_ROWS}
         return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced, decompositions=written_out)(gm, inputs)
 
 
@@ -125,13 +126,19 @@ def _batch_norm_backward(
     wide = grad.to(invstd.dtype)
     centred = x.to(invstd.dtype) - mean.view(shape)
     scale = (invstd if weight is None else invstd * weight).view(shape)
+    summed, along = wide.sum(dims), (wide * centred).sum(dims)
     found = wide
     if training:
-        slope = (wide * centred).mean(dims, keepdim=True) * invstd.square().view(shape)
-        found = wide - wide.mean(dims, keepdim=True) - centred * slope
+        part = 1.0 / torch.sym_max(math.prod(x.size(dim) for dim in dims), 1)
+        slope = along * part * invstd.square()
+        found = wide - (summed * part).view(shape) - centred * slope.view(shape)
     parameter = grad.dtype if weight is None else weight.dtype
-    of_weight = ((wide * centred).sum(dims) * invstd).to(parameter) if wanted[1] else None
-    return (found * scale).to(grad.dtype), of_weight, wide.sum(dims).to(parameter) if wanted[2] else None
+    of_weight = (along * invstd).to(parameter) if wanted[1] else None
+    return (found * scale).to(grad.dtype), of_weight, summed.to(parameter) if wanted[2] else None
+
+
+OF_NO_ROWS: dict[Any, Callable[..., Any]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
+"""Decompositions in place of torch's that fail to be traced where there are no rows."""
 
 
 def without_saved_hooks() -> AbstractContextManager[None]:

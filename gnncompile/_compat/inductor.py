@@ -18,10 +18,13 @@ from torch._inductor.codegen.cpp_utils import CppCSEVariable, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
+from torch._inductor.runtime import triton_heuristics
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 
+from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "ir",
     "keep_vectors_inside",
     "keep_written_names",
+    "launch_no_rows",
     "prepare_inductor",
     "read_sizes_of_inputs",
     "register_lowering",
@@ -54,7 +58,9 @@ def ours() -> bool:
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
     with told_apart():
-        compiled: Any = compile_fx(gm, list(inputs), config_patches={**settings_for(inputs), **options})
+        written_out = {**select_decomp_table(), **OF_NO_ROWS}
+        patches = {**settings_for(inputs), **options}
+        compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=written_out)
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 
@@ -120,6 +126,23 @@ def keep_written_names() -> None:
             self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
+
+
+def launch_no_rows() -> None:
+    """Lets Inductor's launchers of kernels whose blocks go along two axes be called where there are no rows.
+
+    They share out the blocks of an axis among two axes of the grid, and divide by the number of parts: by 0 (torch
+    2.11). That a grid is empty is noticed by whoever launches it.
+    """
+    generate: Any = triton_heuristics.Grid2DWithYZOverflow.generate
+
+    @functools.wraps(generate)
+    def with_no_rows(self: Any, *args: Any, **kwargs: Any) -> None:
+        generate(self, *args, **kwargs)
+        if self.mode == "python" and "==" not in self.y_grid:
+            self.y_grid = f"(0 if y_grid_div_ == 0 else {self.y_grid})"
+
+    triton_heuristics.Grid2DWithYZOverflow.generate = with_no_rows  # type: ignore[method-assign]
 
 
 def read_sizes_of_inputs() -> None:

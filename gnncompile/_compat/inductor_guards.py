@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -13,6 +13,7 @@ import torch
 from torch._inductor import ir, utils
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import ModularIndexing
 
 from gnncompile._compat.inductor import ours
 
@@ -61,7 +62,8 @@ def reshape_without_guards() -> None:
     """Makes Inductor reshape by what it knows of sizes, not by what they are in the first call, in compiles of ours.
 
     It goes through the dimensions of both shapes, and where two happen to be equal makes this a guard, as where a batch
-    holds one graph. Where they are not equal it reshapes to one dimension and from there, which always works.
+    holds one graph. Where they are not equal it reshapes to one dimension and from there, which works unless a size
+    is 0: each index is then worked out by itself.
     """
     reshape: Any = ir.View.dynamic_reshape_indexer.__func__  # type: ignore[attr-defined]
     check: Any = SizeVarAllocator.check_equals
@@ -73,9 +75,9 @@ def reshape_without_guards() -> None:
         outer, _thread.strict = _thread.strict, True
         try:
             return reshape(cls, *args, **kwargs)
-        except AssertionError:  # what makes the shapes fit is not known, only asserted
+        except (AssertionError, IndexError):  # what makes the shapes fit is not known, only asserted, or a size is 0
             _thread.strict = False
-            return reshape(cls, *args, **kwargs)
+            return _reshaped(functools.partial(reshape, cls), *args, **kwargs)
         finally:
             _thread.strict = outer
 
@@ -88,3 +90,31 @@ def reshape_without_guards() -> None:
 
     ir.View.dynamic_reshape_indexer = classmethod(dynamic_reshape_indexer)  # type: ignore[method-assign,assignment]
     SizeVarAllocator.check_equals = check_equals  # type: ignore[method-assign]
+
+
+_Indices = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def _reshaped(reshape: Callable[..., _Indices], old: Sequence[Any], new: Sequence[Any], *args: Any) -> _Indices:
+    """How the indices of a reshaped tensor are those of the tensor before; `reshape` has no way where a size is 0."""
+    try:
+        return reshape(old, new, *args)
+    except (AssertionError, IndexError):
+        return lambda indices: _indices_at(_position(indices, new), old)
+
+
+def _position(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Where an element stands in a contiguous tensor."""
+    position = sympy.S.Zero
+    for index, size in zip(indices, sizes, strict=True):
+        position = position * size + index
+    return position
+
+
+def _indices_at(position: Any, sizes: Sequence[Any]) -> list[Any]:
+    """Which element of a contiguous tensor stands there."""
+    found, stride = [], sympy.S.One
+    for size in reversed(sizes):
+        found.append(ModularIndexing(position, stride, size if size != 0 else sympy.S.One))
+        stride = stride * size
+    return found[::-1]

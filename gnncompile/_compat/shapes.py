@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -48,40 +49,65 @@ def leave_layouts_open() -> None:
     fake_impls._compute_stride = strides  # type: ignore[assignment]
 
 
-def decide_slices(active: Callable[[], bool]) -> None:
-    """Where `active`, a slice that ends behind the last row or not is a guard, and its size is no secret of the data.
+def decide_slices() -> None:
+    """In compiles of ours, where a slice begins and ends is a guard, and its size no secret of the data.
 
-    With ``backed_size_oblivious`` it can't be told of any symbol.
+    With ``backed_size_oblivious`` it can't be told of any symbol: torch would take ``x[:, :2]`` for a matrix of unknown
+    width, of which its passes lose track (torch 2.11).
     """
-    original = fake_impls._compute_slice_index
+    implementations: Any = fake_impls.op_implementations_dict
+    ordinary = implementations[torch.ops.aten.slice.Tensor]
 
-    def decided(size: Any, index: Any) -> Any:
-        now = size_now(index) if active() and size_now(size) is not None else None
-        if now is None or now < 0:
-            return original(size, index)
-        # Both are guards, from which the environment learns what is asked next.
-        return index if bool(index >= 0) and bool(index <= size) else size
+    @functools.wraps(ordinary)
+    def decided(
+        mode: Any, op: Any, self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    ) -> Any:
+        if compiling.patches is not None and -self.dim() <= dim < self.dim():
+            size = self.size(dim)
+            bounds = 0 if start is None else start, size if end is None else end
+            if all(size_now(number) is not None for number in (size, *bounds)):
+                start, end = (_bound(size, index) for index in bounds)
+                end = start if bool(start > end) else end
+        return ordinary(mode, op, self, dim, start, end, step)
 
-    fake_impls._compute_slice_index = decided
+    implementations[torch.ops.aten.slice.Tensor] = decided
 
 
-def know_widths_of_one() -> None:
-    """In compiles of ours a float input that has one feature has one for good: what broadcasts must be seen.
+def _bound(size: Any, index: Any) -> Any:
+    """Which row an index means, by guards, from which the environment learns what is asked next."""
+    if bool(index < 0):
+        return index + size if bool(index + size >= 0) else 0
+    return index if bool(index <= size) else size
 
-    Torch would take the size for a symbol, equal to the other operand's. The first axis may always have any size.
+
+def know_widths() -> None:
+    """In compiles of ours a float input has as many features as it came with, until it comes with others.
+
+    The width of a layer is that of its weights. Where a model uses none, the code for any width would be slower, and
+    Inductor can't fuse reductions of widths that are symbols (``CantSplit``, torch 2.11). The first axis may have
+    any size, and so may the last axis of a dense adjacency matrix, which is as long as another. An axis with one
+    feature has one for good: what broadcasts must be seen, and torch would take its size for the other operand's.
     """
     decide: Any = builder._automatic_dynamic
 
     def decided(e: Tensor, *args: Any, **kwargs: Any) -> Any:
         found = decide(e, *args, **kwargs)
         ours = compiling.patches is not None and not compiling.empty_is_special
-        if ours and (e.is_floating_point() or e.dtype is torch.bool) and hasattr(found, "dynamic_sizes"):
-            for dim in range(1, e.dim()):
-                if isinstance(e.size(dim), int) and e.size(dim) == 1:
-                    found.dynamic_sizes[dim] = DimDynamic.STATIC
+        if not ours or not hasattr(found, "dynamic_sizes") or not all(isinstance(size, int) for size in e.shape):
+            return found
+        for dim in range(1, e.dim()):
+            one = e.size(dim) == 1 and (e.is_floating_point() or e.dtype is torch.bool)
+            if one or (_is_width(e, dim) and found.dynamic_sizes[dim] is DimDynamic.DUCK):
+                found.dynamic_sizes[dim] = DimDynamic.STATIC
         return found
 
     cast(Any, builder)._automatic_dynamic = decided
+
+
+def _is_width(e: Tensor, dim: int) -> bool:
+    """Whether an axis holds features; torch calls it ``DUCK`` as long as it has had one size, and nobody marked it."""
+    alone = all(e.size(other) != e.size(dim) for other in range(e.dim()) if other != dim)
+    return e.is_floating_point() and dim == e.dim() - 1 and alone
 
 
 def keep_strides_symbolic() -> None:

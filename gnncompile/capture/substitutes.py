@@ -40,7 +40,6 @@ from gnncompile.capture import (
     sparse_products,
 )
 from gnncompile.capture.relations.tables import is_edge_list, sizes_and_starts
-from gnncompile.runtime import attached
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -236,14 +235,15 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex, sparse.METHODS)
     _compat.leave_layouts_open()
     _compat.keep_strides_symbolic()
-    _compat.know_widths_of_one()
+    _compat.know_widths()
     _compat.keep_vectors_inside()
     _compat.keep_numbers()
     _compat.keep_written_names()
+    _compat.launch_no_rows()
     _compat.order_strides_without_guards()
     _compat.reshape_without_guards()
     _compat.read_sizes_of_inputs()
-    _compat.decide_slices(lambda: attached.in_hand() is not None)
+    _compat.decide_slices()
     _compat.wait_for_vectors()
     _compat.keep_graphs_whole()
     _compat.tell_backwards_apart()

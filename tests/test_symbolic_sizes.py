@@ -1,0 +1,119 @@
+"""What sizes become in a captured graph: rows are symbols, widths are numbers until they change, slices are decided."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import scatter, softmax
+
+import gnncompile
+from gnncompile.capture.compiled import program_of
+from tests.harness import light
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+@contextmanager
+def nothing_told() -> Iterator[None]:
+    """A block in which nothing is captured in another way than planned: gnncompile would warn."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+    assert not [str(w.message) for w in told if "gnncompile" in str(w.message)]
+
+
+def compare(fn: Callable[..., Tensor], shapes: Shapes, captures: int, device: str = "cpu") -> None:
+    """Compares values and gradients with eager, call after call, and counts captured graphs."""
+    compiled = gnncompile.compile(fn)
+    with nothing_told():
+        for seed, shape in enumerate(shapes):
+            generator = torch.Generator().manual_seed(seed)
+            value = torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+            index = torch.randint(max(shape[0], 1), (shape[0],), generator=generator).to(device)
+            found = []
+            for called in (fn, compiled):
+                x = value.clone().requires_grad_()
+                out = called(x, index)
+                (out * torch.arange(out.numel(), device=device).view_as(out).cos()).sum().backward()
+                found.append((out, x.grad))
+            torch.testing.assert_close(found[1], found[0], msg=lambda m, shape=shape: f"{shape}: {m}")
+    program = program_of(compiled)
+    assert program is not None and len(program.backend.captured) == captures
+
+
+# Two reductions along different axes, without weights: of a symbolic width Inductor could not fuse them for a GPU.
+def _columns_and_rows(x: Tensor, index: Tensor) -> Tensor:
+    unit = nn.functional.normalize(x, dim=-1)
+    return (unit * unit).sum(-1, keepdim=True) + torch.exp(-unit.abs()) + x.sum(0)
+
+
+ROWS = [(9, 6), (4, 6), (0, 6), (1, 6), (30, 6)]
+WIDTHS: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
+    "rows": (_columns_and_rows, ROWS, 1),
+    "first no rows": (_columns_and_rows, ROWS[2:], 1),
+    "another width": (_columns_and_rows, [(9, 6), (4, 5), (7, 3), (3, 8)], 2),
+    "one feature": (_columns_and_rows, [(9, 1), (4, 6), (7, 3)], 2),
+    "three axes": (lambda x, index: x.relu().sum(1), [(9, 3, 6), (4, 3, 6), (5, 2, 6)], 1),
+    "dense matrices": (lambda x, index: x @ x, [(3, 6, 6), (2, 9, 9), (4, 5, 5)], 1),
+}
+
+
+@pytest.mark.parametrize("case", WIDTHS)
+def test_widths_are_numbers_until_they_change(case: str, device: str):
+    torch._dynamo.reset()
+    compare(*WIDTHS[case], device)
+
+
+TALL = [(9, 4), (7, 4), (12, 4), (5, 4)]
+SLICES: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
+    "features": (lambda x, index: x[:, :2], TALL, 1),
+    "features of any width": (lambda x, index: x[..., :2].relu(), [(9, 4), (7, 5), (12, 6)], 2),
+    "reduced": (lambda x, index: scatter(x[..., :2], index, 0, x.size(0), "mul"), TALL, 1),
+    "softmax": (lambda x, index: softmax(x[..., 1:], index, num_nodes=x.size(0)), TALL, 1),
+    "rows": (lambda x, index: x[:5] * 2, TALL, 1),
+    "last rows": (lambda x, index: x[-3:] * 2, TALL, 1),
+    "inner rows": (lambda x, index: x[1:-1] * 2, TALL, 1),
+    "more than there are": (lambda x, index: x[:8] * 2, TALL, 2),
+    "none": (lambda x, index: x[3:2] * 2, TALL, 1),
+    "of another tensor": (lambda x, index: x[: index.size(0) - 2] * 2, TALL, 1),
+    "every other": (lambda x, index: x[1::2] * 2, TALL, 1),
+}
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_slices_are_decided(case: str, device: str):
+    """Where one ends is a guard; its size is that of the rows, or a number, never a secret of the data."""
+    with light():
+        compare(*SLICES[case], device)
+
+
+@pytest.mark.parametrize("case", ["features", "inner rows", "more than there are"])
+def test_slices_by_inductor(case: str, device: str):
+    torch._dynamo.reset()
+    compare(*SLICES[case], device)
+
+
+RESHAPES: dict[str, Callable[..., Tensor]] = {
+    "elements": lambda x, index: x * torch.arange(x.numel(), device=x.device).cos().view_as(x),
+    "transposed": lambda x, index: (x.t().relu().reshape(-1) * 2).view(x.size(0), 4),
+    "repeated": lambda x, index: x.repeat(1, 2).view(-1, 2).relu(),
+    "heads": lambda x, index: x.view(-1, 2, 2).transpose(1, 2).relu().reshape(x.size(0), 4) + x,
+}
+
+
+@pytest.mark.parametrize("case", RESHAPES)
+def test_reshapes_of_no_rows(case: str, device: str):
+    """Inductor compares sizes of the first call while it works out a reshape: those of no rows it can't match."""
+    torch._dynamo.reset()
+    compare(RESHAPES[case], [(0, 4), (5, 4), (1, 4), (9, 4)], 1, device)
+
+
+def test_no_rows_of_a_kernel_along_two_axes(device: str):
+    """Its launcher shares out blocks among axes of the grid: there may be none."""
+    torch._dynamo.reset()
+    compare(lambda x, index: (x - x)[index] + x.t().contiguous().t(), [(40, 4), (0, 4), (7, 4)], 1, device)
