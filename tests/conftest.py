@@ -4,6 +4,7 @@ Tests marked `gpu` are skipped, and said to be, where there is no NVIDIA GPU.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -24,6 +25,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+_fell_back: list[str] = []
+
+
+def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: str) -> None:
+    """A test that expects a capture to fail catches the warning; any other would pass with eager's own numbers."""
+    told = str(warning_message.message)
+    if told.startswith("gnncompile") and "a capture failed" in told:
+        _fell_back.append(f"{nodeid}: {told}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _fell_back and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _fell_back:
+        terminalreporter.write_line(f"FELL BACK {line}", red=True)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

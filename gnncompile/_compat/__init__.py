@@ -51,6 +51,7 @@ from gnncompile._compat.gradients import (
 )
 from gnncompile._compat.inductor import (
     compile_inductor,
+    inductor_decompositions,
     inductor_mode_options,
     inductor_option_names,
     keep_vectors_inside,
@@ -172,6 +173,7 @@ __all__ = [
     "hooks_of",
     "identified",
     "in_backward",
+    "inductor_decompositions",
     "inductor_mode_options",
     "inductor_option_names",
     "input_source",

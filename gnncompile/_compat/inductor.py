@@ -31,6 +31,7 @@ __all__ = [
     "OwnPass",
     "V",
     "compile_inductor",
+    "inductor_decompositions",
     "inductor_mode_options",
     "inductor_option_names",
     "ir",
@@ -58,11 +59,15 @@ def ours() -> bool:
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
     with told_apart():
-        written_out = {**select_decomp_table(), **OF_NO_ROWS}
         patches = {**settings_for(inputs), **options}
-        compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=written_out)
+        compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
     # Without the wrapper that turns Dynamo off: it costs as much as a launch.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What operations are made of before Inductor compiles them, in compiles of ours."""
+    return {**select_decomp_table(), **OF_NO_ROWS}
 
 
 _MIXED = "mix_order_reduction"

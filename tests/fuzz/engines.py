@@ -16,7 +16,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.decomposition import select_decomp_table
 
 from gnncompile import _compat
 from gnncompile.codegen import products, triton_kernel
@@ -42,7 +41,7 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
         fw_compiler=rewritten,
         bw_compiler=rewritten,
         inference_compiler=rewritten,
-        decompositions=select_decomp_table(),
+        decompositions=_compat.inductor_decompositions(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
