@@ -179,7 +179,8 @@ def compile(
         model: An ``nn.Module`` or a function; None to use this as a decorator with arguments. Of a
             ``DistributedDataParallel`` the module in it is compiled.
         fullgraph: Raise an error instead of breaking the graph.
-        dynamic: Whether sizes are symbolic; None is True, False compiles for one size.
+        dynamic: Whether sizes are symbolic, widths only once they have changed; None is True, False compiles for one
+            size.
         mode: As in :func:`torch.compile`. On a GPU ``"reduce-overhead"`` and ``"max-autotune"`` replay forward and
             backward as one CUDA graph each; all else that a mode sets is passed on to Inductor.
         options: gnncompile's own (:data:`gnncompile.options.DEFAULTS`) and Inductor's settings.
