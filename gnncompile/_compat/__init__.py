@@ -15,6 +15,7 @@ from gnncompile._compat.autograd import (
     trace_aten,
     without_saved_hooks,
 )
+from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS, broken_bounds
 from gnncompile._compat.breaks import note_graph_breaks
 from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
@@ -131,6 +132,7 @@ __all__ = [
     "EDGE_INDEX",
     "ENTRY",
     "GLOBAL_HOOKS",
+    "TAKE_ALONG_DIM_COUNTS",
     "AsksForEmptiness",
     "CaptureFailed",
     "CompiledForms",
@@ -145,6 +147,7 @@ __all__ = [
     "assumed_sizes",
     "backend_fake_mode",
     "bound_gradient",
+    "broken_bounds",
     "calling_file",
     "capture_gradients",
     "compile_inductor",

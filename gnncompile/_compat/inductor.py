@@ -25,6 +25,7 @@ from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 
 from gnncompile._compat.autograd import OF_NO_ROWS
+from gnncompile._compat.bounds import REFUSING
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
@@ -67,7 +68,8 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """What operations are made of before Inductor compiles them, in compiles of ours."""
-    return {**select_decomp_table(), **OF_NO_ROWS}
+    theirs = select_decomp_table()
+    return {**theirs, **OF_NO_ROWS, **{op: ours for op, ours in REFUSING.items() if op in theirs}}
 
 
 _MIXED = "mix_order_reduction"

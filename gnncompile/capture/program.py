@@ -133,6 +133,11 @@ class Program:
             return self._run_first(args, kwargs) if not self.ready else self._run(args, kwargs)
         except _compat.HookedLayer as found:  # a layer that belongs to none of the target's modules
             self.watch.add(found.layer)
+        except RuntimeError as error:
+            bounds = _compat.broken_bounds(error)
+            if bounds is None:
+                raise
+            raise IndexError(f"index out of range: a compiled kernel expected {bounds}. Check the indices.") from error
         return self(args, kwargs)
 
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,6 +36,7 @@ from gnncompile.passes import (
     late,
     lower,
     narrower,
+    negatives,
     node_side,
     only_seeds,
     ordered,
@@ -81,6 +82,7 @@ PASSES = (
     recomputed,
     laid_out,
     unnumbered,
+    negatives,
 )
 """Run in this order; ``hoist`` comes last, because it splits the graph."""
 

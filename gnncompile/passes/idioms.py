@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
+from gnncompile.passes import negatives
 from gnncompile.passes.context import Context, aten, drop_unused, guarded_same, is_tensor, origins, own, value
 from gnncompile.passes.edges import row_of
 from gnncompile.passes.indices import fits, index_along, is_index, uncopied
@@ -27,6 +28,7 @@ _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
+    negatives.note_markers(ctx)
     for node in list(ctx.graph.nodes):
         if node.op != "call_function" or not is_tensor(node):
             continue
@@ -55,6 +57,8 @@ def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
     if node.target is aten.select.int and args[1] == 0:
         return _gather_by_pair(ctx, node)
     gather = gather_of(ctx, node)
+    if gather is not None:
+        negatives.note(node, gather.index)
     if gather is None or gather.dim != 0:
         return None
     if node.target is aten.index_select.default and args[1] == 0 and args[2] is gather.index:
@@ -109,7 +113,9 @@ def _gather_by_pair(ctx: Context, node: fx.Node) -> fx.Node | None:
         return None
     index = row_of(ctx, pair, position % 2, node) if value(pair).shape[0] == 2 else None
     index = index if index is not None else ctx.call(aten.select.int, pair, 0, position, like=node)
-    return ctx.call(aten.index_select.default, args[0], 0, uncopied(ctx, index), like=node)
+    index = uncopied(ctx, index)
+    negatives.note_indexing(index)
+    return ctx.call(aten.index_select.default, args[0], 0, index, like=node)
 
 
 def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
@@ -196,6 +202,8 @@ def _places(ctx: Context, mask: fx.Node, count: Any, reader: fx.Node | None = No
 
 def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:
     found = reduction_of(ctx, node)
+    if found is not None:
+        negatives.note(node, found.index)
     if found is None or found.dim != 0:
         return None
     if not _is_zero(found.base) and not _gathers(found.src):

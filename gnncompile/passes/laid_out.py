@@ -27,7 +27,7 @@ def run(ctx: Context) -> None:
     last = ctx.inputs_first()
     looped: dict[tuple[Any, ...], fx.Node] = {}
     for node in ctx.graph.find_nodes(op="call_function", target=own.csr.default):
-        index, other, num_rows, _, alive = node.args
+        index, other, num_rows, _, alive = node.args[:5]
         found = _layout(ctx, index, other, num_rows, last) if alive is None else None
         if found is not None:
             for part in list(node.users):
@@ -44,7 +44,7 @@ def run(ctx: Context) -> None:
 
 def _before_loops_of(ctx: Context, node: fx.Node, last: fx.Node) -> tuple[Any, ...] | None:
     """What a layout with self loops can be made of: one without, if it is known, the rows and which edges are kept."""
-    index, other, num_rows, _, alive = node.args
+    index, other, num_rows, _, alive = node.args[:5]
     ends, others, kept = _before_loops(index, num_rows), _before_loops(other, num_rows), _before_ones(alive)
     if ends is None or others is None or (kept is None and alive is not None):
         return None

@@ -18,7 +18,7 @@ from torch import fx
 from gnncompile.ir.region import Output
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes import dropout
+from gnncompile.passes import dropout, negatives
 from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
 from gnncompile.passes.edges import alive_of
 from gnncompile.passes.message import Message, size_node
@@ -175,7 +175,9 @@ class _Forming:
                 marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
             with self.ctx.graph.inserting_before(marker):
                 alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
-                made = self.ctx.call(own.csr.default, index, other, num_rows, num_columns, alive, like=index)
+                counted = [negatives.counts(self.ctx, end) for end in (index, other)]
+                args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
+                made = self.ctx.call(own.csr.default, index, other, *args, like=index)
                 self.masked[made] = alive is not None
                 self.layouts[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
             self.ctx.graph.erase_node(marker)

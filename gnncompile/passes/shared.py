@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from gnncompile.passes import negatives
 from gnncompile.passes.context import Context, is_switch, mutates, origins
 
 
@@ -23,6 +24,7 @@ def run(ctx: Context) -> None:
         first = firsts.setdefault(number, node)
         if first is not node:
             first.meta["origins"] = (*origins(first), *origins(node))
+            negatives.take_over(first, node)
             node.replace_all_uses_with(first)
             ctx.graph.erase_node(node)
 

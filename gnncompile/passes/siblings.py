@@ -78,7 +78,7 @@ class _Call:
 
     def edges(self) -> tuple[Any, ...]:
         """What the walk is made from; the other end of the edges only where it is read."""
-        index, other, num_rows, num_columns, alive = self.layout()[0].args[0].args  # type: ignore[union-attr]
+        index, other, num_rows, num_columns, alive = self.layout()[0].args[0].args[:5]  # type: ignore[union-attr]
         ends = (other, num_columns) if self.region.needs_opposite else ()
         return (index, num_rows, alive, *ends)
 

@@ -124,7 +124,13 @@ _lock = threading.Lock()
 
 
 def csr(
-    index: Tensor, other: Tensor, num_rows: int, num_columns: int, alive: Tensor | None
+    index: Tensor,
+    other: Tensor,
+    num_rows: int,
+    num_columns: int,
+    alive: Tensor | None,
+    wrap_rows: bool = False,
+    wrap_columns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The edges ordered by `index`, stably.
 
@@ -134,6 +140,8 @@ def csr(
         num_rows: Valid values of `index` are below it.
         num_columns: Valid values of `other` are below it.
         alive: Edges to keep, bool ``[num_edges]``; the rest goes behind the last row.
+        wrap_rows: Whether negative entries of `index` count from the end, as in Python's indexing.
+        wrap_columns: Whether negative entries of `other` do.
 
     Returns:
         rowptr ``[num_rows + 1]``, col ``[num_edges]``, edge ``[num_edges]``, all int32.
@@ -144,8 +152,11 @@ def csr(
     num_edges = index.numel()
     if max(num_edges, num_rows, num_columns) > MAX_INDEX:
         raise ValueError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
-    bad = (index < 0) | (index >= num_rows) | (other < 0) | (other >= num_columns)
+    lowest = -num_rows if wrap_rows else 0, -num_columns if wrap_columns else 0
+    bad = (index < lowest[0]) | (index >= num_rows) | (other < lowest[1]) | (other >= num_columns)
     _report(bad, index, other, (num_rows, num_columns))
+    index = _wrapped(index, num_rows) if wrap_rows else index
+    other = _wrapped(other, num_columns) if wrap_columns else other
     masked = bad if alive is None else bad | ~alive
     # Masked edges sort behind the last row, where no kernel looks.
     row = torch.where(masked, num_rows, index).to(torch.int32)
@@ -154,6 +165,11 @@ def csr(
     rowptr = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device, dtype=torch.int32), out_int32=True)
     _attach_hubs(rowptr, num_edges)
     return rowptr, other.clamp(0, max(num_columns - 1, 0)).to(torch.int32)[order], order.to(torch.int32)
+
+
+def _wrapped(index: Tensor, size: int) -> Tensor:
+    """An index whose negative entries are replaced by the rows that they stand for."""
+    return torch.where(index < 0, index + size, index)
 
 
 def with_loops(

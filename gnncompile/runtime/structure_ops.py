@@ -9,7 +9,8 @@ from gnncompile.runtime import layout
 from gnncompile.runtime.region_op import LIBRARY
 
 LIBRARY.define(
-    "csr(Tensor index, Tensor other, SymInt num_rows, SymInt num_columns, Tensor? alive) -> (Tensor, Tensor, Tensor)"
+    "csr(Tensor index, Tensor other, SymInt num_rows, SymInt num_columns, Tensor? alive, "
+    "bool wrap_rows=False, bool wrap_columns=False) -> (Tensor, Tensor, Tensor)"
 )
 LIBRARY.define(
     "csr_with_loops(Tensor rowptr, Tensor col, Tensor edge, Tensor index, Tensor? alive) -> (Tensor, Tensor, Tensor)"
@@ -18,7 +19,13 @@ LIBRARY.define("inverse_degree(Tensor rowptr, str dtype) -> Tensor")
 
 
 def _fake_csr(
-    index: Tensor, other: Tensor, num_rows: int, num_columns: int, alive: Tensor | None
+    index: Tensor,
+    other: Tensor,
+    num_rows: int,
+    num_columns: int,
+    alive: Tensor | None,
+    wrap_rows: bool = False,
+    wrap_columns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.size(0)
     return (

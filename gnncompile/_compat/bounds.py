@@ -1,0 +1,66 @@
+"""Bounds of indices in Inductor's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+
+def _take_along_dim_counts() -> bool:
+    try:
+        torch.take_along_dim(torch.zeros(1, device="cpu"), torch.tensor([-1], device="cpu"), 0)
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+TAKE_ALONG_DIM_COUNTS = _take_along_dim_counts()
+"""Whether negative indices of :func:`torch.take_along_dim` count from the end, as in newer versions of torch."""
+
+
+def broken_bounds(error: RuntimeError) -> str | None:
+    """The bounds that an index in Inductor's code for a CPU does not keep; None for other errors."""
+    found = re.search(r"index out of bounds: (.*)", str(error))
+    return None if found is None else found[1].strip()
+
+
+def _refused(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """An index whose negative entries are still negative once they have been counted from the end."""
+    return torch.where(index < 0, index - x.shape[dim], index) if x.dim() > 0 and index.dim() == 1 else index
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if x.dim() == 0 or index.dim() != 1:
+        return _THEIRS[aten.index_select.default](x, dim, index)  # type: ignore[no-any-return]
+    dim = dim % x.dim()
+    shape = [*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]]
+    index = index.to(torch.int64)
+    return aten.gather(x, dim, index.view([-1 if k == dim else 1 for k in range(x.dim())]).expand(shape))  # type: ignore[no-any-return]
+
+
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
+    return _THEIRS[aten.index_add.default](x, dim, _refused(x, dim, index), source, alpha=alpha)
+
+
+def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    return _THEIRS[aten.index_copy.default](x, dim, _refused(x, dim, index), source)
+
+
+REFUSING: dict[Any, Callable[..., Any]] = {
+    aten.index_select.default: _index_select,
+    aten.index_add.default: _index_add,
+    aten.index_copy.default: _index_copy,
+}
+"""Decompositions in place of Inductor's, which refuse negative indices as eager does.
+
+Inductor's are ``x[index]``, where they count from the end.
+"""
+
+_THEIRS = get_decompositions(list(REFUSING))
