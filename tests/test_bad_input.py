@@ -218,7 +218,7 @@ def test_there_are_enough() -> None:
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], Outcome]] = {
     "source too large": (weighted, (X, E[0] + 1, E[1], W), INDEX),
-    "source negative": (weighted, (X, E[0] - 7, E[1], W), INDEX),
+    "source negative": (weighted, (X, E[0] - 2 * NODES, E[1], W), INDEX),
     "destination too large": (weighted, (X, E[0], E[1] + 1, W), INDEX),
     "destination negative": (weighted, (X, E[0], E[1] - 1, W), INDEX),
     "rows of different lengths": (weighted, (X, E[0], E[1][:5], W), (ANY, "size|length|dimension")),
@@ -369,10 +369,10 @@ def test_nothing_outside_a_tensor_is_read_or_written(which: str, monkeypatch: py
     """
     needs_triton(which)
     monkeypatch.setattr(layout, "_report", lambda *_: None)
-    bad = [-1, -(2**31), -(2**63), NODES, NODES + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1]
+    bad = [-NODES - 1, -(2**31), -(2**63), NODES, NODES + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1]
     good = [(0, 1), (5, 5), (2, 1), (0, 0)]
-    row = torch.tensor([*bad, *(r for r, _ in good), *([1] * len(bad)), *bad])
-    col = torch.tensor([*([1] * len(bad)), *(c for _, c in good), *bad, *bad])
+    row = torch.tensor([*bad, *(r for r, _ in good), *([1] * len(bad)), *bad, 1])
+    col = torch.tensor([*([1] * len(bad)), *(c for _, c in good), *bad, *bad, -1])
     guarded = torch.full((NODES + 16, 4), float("nan"))
     guarded[8:-8] = X
     x = guarded[8:-8].requires_grad_()
