@@ -180,6 +180,7 @@ def test_masks_that_are_made_twice(device: str) -> None:
     assert not step._program.backend.notes or torch.__version__ < "2.13"
 
 
+@pytest.mark.filterwarnings("ignore:gnncompile.*scatter op")  # torch 2.11 loses the size of a slice of selected rows
 @pytest.mark.parametrize("loss", UNPADDED)
 def test_what_has_no_padded_form(device: str, loss: Callable[..., Any]) -> None:
     step = compare(device, loss)

@@ -64,7 +64,7 @@ from gnncompile._compat.inductor import (
     unfused_settings,
     wait_for_vectors,
 )
-from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards
+from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards, tile_no_rows
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
 from gnncompile._compat.numbers import keep_numbers
 from gnncompile._compat.optimizers import make_capturable
@@ -239,6 +239,7 @@ __all__ = [
     "take_over_size",
     "takes_arguments",
     "tell_backwards_apart",
+    "tile_no_rows",
     "trace_aten",
     "traced_here",
     "tracked_input_name",

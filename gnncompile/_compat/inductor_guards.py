@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._inductor import ir, utils
+from torch._inductor import ir, tiling_utils, utils
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import ModularIndexing
@@ -47,6 +47,22 @@ def _number(stride: Any) -> int | None:
     sizes = {s: int(values.get(s, 0)) for s in expr.free_symbols}
     found = expr.xreplace({s: sympy.Integer(size if size > 1 else _ORDINARY) for s, size in sizes.items()})
     return int(found) if found.is_Integer else None
+
+
+def tile_no_rows() -> None:
+    """Makes Inductor choose tiles for a GPU by sizes that are not 0, in compiles of ours.
+
+    It asks which index of a loop goes along memory by numbers in place of symbols; indices into rows of which there are
+    none yet can't be worked out.
+    """
+    hint: Any = tiling_utils.get_hint
+
+    @functools.wraps(hint)
+    def get_hint(size: Any) -> Any:
+        found = hint(size)
+        return _ORDINARY if found == 0 and isinstance(size, sympy.Symbol) and ours() else found
+
+    tiling_utils.get_hint = get_hint  # type: ignore[assignment]
 
 
 class _Thread(threading.local):

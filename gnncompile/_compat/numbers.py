@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._inductor import ir
 from torch._inductor.codegen.cpp import CppVecOverrides
+from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import V, ops
@@ -91,10 +92,18 @@ def _multiply_by_zero() -> None:
 
 
 def _be_exact_near_zero() -> None:
-    """Takes the vector library's ``expm1`` and ``fmod``: ``exp(x) - 1`` and ``x - floor(x / y) * y`` lose what is left
-    of small numbers, and their sign.
+    """Takes the libraries' ``expm1`` and ``fmod``: ``exp(x) - 1`` and ``x - floor(x / y) * y`` lose what is left of
+    small numbers, and their sign; of large ones the latter is no remainder at all.
     """
     overrides: Any = CppVecOverrides
+    kernels: Any = TritonOverrides
+    rest_by_triton = kernels.mod
+
+    def exact_mod(x: Any, y: Any) -> Any:
+        whole = not getattr(x, "dtype", torch.int64).is_floating_point
+        return rest_by_triton(x, y) if whole or not ours() else kernels.fmod(x, y)
+
+    kernels.mod = staticmethod(exact_mod)
     expm1, remainder = overrides.expm1, overrides.remainder
 
     def exact_expm1(x: Any) -> Any:

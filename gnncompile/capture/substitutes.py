@@ -240,6 +240,7 @@ def install() -> None:
     _compat.keep_numbers()
     _compat.keep_written_names()
     _compat.launch_no_rows()
+    _compat.tile_no_rows()
     _compat.order_strides_without_guards()
     _compat.reshape_without_guards()
     _compat.read_sizes_of_inputs()

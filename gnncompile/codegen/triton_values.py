@@ -212,6 +212,8 @@ class ValueWriter:
                 one, tile = args if alone[0] else reversed(args)
                 return f"tl.where({one}, {tile}, False)" if node.op == "and" else f"tl.where({one}, True, {tile})"
         text = POINTWISE[node.op].triton.format(*args)
+        if node.op == "sqrt" and self.region.compute == "float32":  # tl.sqrt takes subnormal numbers for 0
+            text = f"tl.sqrt_rn({args[0]})"
         return without_parentheses(re.sub(r"\bT\b", self.compute, text))
 
     def operand(self, i: int, bare: bool = False) -> str:
