@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -325,8 +326,15 @@ def test_two_models_at_once(device: str, recording: None) -> None:
 
 
 def test_the_backward_runs_in_its_caller(device: str, recording: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of results that are not recorded, autograd's threads are off as long as one is alive."""
+    """As of results that are not recorded, autograd's threads are off as long as one is alive; in a thread of its own,
+    where no result of another test is.
+    """
     monkeypatch.setattr(backward_thread, "has_thread", lambda tensor: True)
+    with ThreadPoolExecutor(1) as alone:
+        alone.submit(_steps_in_their_caller, device).result()
+
+
+def _steps_in_their_caller(device: str) -> None:
     _, model = pair(device)
     inputs = graph(device)
     for _ in range(5):

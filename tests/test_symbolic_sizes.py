@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch_geometric.utils import scatter, softmax
 
 import gnncompile
@@ -117,3 +118,13 @@ def test_no_rows_of_a_kernel_along_two_axes(device: str):
     """Its launcher shares out blocks among axes of the grid: there may be none."""
     torch._dynamo.reset()
     compare(lambda x, index: (x - x)[index] + x.t().contiguous().t(), [(40, 4), (0, 4), (7, 4)], 1, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "at_once"), [(10_000, False), (200_000, True)])
+def test_rows_and_columns_are_summed_at_once_where_there_are_many(rows: int, at_once: bool):
+    """Columns are then summed in two steps, through a workspace; a matrix that stays in the cache is read twice."""
+    torch._dynamo.reset()
+    compiled = gnncompile.compile(lambda x: ((x * x).sum(0), (x * 2).sum(1)))
+    _, (code, *_) = run_and_get_code(compiled, torch.randn(rows, 64, device="cuda"))
+    assert ("workspace" in code) == at_once

@@ -61,6 +61,7 @@ from gnncompile._compat.inductor import (
     prepare_inductor,
     read_sizes_of_inputs,
     settings_for,
+    sum_both_ways_where_large,
     unfused_settings,
     wait_for_vectors,
 )
@@ -235,6 +236,7 @@ __all__ = [
     "substitute_construction",
     "substitute_largest",
     "substitute_methods",
+    "sum_both_ways_where_large",
     "symbolic_counts",
     "take_over_size",
     "takes_arguments",

@@ -21,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
 from torch._inductor.runtime import triton_heuristics
-from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
 from torch._inductor.virtualized import V
 
 from gnncompile._compat.autograd import OF_NO_ROWS
@@ -43,6 +43,7 @@ __all__ = [
     "read_sizes_of_inputs",
     "register_lowering",
     "settings_for",
+    "sum_both_ways_where_large",
     "unfused_settings",
     "wait_for_vectors",
 ]
@@ -83,6 +84,25 @@ def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
     """
     doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
+
+
+_LARGE = 5 * 2**20
+"""Elements of the smallest matrix whose rows and columns torch sums at once: a smaller one stays in the cache."""
+
+
+def sum_both_ways_where_large() -> None:
+    """Makes Inductor sum rows and columns at once of large matrices only, in compiles of ours.
+
+    Torch asks by a guard, of which it assumes that it holds where sizes may be anything: the columns of all matrices
+    would be summed in two steps, the second by an operation of its own.
+    """
+    can_fuse: Any = MixOrderReduction.can_fuse.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(can_fuse)
+    def fused(cls: Any, one: Any, other: Any) -> bool:
+        return bool(can_fuse(cls, one, other)) and (not ours() or cls.get_numel(one) >= _LARGE)
+
+    MixOrderReduction.can_fuse = classmethod(fused)  # type: ignore[method-assign,assignment]
 
 
 def unfused_settings() -> dict[str, Any]:

@@ -241,6 +241,7 @@ def install() -> None:
     _compat.keep_written_names()
     _compat.launch_no_rows()
     _compat.tile_no_rows()
+    _compat.sum_both_ways_where_large()
     _compat.order_strides_without_guards()
     _compat.reshape_without_guards()
     _compat.read_sizes_of_inputs()
