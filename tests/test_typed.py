@@ -78,6 +78,13 @@ def test_rgcn(name: str):
     assert len(one.record.regions) == regions
 
 
+@pytest.mark.parametrize("aggr", ["var", "softmax", "powermean"])
+def test_rgcn_of_other_aggregations(aggr: str):
+    torch.manual_seed(0)
+    one_graph(RGCNConv(CHANNELS, 5, RELATIONS, aggr=aggr))
+    one_graph(RGCNConv(CHANNELS, 5, RELATIONS, num_bases=2, root_weight=False, aggr=aggr))
+
+
 def test_relations_in_groups(monkeypatch: pytest.MonkeyPatch):
     """Edges of other groups are neither counted nor walked."""
     monkeypatch.setattr(tables, "TABLE_WIDTH", 12)

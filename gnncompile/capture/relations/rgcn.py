@@ -7,6 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import FastRGCNConv, RGCNConv
+from torch_geometric.nn.aggr import (
+    MulAggregation,
+    PowerMeanAggregation,
+    SoftmaxAggregation,
+    StdAggregation,
+    VarAggregation,
+)
 
 from gnncompile._compat import copy_of
 from gnncompile.capture.relations.tables import (
@@ -17,6 +24,7 @@ from gnncompile.capture.relations.tables import (
     is_float,
     is_own,
     is_typed,
+    is_unchanged,
     products,
     segment_reduce,
     to,
@@ -70,6 +78,30 @@ def _relational(
     return out
 
 
+_ROW_BY_ROW = (MulAggregation, VarAggregation, StdAggregation, SoftmaxAggregation, PowerMeanAggregation)
+"""Aggregations that look at the rows of a destination alone, and have as many features as a message.
+
+That of a median is none: it raises where the last destinations have no edge.
+"""
+
+
+def _is_aggregated(conv: Any) -> bool:
+    """Whether a layer has one of these, and relations that fit into one table."""
+    single = len(groups(conv.num_relations, conv.in_channels_l)) == 1 and conv.num_blocks is None
+    return single and type(conv.aggr_module) in _ROW_BY_ROW and is_unchanged(conv, RGCNConv)
+
+
+def _aggregated(
+    conv: Any, x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, num_rows: int, reduce: str | None
+) -> Tensor:
+    """``sum_r aggregate_{j in N_r(i)} x_j @ weight[r]``: a destination of each relation is a row of its own."""
+    relations, inner, outer = weight.shape
+    group = Group(conv, edge_index, edge_type, 0, relations, counted=True)
+    messages, rows = x.index_select(0, group.source), group.rows(group.destination)
+    reduced: Tensor = conv.aggr_module(messages, rows, dim_size=num_rows * relations)
+    return reduced.view(num_rows, relations * inner) @ weight.reshape(relations * inner, outer)
+
+
 def _relational_embedding(
     conv: Any, nodes: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, num_rows: int, reduce: str
 ) -> Tensor:
@@ -98,9 +130,10 @@ def _rgcn(conv: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
     elif conv.num_blocks is not None:
         weight = dense(weight)
     num_rows = x_r.size(0) if conv.flow == "source_to_target" else x_l.size(0)
-    reduce = REDUCTIONS[type(conv.aggr_module)]
-    layer = _relational if x_r.is_floating_point() else _relational_embedding
-    out = layer(conv, x_l, weight, edge_index, edge_type, num_rows, reduce)
+    reduce = REDUCTIONS.get(type(conv.aggr_module))
+    relational = _aggregated if reduce is None else _relational
+    layer: Any = relational if x_r.is_floating_point() else _relational_embedding
+    out: Tensor = layer(conv, x_l, weight, edge_index, edge_type, num_rows, reduce)
     # PyG adds to zeros of the default type.
     out = to(out, torch.promote_types(out.dtype, torch.get_default_dtype()))
     if conv.root is not None:
@@ -122,9 +155,16 @@ def _takes(conv: Any, x: Any) -> bool:
     return bool(ends[0].dim() == 1 and ends[1].dim() == 1)
 
 
+def _has_features(x: Any) -> bool:
+    """Whether the sources have features, where :func:`_takes` has said yes: else they are indices of embeddings."""
+    ends = x if isinstance(x, tuple) else (x,)
+    return ends[0] is not None and bool(ends[0].is_floating_point())
+
+
 def rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.RGCNConv.forward`."""
-    if not is_own(self, RGCNConv) or not is_typed(edge_index, edge_type) or not _takes(self, x):
+    plain = is_typed(edge_index, edge_type) and _takes(self, x)
+    if not plain or not (is_own(self, RGCNConv) or (_is_aggregated(self) and _has_features(x))):
         return _rgcn_forward(self, x, edge_index, edge_type)
     return _rgcn(self, x, edge_index, edge_type)
 

@@ -49,8 +49,13 @@ def is_own(conv: Any, base: type, reductions: tuple[str, ...] = ("sum", "mean", 
     Raises:
         _compat.HookedLayer: See :func:`gnncompile.capture.hooks.refuse_hooks`.
     """
+    return is_unchanged(conv, base) and REDUCTIONS.get(type(conv.aggr_module)) in reductions
+
+
+def is_unchanged(conv: Any, base: type) -> bool:
+    """Whether a layer's messages are those of its class, however they are reduced; raises as :func:`is_own` does."""
     refuse_hooks(conv)
-    return not _overrides(type(conv), base) and REDUCTIONS.get(type(conv.aggr_module)) in reductions
+    return not _overrides(type(conv), base)
 
 
 def is_edge_list(edge_index: Any) -> bool:
