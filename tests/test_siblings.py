@@ -68,8 +68,11 @@ STRUCTURE = 1
 """Degrees are a region of their own, which is run once per graph."""
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "PNA": (lambda: PNAConv(WIDTH, WIDTH, AGGREGATORS, SCALERS, DEGREES), 1),
-    "PNA with towers": (lambda: PNAConv(WIDTH, WIDTH, AGGREGATORS, SCALERS, DEGREES, towers=2, divide_input=True), 1),
+    "PNA": (lambda: PNAConv(WIDTH, WIDTH, AGGREGATORS, SCALERS, DEGREES), 1 + STRUCTURE),
+    "PNA with towers": (
+        lambda: PNAConv(WIDTH, WIDTH, AGGREGATORS, SCALERS, DEGREES, towers=2, divide_input=True),
+        1 + STRUCTURE,
+    ),
     "EGConv": (
         lambda: EGConv(WIDTH, WIDTH, aggregators=["sum", "mean", "max", "std", "symnorm"], num_heads=4, num_bases=2),
         1 + STRUCTURE,
