@@ -31,11 +31,6 @@ def broken_bounds(error: RuntimeError) -> str | None:
     return None if found is None else found[1].strip()
 
 
-def _refused(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """An index whose negative entries are still negative once they have been counted from the end."""
-    return torch.where(index < 0, index - x.shape[dim], index) if x.dim() > 0 and index.dim() == 1 else index
-
-
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     if x.dim() == 0 or index.dim() != 1:
         return _THEIRS[aten.index_select.default](x, dim, index)  # type: ignore[no-any-return]
@@ -45,18 +40,21 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return aten.gather(x, dim, index.view([-1 if k == dim else 1 for k in range(x.dim())]).expand(shape))  # type: ignore[no-any-return]
 
 
-def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
-    return _THEIRS[aten.index_add.default](x, dim, _refused(x, dim, index), source, alpha=alpha)
+def _written(op: Any) -> Callable[..., Any]:
+    """The decomposition of a write, given an index whose negative entries are negative once they have been counted."""
 
+    def decomposed(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim() > 0 and index.dim() == 1:
+            index = torch.where(index < 0, index - x.shape[dim], index)
+        return _THEIRS[op](x, dim, index, *args, **kwargs)
 
-def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
-    return _THEIRS[aten.index_copy.default](x, dim, _refused(x, dim, index), source)
+    return decomposed
 
 
 REFUSING: dict[Any, Callable[..., Any]] = {
     aten.index_select.default: _index_select,
-    aten.index_add.default: _index_add,
-    aten.index_copy.default: _index_copy,
+    aten.index_add.default: _written(aten.index_add.default),
+    aten.index_copy.default: _written(aten.index_copy.default),
 }
 """Decompositions in place of Inductor's, which refuse negative indices as eager does.
 

@@ -93,11 +93,12 @@ def know_widths() -> None:
     def decided(e: Tensor, *args: Any, **kwargs: Any) -> Any:
         found = decide(e, *args, **kwargs)
         ours = compiling.patches is not None and not compiling.empty_is_special
-        for dim in range(1, e.dim()) if ours and hasattr(found, "dynamic_sizes") else ():
-            if not isinstance(e.size(dim), int):
-                continue
-            one = e.size(dim) == 1 and (e.is_floating_point() or e.dtype is torch.bool)
-            if one or (_is_width(e, dim) and found.dynamic_sizes[dim] is DimDynamic.DUCK):
+        if not ours or not hasattr(found, "dynamic_sizes"):
+            return found
+        values = e.is_floating_point() or e.dtype is torch.bool
+        for dim in range(1, e.dim()):
+            one = values and isinstance(e.size(dim), int) and e.size(dim) == 1
+            if one or (found.dynamic_sizes[dim] is DimDynamic.DUCK and _is_width(e, dim)):
                 found.dynamic_sizes[dim] = DimDynamic.STATIC
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,15 +20,7 @@ LIBRARY.define(
 LIBRARY.define("inverse_degree(Tensor rowptr, str dtype) -> Tensor")
 
 
-def _fake_csr(
-    index: Tensor,
-    other: Tensor,
-    num_rows: int,
-    num_columns: int,
-    alive: Tensor | None,
-    wrap_rows: bool = False,
-    wrap_columns: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_csr(index: Tensor, other: Tensor, num_rows: int, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.size(0)
     return (
         index.new_empty((num_rows + 1,), dtype=torch.int32),

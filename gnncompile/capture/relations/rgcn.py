@@ -33,6 +33,15 @@ from gnncompile.capture.relations.tables import (
 _rgcn_forward = copy_of(RGCNConv.forward)
 _fast_rgcn_forward = copy_of(FastRGCNConv.forward)
 
+_ROW_BY_ROW = (MulAggregation, VarAggregation, StdAggregation, SoftmaxAggregation, PowerMeanAggregation)
+"""Aggregations that look at the rows of a destination alone, and have as many features as a message.
+
+That of a median is none: it raises where the last destinations have no edge.
+"""
+
+_OWN = "own"
+"""The reduction of a layer that has one of these."""
+
 
 def _sums(group: Group, messages: Tensor, num_rows: int, reduce: str, like: Tensor) -> Tensor:
     """Sums of messages over the edges to each node, or of their means per relation.
@@ -56,7 +65,7 @@ def _relational(
 
     Sums and means are linear, so products come first: their gradient needs none of what was gathered, and nothing is
     kept for it. Where rows are much narrower before the product, or the reduction is not linear, they are reduced
-    first.
+    first. What :data:`_OWN` names the layer's module computes.
     """
     out: Tensor | None = None
     inner, outer = conv.in_channels_l, conv.out_channels
@@ -71,35 +80,20 @@ def _relational(
         else:
             messages = x.index_select(0, group.nodes(group.source))
             rows = group.rows(group.destination)
-            reduced = segment_reduce(messages, rows, num_rows * count, reduce)
+            if reduce == _OWN:
+                reduced: Tensor = conv.aggr_module(messages, rows, dim_size=num_rows * count)
+            else:
+                reduced = segment_reduce(messages, rows, num_rows * count, reduce)
             part_sum = reduced.view(num_rows, count * inner) @ part.reshape(count * inner, outer)
         out = part_sum if out is None else out + part_sum
     assert out is not None, "a layer has at least one relation"
     return out
 
 
-_ROW_BY_ROW = (MulAggregation, VarAggregation, StdAggregation, SoftmaxAggregation, PowerMeanAggregation)
-"""Aggregations that look at the rows of a destination alone, and have as many features as a message.
-
-That of a median is none: it raises where the last destinations have no edge.
-"""
-
-
 def _is_aggregated(conv: Any) -> bool:
     """Whether a layer has one of these, and relations that fit into one table."""
     single = len(groups(conv.num_relations, conv.in_channels_l)) == 1 and conv.num_blocks is None
     return single and type(conv.aggr_module) in _ROW_BY_ROW and is_unchanged(conv, RGCNConv)
-
-
-def _aggregated(
-    conv: Any, x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, num_rows: int, reduce: str | None
-) -> Tensor:
-    """``sum_r aggregate_{j in N_r(i)} x_j @ weight[r]``: a destination of each relation is a row of its own."""
-    relations, inner, outer = weight.shape
-    group = Group(conv, edge_index, edge_type, 0, relations, counted=True)
-    messages, rows = x.index_select(0, group.source), group.rows(group.destination)
-    reduced: Tensor = conv.aggr_module(messages, rows, dim_size=num_rows * relations)
-    return reduced.view(num_rows, relations * inner) @ weight.reshape(relations * inner, outer)
 
 
 def _relational_embedding(
@@ -130,10 +124,9 @@ def _rgcn(conv: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
     elif conv.num_blocks is not None:
         weight = dense(weight)
     num_rows = x_r.size(0) if conv.flow == "source_to_target" else x_l.size(0)
-    reduce = REDUCTIONS.get(type(conv.aggr_module))
-    relational = _aggregated if reduce is None else _relational
-    layer: Any = relational if x_r.is_floating_point() else _relational_embedding
-    out: Tensor = layer(conv, x_l, weight, edge_index, edge_type, num_rows, reduce)
+    reduce = REDUCTIONS.get(type(conv.aggr_module), _OWN)
+    layer = _relational if x_r.is_floating_point() else _relational_embedding
+    out = layer(conv, x_l, weight, edge_index, edge_type, num_rows, reduce)
     # PyG adds to zeros of the default type.
     out = to(out, torch.promote_types(out.dtype, torch.get_default_dtype()))
     if conv.root is not None:
