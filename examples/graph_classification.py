@@ -78,7 +78,8 @@ def test(model, loader, device):
 def main():
     parser = common.parser(__doc__, hidden_channels=32, num_layers=5, dropout=0.5, lr=0.01, epochs=50, batch_size=128)
     common.add_dataset(parser, ["MUTAG", "PROTEINS", "ENZYMES"], "digits")
-    args = common.parse(parser, epochs=20, num_layers=2, dropout=0.0)
+    # With a higher rate the test accuracy of so few epochs is a matter of rounding.
+    args = common.parse(parser, epochs=20, num_layers=2, dropout=0.0, lr=0.003)
     graphs, test_graphs, num_classes = load(args)
 
     eager = GIN(graphs[0].num_features, args.hidden_channels, num_classes, args.num_layers, args.dropout)

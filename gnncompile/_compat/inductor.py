@@ -70,7 +70,18 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """What operations are made of before Inductor compiles them, in compiles of ours."""
     theirs = select_decomp_table()
-    return {**theirs, **OF_NO_ROWS, **{op: ours for op, ours in REFUSING.items() if op in theirs}}
+    return _Decompositions({**theirs, **OF_NO_ROWS, **{op: ours for op, ours in REFUSING.items() if op in theirs}})
+
+
+class _Decompositions(dict[Any, Callable[..., Any]]):
+    """A table that is pickled as the call that makes it.
+
+    Torch 2.13 makes the table a part of the key of a compiled graph in its cache on disk. Functions of C++ are in the
+    table, which can't be pickled: nothing would be kept.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return inductor_decompositions, ()
 
 
 _MIXED = "mix_order_reduction"
