@@ -99,7 +99,7 @@ def interleaved(
 
 def _wait_for_builds() -> None:
     """Waits for what gnncompile builds in the background, once on a machine, as `gnncompile.warmup` does."""
-    native = sys.modules.get("gnncompile.runtime.native")  # a benchmark of others runs where it can't be imported
+    native = sys.modules.get("gnncompile.cudagraphs.native")  # a benchmark of others runs where it can't be imported
     if native is not None and native.begun():
         native.wait()
 

@@ -13,7 +13,7 @@ OTHER = "other"
 
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "Dynamo": (("torch._dynamo.convert_frame", "_compile"),),
-    "passes": (("gnncompile.passes", "optimise"), ("gnncompile.passes", "finish")),
+    "passes": (("gnncompile.passes.manager", "run_pre_grad"), ("gnncompile.passes.manager", "run_post_grad")),
     "AOTAutograd": (("torch._inductor.compile_fx", "compile_fx"), ("gnncompile._compat.inductor", "compile_fx")),
     "Inductor": (("torch._inductor.compile_fx", "_compile_fx_inner"),),
     "vectors": (("torch._inductor.cpu_vec_isa", "valid_vec_isa_list"),),

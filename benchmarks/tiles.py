@@ -2,7 +2,7 @@
 
 A layer's forward and backward are run once, and every region that they launch is run again with other tiles, on the
 same tensors. What a tile gives is compared with what the chosen one gives before it is timed: numbers for the tables in
-gnncompile/codegen/triton_tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) it runs on a CPU, where times say
+gnncompile/codegen/triton/tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) it runs on a CPU, where times say
 nothing.
 """
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import gnncompile
-from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import Tile, of_degree, tiles_by_degree, warps_of
+from gnncompile.codegen.triton.plan import schedule
+from gnncompile.codegen.triton.tile import Tile, of_degree, tiles_by_degree, warps_of
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime import launch
@@ -148,7 +148,7 @@ def _others(region: Region, chosen: Tile, edges: Sequence[int], stages: Sequence
 def measure_tiles(one: Launch, tiles: Sequence[Tile], device: torch.device, how: Options) -> list[TileResult]:
     """Checks and times tiles, the chosen one first."""
     # Here, not at the top: Triton must be told of its interpreter before it is imported.
-    from gnncompile.codegen.triton_kernel import TritonKernel
+    from gnncompile.codegen.triton.kernel import TritonKernel
 
     results, steps = [TileResult(tile) for tile in tiles], {}
     expected: list[Tensor] | None = None

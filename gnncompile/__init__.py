@@ -22,10 +22,10 @@ import_error: Exception | None = None
 
 try:
     from gnncompile.batches.loader import Loader, loader
-    from gnncompile.capture.compiled import compile
+    from gnncompile.capture.compile import compile
     from gnncompile.capture.warmup import warmup
+    from gnncompile.layout.identity_cache import CacheInfo, cache_info, clear_cache
     from gnncompile.report.explain import Report, explain
-    from gnncompile.runtime.identity import CacheInfo, cache_info, clear_cache
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:
     # Raised when something is asked for, not here: `python -m gnncompile doctor` must be able to say what to do.

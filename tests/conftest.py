@@ -55,7 +55,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def recording(device: str) -> Iterator[None]:
     """Recordings are CUDA graphs on a GPU, and tapes on a CPU; the host's code in C++ is there from the beginning."""
-    from gnncompile.runtime import native  # only now, as Triton is told above how to run
+    from gnncompile.cudagraphs import native  # only now, as Triton is told above how to run
     from tests.tape import tapes
 
     assert not native.wait()

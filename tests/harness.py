@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from gnncompile import _compat, passes
+from gnncompile import _compat
+from gnncompile.passes import manager
 from gnncompile.runtime import launch
 
 T = TypeVar("T")
@@ -52,14 +53,14 @@ def launched() -> Iterator[list[str]]:
 def look_at_graphs(monkeypatch: pytest.MonkeyPatch, look: Callable[[fx.Graph], Iterable[T]]) -> list[T]:
     """Collects what is found in every captured graph behind the passes, from now on."""
     found: list[T] = []
-    optimise = passes.optimise
+    run_pre_grad = manager.run_pre_grad
 
-    def spy(*args: Any) -> passes.Result:
-        result = optimise(*args)
+    def spy(*args: Any) -> manager.Result:
+        result = run_pre_grad(*args)
         found.extend(look(result.rest.graph))
         return result
 
-    monkeypatch.setattr(passes, "optimise", spy)
+    monkeypatch.setattr(manager, "run_pre_grad", spy)
     return found
 
 

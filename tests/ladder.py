@@ -14,7 +14,7 @@ from torch_geometric.data.data import BaseData
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.report.explain import count_syncs
 from gnncompile.support.case import LADDER, Graph
 

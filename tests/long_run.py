@@ -28,9 +28,9 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs.pool import Recordings
 from gnncompile.options import DEFAULTS
-from gnncompile.runtime.recordings import Recordings
 from tests.tape import tapes
 
 MIB = 2**20

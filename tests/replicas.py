@@ -35,7 +35,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.tape import tapes
 
 GRAPHS = 4

@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.tape import tapes
 
 LIGHT: dict[str, Any] = {"options": {"inductor": False}}
@@ -95,7 +95,7 @@ def check(way: str, settings: dict[str, Any]) -> None:
     torch.testing.assert_close(*whole, rtol=1e-9, atol=1e-9)
     programs = [p for m in (model, *model.children()) if (p := program_of(m)) is not None]
     captured = [c for p in programs for c in p.backend.captured]
-    regions = [len(c.record.regions) for c in captured]
+    regions = [len(c.log.regions) for c in captured]
     # A break of the graph where parameters are gathered; behind one, graphs without an edge are captured anew.
     assert sum(regions) == (3 if way == "layers" else 6), regions
     assert len(captured) <= 8, regions

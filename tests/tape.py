@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gnncompile.runtime import cuda_graph
+from gnncompile.cudagraphs import cuda_graph
 
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.runtime import launch
 from tests.harness import light, needs_interpreter
 
@@ -68,5 +68,5 @@ def test_activation(name: str, which: str):
                 fits = ~(expected.isfinite() & (expected.abs() > torch.finfo(dtype).max))
                 torch.testing.assert_close(found.double()[fits], expected[fits], rtol=limit, atol=limit, equal_nan=True)
             (one,) = program_of(compiled).backend.captured
-            assert len(one.record.regions) == 1 and one.record.skipped == []
+            assert len(one.log.regions) == 1 and one.log.skipped == []
         assert launch.fallbacks == {}

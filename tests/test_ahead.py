@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.capture.program import Program
-from gnncompile.runtime.recording import Recording
+from gnncompile.capture.compile import program_of
+from gnncompile.capture.compiled_callable import Program
+from gnncompile.cudagraphs.recorder import Recording
 from tests.test_train_step import Pair, graph, recording, sgd
 
 __all__ = ["recording"]

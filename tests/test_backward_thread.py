@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GCNConv
 
 import gnncompile
-from gnncompile.runtime import backward_thread, native
+from gnncompile.cudagraphs import backward_thread, native
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 WAYS = {"default": {}, "op by op": {"inductor": False}, "twice": {"double_backward": True}}

@@ -23,7 +23,8 @@ from torch_geometric.nn import GCNConv, RGCNConv, global_add_pool
 
 import gnncompile
 from gnncompile.codegen import cache_dir
-from gnncompile.runtime import launch, layout
+from gnncompile.layout import csr
+from gnncompile.runtime import launch
 from tests.harness import kernels, light, needs_interpreter
 
 NODES, EDGES = 6, 14
@@ -303,7 +304,7 @@ def _compiler(text: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
 
 
 def _no_triton(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    importlib.import_module("gnncompile.codegen.triton_kernel")  # what is taken away comes back after the test
+    importlib.import_module("gnncompile.codegen.triton.kernel")  # what is taken away comes back after the test
     for name in [name for name in sys.modules if name.startswith("gnncompile.codegen.triton_")]:
         patch.delitem(sys.modules, name)
     patch.setitem(sys.modules, "triton", None)
@@ -368,7 +369,7 @@ def test_nothing_outside_a_tensor_is_read_or_written(which: str, monkeypatch: py
     with NaN on either side of every tensor.
     """
     needs_triton(which)
-    monkeypatch.setattr(layout, "_report", lambda *_: None)
+    monkeypatch.setattr(csr, "_report", lambda *_: None)
     bad = [-NODES - 1, -(2**31), -(2**63), NODES, NODES + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1]
     good = [(0, 1), (5, 5), (2, 1), (0, 0)]
     row = torch.tensor([*bad, *(r for r, _ in good), *([1] * len(bad)), *bad, 1])

@@ -16,9 +16,9 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.transforms import Compose
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime.attached import attached
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.layout.batch_metadata import attached
 
 LIGHT = {"inductor": False}
 SIZES = [

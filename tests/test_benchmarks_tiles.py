@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import __main__, attention, cases, comparison, graphs, tiles
 from benchmarks.layer_models import Layer
-from gnncompile.codegen.triton_tile import Tile
+from gnncompile.codegen.triton.tile import Tile
 from gnncompile.ir.region import Space
 from tests import triton_regions
 

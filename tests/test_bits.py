@@ -15,8 +15,8 @@ from gnncompile.ir.region import BITS, Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import vjp
+from gnncompile.layout import csr
 from gnncompile.runtime import launch
-from gnncompile.runtime import layout as runtime_layout
 from tests.graphs import layout
 from tests.harness import kernels, needs_interpreter
 
@@ -46,7 +46,7 @@ def test_the_order_of_bits():
 def graphs() -> dict[str, tuple[Layout, int, int, int]]:
     """Layouts, and how many rows, columns and edges they have."""
     mixed = ([3, 0, 2, 0, 3, 3, 0, 2, 3, 0], [6, 1, 2, 1, 3, 0, 5, 4, 4, 0], [2, 5])
-    hub = [0] * (2 * runtime_layout.HUB + 1) + [2] * 129 + [3]
+    hub = [0] * (2 * csr.HUB + 1) + [2] * 129 + [3]
     lists = {"mixed, masked": mixed, "no edge": ([], [], []), "hub": (hub, [k % 7 for k in range(len(hub))], [])}
     found = {}
     for name, (row, col, dead) in lists.items():

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 import gnncompile
-from gnncompile.codegen import cache_dir, cpp_compiler
+from gnncompile.codegen import cache_dir
+from gnncompile.codegen.cpp import compiler
 from gnncompile.errors import Unsupported
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels, light
@@ -33,7 +34,7 @@ def returning(number: int) -> str:
 
 def load(number: int = 7) -> ctypes.CDLL:
     """A kernel that returns a number: from the cache or compiled."""
-    return cpp_compiler.load(returning(number), contract=True)
+    return compiler.load(returning(number), contract=True)
 
 
 @pytest.fixture
@@ -50,13 +51,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where kernels were compiled to."""
     made: list[Path] = []
-    original = cpp_compiler._build
+    original = compiler._build
 
     def build(*args: Any) -> None:
         made.append(args[-1])
         original(*args)
 
-    monkeypatch.setattr(cpp_compiler, "_build", build)
+    monkeypatch.setattr(compiler, "_build", build)
     return made
 
 
@@ -144,13 +145,13 @@ def test_a_checksum_that_can_not_be_replaced(cache: Path, builds: list[Path]) ->
 def test_a_file_of_another_user(cache: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Told from its owner only: the folder is still ours."""
     load(7)
-    monkeypatch.setattr(cpp_compiler, "who_writes", lambda handle: "it belongs to another user, 12345")
+    monkeypatch.setattr(compiler, "who_writes", lambda handle: "it belongs to another user, 12345")
     assert load(7).run() == 7 and len(builds) == 2
 
 
 def test_text_of_triton_kernels_is_not_taken_from_files(cache: Path) -> None:
     pytest.importorskip("triton")
-    from gnncompile.codegen.triton_variant import _module
+    from gnncompile.codegen.triton.variant import _module
 
     text = "VALUE = 1\n"
     module = _module(text)
@@ -223,7 +224,7 @@ def test_a_folder_that_can_not_be_used(case: str, cache: Path, builds: list[Path
     break_it, problem = UNUSABLE[case]
     break_it(cache, monkeypatch)
     with pytest.warns(RuntimeWarning, match=f"cache folder .* is not used: {problem}.*GNNCOMPILE_CACHE") as said:
-        found = cpp_compiler.load(returning(7), contract=True)
+        found = compiler.load(returning(7), contract=True)
         assert load(8).run() == 8
     monkeypatch.undo()
     assert found.run() == 7 and len(said) == 1
@@ -236,7 +237,7 @@ FULL = 'case "$PWD" in {0}/*) echo "fatal error: error writing to x.s: No space 
 
 
 def test_a_full_disk(cache: Path, builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cpp_compiler.compiler()[0]
+    real = compiler.compiler()[0]
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{FULL.format(cache)}\nexec {real} "$@"'))
     with pytest.warns(RuntimeWarning, match="is not used: No space left on device") as said:
         assert (load(7).run(), load(8).run()) == (7, 8)
@@ -316,7 +317,7 @@ def test_processes_that_compile_the_same_kernel_at_once(cache: Path) -> None:
         child.join(60)
     assert found == [[7, 8]] * 4 and [child.exitcode for child in children] == [0] * 4
     assert sorted(path.suffix for path in cache.iterdir()) == [".sha256"] * 2 + [".so"] * 2
-    assert all(map(cpp_compiler._intact, cache.glob("*.so")))
+    assert all(map(compiler._intact, cache.glob("*.so")))
 
 
 @pytest.mark.parametrize("when", ["while it compiles", "between kernel and checksum"])
@@ -324,7 +325,7 @@ def test_a_compile_that_is_killed(
     when: str, cache: Path, tmp_path: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = tmp_path / "begun"
-    real = cpp_compiler.compiler()[0]
+    real = compiler.compiler()[0]
     text = f'for a in "$@"; do [ "$a" = -shared ] && touch {begun} && exec sleep 60; done\nexec {real} "$@"'
     slow = script(tmp_path / "cxx", text)
     context = multiprocessing.get_context("fork")

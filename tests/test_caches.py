@@ -35,7 +35,7 @@ torch.save((gnncompile.__file__, out.detach(), x.grad, *hits), sys.argv[1])
 """
 
 CHANGES = {
-    "runtime/region_op.py": ("gradients.append(value.to(", "gradients.append(3 * value.to("),
+    "ops/region.py": ("gradients.append(value.to(", "gradients.append(3 * value.to("),
     "ir/pointwise.py": ('"std::sin({0})"', '"(2 * std::sin({0}))"'),
 }
 """By file: three times the gradient, in the same forward, and a kernel that computes twice the sine."""

@@ -19,8 +19,10 @@ from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.main import main
 from gnncompile.cli.probe import probe
 from gnncompile.cli.trials import Trial
-from gnncompile.codegen import cache_dir, cpp_compiler
-from gnncompile.runtime import launch, native
+from gnncompile.codegen import cache_dir
+from gnncompile.codegen.cpp import compiler
+from gnncompile.cudagraphs import native
+from gnncompile.runtime import launch
 from gnncompile.support import table
 from gnncompile.support.case import Absent
 from tests.harness import forget_kernels, kernels
@@ -66,7 +68,7 @@ def test_cache_holds_what_was_compiled_and_loses_only_that(cache: Path, capsys: 
     assert main(["cache", "info"]) == 0
     assert "not there yet" in capsys.readouterr().out and not cache.exists()
 
-    cpp_compiler.load('extern "C" int run() { return 7; }', contract=True)
+    compiler.load('extern "C" int run() { return 7; }', contract=True)
     triton, region = cache / "triton", f"region_{'a1' * 16}"
     (triton / "__pycache__").mkdir(parents=True)
     (cache / "build-0abc").mkdir()
@@ -92,7 +94,7 @@ def test_cache_holds_what_was_compiled_and_loses_only_that(cache: Path, capsys: 
     assert main(["cache", "clear"]) == 0
     assert "left alone" in capsys.readouterr().out
     assert sorted(path for path in cache.rglob("*") if path.is_file()) == sorted(strangers)
-    assert cpp_compiler.load('extern "C" int run() { return 7; }', contract=True).run() == 7
+    assert compiler.load('extern "C" int run() { return 7; }', contract=True).run() == 7
     for file in strangers:
         file.unlink()
     assert main(["cache", "clear", "--json"]) == 0

@@ -18,9 +18,10 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GraphConv, SAGEConv, global_mean_pool
 
 import gnncompile
-from gnncompile import _compat, passes
-from gnncompile.capture.compiled import program_of
-from gnncompile.capture.program import Program
+from gnncompile import _compat
+from gnncompile.capture.compile import program_of
+from gnncompile.capture.compiled_callable import Program
+from gnncompile.passes import manager
 from tests.harness import light
 
 NODES, EDGES, CHANNELS = 12, 40, 4
@@ -72,11 +73,11 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
 
 
 def _fail_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "optimise", _raise)
+    monkeypatch.setattr(manager, "run_pre_grad", _raise)
 
 
 def _fail_after_differentiation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "finish", _raise)
+    monkeypatch.setattr(manager, "run_post_grad", _raise)
 
 
 def _fail_in_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ def test_what_is_captured_as_a_whole(model: Callable[..., Tensor]):
         for a, b in zip(*(step(run, *graph(nodes, edges)) for run in (compiled, model)), strict=True):
             torch.testing.assert_close(a, b)
     program = _program(compiled)
-    assert len(program.backend.captured) == 1 and program.backend.captured[0].record.regions
+    assert len(program.backend.captured) == 1 and program.backend.captured[0].log.regions
     assert not program.backend.notes
 
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnncompile.codegen import cpp_compiler
-from gnncompile.codegen.cpp_kernel import FRESH_BYTES, CppKernel
-from gnncompile.codegen.cpp_source import source
+from gnncompile.codegen.cpp import compiler
+from gnncompile.codegen.cpp.kernel import FRESH_BYTES, CppKernel
+from gnncompile.codegen.cpp.source import source
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
@@ -414,12 +414,12 @@ def test_powers(exact: bool) -> None:
     check_ulps(found, pairs[:, 0].double() ** pairs[:, 1].double(), 1.5)
 
 
-@pytest.mark.skipif(cpp_compiler.compiler()[0] != "g++", reason="reads what g++ says of its loops")
+@pytest.mark.skipif(compiler.compiler()[0] != "g++", reason="reads what g++ says of its loops")
 @pytest.mark.parametrize("exact", [False, True])
 def test_elementary_functions_are_vectorised(exact: bool) -> None:
     """No function is called per element, and the loop of each is vectorised."""
     names = [name for name in FUNCTIONS if name not in LIBRARY]
-    command = [*cpp_compiler.compiler(), *cpp_compiler.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-c", "-"]
+    command = [*compiler.compiler(), *compiler.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-c", "-"]
     for region in (elementwise(names, exact), elementwise(["pow"], exact, arguments=2)):
         text = source(region)
         done = subprocess.run([*command, "-o", os.devnull], input=text, capture_output=True, text=True, check=True)
@@ -570,7 +570,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_compile_error_shows_the_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GNNCOMPILE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(Unsupported, match="nonsense"):
-        cpp_compiler.load("nonsense", contract=True)
+        compiler.load("nonsense", contract=True)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -595,7 +595,7 @@ def test_cache_is_used_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_two_processes_compile_at_once(tmp_path: Path) -> None:
     code = (
-        "from gnncompile.codegen.cpp_kernel import CppKernel\n"
+        "from gnncompile.codegen.cpp.kernel import CppKernel\n"
         "from gnncompile.ir.region import parse\n"
         f"CppKernel(parse({neighbour_sum(D, 'float32', 1, 6).spec!r}))\n"
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import gnncompile
-from gnncompile.passes import dense
+from gnncompile.passes.post_grad import gemm_epilogue
 
 CHANNELS = 6
 IN_PLACE = re.compile(r"extern_kernels\.addmm\((\w+), .* out=\1\)")
@@ -36,7 +36,7 @@ def _product(device: str, used_twice: bool = False) -> torch.fx.Graph:
 def test_a_product_on_a_cpu_is_left_alone():
     graph = _product("cpu")
     before = str(graph)
-    dense.run(graph)
+    gemm_epilogue.run(graph)
     assert str(graph) == before
 
 

@@ -12,8 +12,9 @@ from torch_geometric.utils import softmax
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen.cpp_kernel import CppKernel
-from gnncompile.codegen.triton_tile import Tile
+import gnncompile.ops.region  # noqa: F401  (registers the op)
+from gnncompile.codegen.cpp.kernel import CppKernel
+from gnncompile.codegen.triton.tile import Tile
 from gnncompile.ir import philox, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.printer import summary, to_text
@@ -22,7 +23,7 @@ from gnncompile.ir.region import SEED, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
-from gnncompile.runtime import launch, region_op  # noqa: F401  (registers the op)
+from gnncompile.runtime import launch
 from tests.graphs import layout
 from tests.harness import kernels
 

@@ -20,7 +20,7 @@ from torch_geometric.nn import (
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.codegen import triton_layers
+from gnncompile.codegen.triton import edge_linears
 from gnncompile.errors import Unsupported
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
@@ -29,8 +29,8 @@ from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import vjp
+from gnncompile.layout import csr
 from gnncompile.runtime import launch
-from gnncompile.runtime import layout as runtime_layout
 from tests.graphs import EDGE_LISTS, layout
 from tests.harness import kernels, launched, light, needs_interpreter
 
@@ -77,7 +77,7 @@ SHAPES = [(1, 1, 1), (1, 1, 2), (1, 3, 1), (3, 1, 2), (2, 5, 4), (1, 64, 16), (4
 def graph(name: str) -> tuple[Layout, int, int, int]:
     """A layout, and how many rows, columns and edges it has."""
     if name == "long rows":  # three hubs, one of them several pieces long, and an edge that is masked out
-        row = torch.tensor([0] * 300 + [2] * (2 * runtime_layout.HUB + 1) + [3] * 129 + [1, 3, 0])
+        row = torch.tensor([0] * 300 + [2] * (2 * csr.HUB + 1) + [3] * 129 + [1, 3, 0])
         col = torch.arange(row.numel()) % 7
         alive = torch.ones(row.numel(), dtype=torch.bool)
         alive[5] = False
@@ -162,8 +162,8 @@ def test_as_many_features_as_channels(which: str, device: str):
 def test_features_that_do_not_stand_at_multiples_of_eight_bytes():
     """A GPU can't load a word from an odd place, so such a tensor is copied first."""
     region = message("float32", 1, 4, 2)
-    assert triton_layers.read_as_words(region) == {1}
-    assert triton_layers.read_as_words(message("float32", 1, 4, 3)) == frozenset()
+    assert edge_linears.read_as_words(region) == {1}
+    assert edge_linears.read_as_words(message("float32", 1, 4, 3)) == frozenset()
     walk, rows, columns, edges = graph(FULL)
     x, e, w = tensors(region, rows, columns, edges, 2)
     odd = torch.cat([torch.zeros(1), e.flatten()])[1:].view_as(e)

@@ -17,7 +17,7 @@ from torch_geometric.nn import GCNConv
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture import edge_rows
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.capture.inputs import Derived
 from tests.harness import light
 from tests.tape import tapes

@@ -24,7 +24,7 @@ from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.runtime import launch
 from tests.harness import kernels, light, needs_interpreter
 
@@ -111,7 +111,7 @@ def test_training_at_all_sizes_in_one_graph(name: str, where: str):
     assert captured(compiled) == 1 and _compat.counters()["stats"]["unique_graphs"] == frames + 1
     assert _compat.graph_breaks() == breaks
     (one,) = program_of(compiled).backend.captured
-    assert len(one.record.regions) >= 3 and one.record.skipped == [] and program_of(compiled).backend.notes == []
+    assert len(one.log.regions) >= 3 and one.log.skipped == [] and program_of(compiled).backend.notes == []
     assert launch.fallbacks == {}
 
 

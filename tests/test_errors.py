@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import layout
+from gnncompile.capture.compile import program_of
+from gnncompile.layout import csr
 from tests.harness import light
 
 NODES = 6
@@ -112,8 +112,8 @@ def test_index_exactly_at_the_bounds(model: GCNConv, compiled: Any):
 def test_layout_names_the_first_bad_edge():
     index, other = torch.tensor([0, 1, 2]), torch.tensor([0, 4, -1])
     with pytest.raises(IndexError, match=r"edge 1 joins nodes 1 and 4 outside the graph.*0 to 2 and 0 to 3"):
-        layout.csr(index, other, 3, 4, None)
-    assert layout.csr(index, other.clamp(0, 3), 3, 4, None)[0].tolist() == [0, 1, 2, 3]
+        csr.csr(index, other, 3, 4, None)
+    assert csr.csr(index, other.clamp(0, 3), 3, 4, None)[0].tolist() == [0, 1, 2, 3]
 
 
 def test_a_missing_argument_is_pythons_own_error(compiled: Any):

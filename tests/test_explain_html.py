@@ -21,7 +21,9 @@ from torch_geometric.nn import BatchNorm, EdgeConv, GATv2Conv, GCNConv, GINConv,
 from torch_geometric.nn.models import GAT
 
 import gnncompile
-from gnncompile.codegen import cpp_plan, triton_plan, triton_tile
+from gnncompile.codegen.cpp import plan as cpp_plan
+from gnncompile.codegen.triton import plan as triton_plan
+from gnncompile.codegen.triton import tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.passes.context import Skip
@@ -275,10 +277,10 @@ def attention() -> Region:
 
 def test_loops_of_generated_kernels():
     """What is read in a loop over the edges is what the generators say."""
-    triton_source = pytest.importorskip("gnncompile.codegen.triton_source")
+    triton_source = pytest.importorskip("gnncompile.codegen.triton.source")
     region = attention()
     plan = triton_plan.schedule(region)
-    text = triton_source.source(region, triton_tile.choose_tile(region, plan), triton_plan.Part("all"))
+    text = triton_source.source(region, tile.choose_tile(region, plan), triton_plan.Part("all"))
     passes = text.split("over the edges\n")[1:]
     assert len(passes) == plan.passes == len(triton_plan.gathered(region))
     for one, read in zip(passes, triton_plan.gathered(region), strict=True):

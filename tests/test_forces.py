@@ -14,7 +14,7 @@ from torch_geometric.nn.models import SchNet
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.passes.context import RegionRecord
 from gnncompile.testing import awkward
 from tests.harness import light
@@ -57,7 +57,7 @@ def records(compiled: nn.Module) -> list[Any]:
     """What the passes did, of each captured graph."""
     program = program_of(compiled)
     assert program is not None and not program.backend.notes, program
-    return [captured.record for captured in program.backend.captured]
+    return [captured.log for captured in program.backend.captured]
 
 
 def check(

@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GINEConv, GraphConv, ResGatedGraphConv, SAGEConv, TransformerConv
 
 import gnncompile
-from gnncompile.batches.fronts import MOST, Front, fronts
-from gnncompile.batches.prepared import prepare
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.batches.hops import MOST, Front, fronts
+from gnncompile.batches.prepare import prepare
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs.pool import Recordings
 
 NODES = 400
 
@@ -137,7 +137,7 @@ def train(model: nn.Module, data: list[Data], seeds: Callable[[Data], int]) -> I
 def rows_of(step: gnncompile.TrainStep) -> list[str]:
     """How many rows the regions of the only captured graph have, as symbols."""
     (captured,) = step._program.backend.captured
-    return [record.shape.strip("()").split(",")[0] for record in captured.record.regions]
+    return [record.shape.strip("()").split(",")[0] for record in captured.log.regions]
 
 
 def trained_alike(make: Callable[[], nn.Module], device: str) -> gnncompile.TrainStep:
@@ -210,7 +210,7 @@ def test_results_of_seeds(device: str, recording: None) -> None:
     program = program_of(compiled)
     assert program is not None and not program.backend.notes
     (captured,) = program.backend.captured
-    assert len({record.shape.strip("()").split(",")[0] for record in captured.record.regions}) >= 3
+    assert len({record.shape.strip("()").split(",")[0] for record in captured.log.regions}) >= 3
 
 
 @pytest.mark.parametrize("name", ["gine", "gatv2", "batch norm"])
@@ -229,7 +229,7 @@ def test_a_loop_that_reads_only_seeds(device: str, recording: None, name: str) -
     assert program is not None and not program.backend.notes
     (captured,) = program.backend.captured
     assert isinstance(captured.recordings, Recordings) and captured.recordings.recorded
-    rows = {record.shape.strip("()").split(",")[0] for record in captured.record.regions}
+    rows = {record.shape.strip("()").split(",")[0] for record in captured.log.regions}
     assert len(rows) == (1 if name == "batch norm" else 3)
     one = loader[0]
     assert compiled(one.x, one.edge_index, one.edge_attr).size(0) == one.batch_size
@@ -347,7 +347,7 @@ def test_fronts_are_closures(seed: int) -> None:
 
 def test_padded_edges_of_a_front_join_what_nobody_reads() -> None:
     one = next(iter(gnncompile.loader(batches((12,)), buckets=True)))
-    from gnncompile.runtime.attached import attached
+    from gnncompile.layout.batch_metadata import attached
 
     what = attached(one.edge_index)
     assert what is not None and what.batch is not None and len(what.fronts) >= 2

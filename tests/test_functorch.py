@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import kernels
 from tests.tape import tapes
 
@@ -236,7 +236,7 @@ def test_outside_with_inductor() -> None:
         assert outcome(UNCOMPILED["grad"], model, eager) == "equal"
     for use in (checkpointed, ONCE["functional_call"]):
         assert outcome(use, model, eager) == "equal"
-    assert [len(c.record.regions) for c in program_of(model).backend.captured] == [1, 1]  # type: ignore[union-attr]
+    assert [len(c.log.regions) for c in program_of(model).backend.captured] == [1, 1]  # type: ignore[union-attr]
     assert "double_backward" in outcome(second, model, eager)
     assert "Leave out vmap" in outcome(batched, model, eager)
 
@@ -276,7 +276,7 @@ def test_a_warning_once_a_note_and_compiled_afterwards() -> None:
     assert program is not None and not program.backend.captured
     assert "torch.func.grad" in program.backend.notes[0].reason
     same(model(X, EDGES), eager(X, EDGES))
-    assert len(program.backend.captured) == 1 and program.backend.captured[0].record.regions
+    assert len(program.backend.captured) == 1 and program.backend.captured[0].log.regions
 
 
 def test_graphs_that_are_kept() -> None:
@@ -366,7 +366,7 @@ def test_graphs_within_graphs(layer: str, where: str) -> None:
             results.append([out, *torch.autograd.grad(out.square().sum(), [given, *m.parameters()])])
         same(*results)
     backend = program_of(model).backend  # type: ignore[union-attr]
-    assert not backend.notes and backend.captured[-1].record.regions
+    assert not backend.notes and backend.captured[-1].log.regions
 
 
 def test_graphs_within_graphs_for_torch_compile() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, HeteroConv, HGTConv, SAGEConv, to_hetero
 
 import gnncompile
-from gnncompile.capture import relations
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
+from gnncompile.substitutes.nn import conv
 from tests.harness import launched, light, needs_interpreter
 from tests.test_end_to_end import compare
 from tests.test_typed import one_graph
@@ -94,7 +94,7 @@ def test_hgt(heads: int):
     torch.manual_seed(0)
     with launched() as specs:
         one = one_graph(Joined(hgt(heads=heads)), graph, SIZES)
-    assert len(one.record.regions) == 1 and nothing_per_edge(specs, heads)
+    assert len(one.log.regions) == 1 and nothing_per_edge(specs, heads)
 
 
 def test_two_layers_of_hgt_share_their_structure():
@@ -109,7 +109,7 @@ def test_two_layers_of_hgt_share_their_structure():
 
     torch.manual_seed(0)
     one = one_graph(Joined(Net()), graph, SIZES[:3])
-    assert len(one.record.regions) == 2 and len(one.structure.hoisted.results) == 6
+    assert len(one.log.regions) == 2 and len(one.structure.program.results) == 6
 
 
 def test_hgt_without_some_types():
@@ -122,7 +122,7 @@ def test_hgt_without_some_types():
         return {key: x_dict[key] for key in ("author", "venue", "paper")}, chosen
 
     one = one_graph(Joined(hgt()), inputs, SIZES[:3])
-    assert len(one.record.regions) == 1
+    assert len(one.log.regions) == 1
 
 
 def test_hgt_of_other_types_of_numbers():
@@ -161,8 +161,8 @@ def test_other_hgt_layers_are_traced_as_written():
 def test_hgt_of_edges_in_another_order_than_the_metadata():
     """PyG then takes other weights for them; that is not ours to change."""
     _, edge_index_dict = graph(*SIZES[0])
-    assert relations.hgt._takes(hgt(), edge_index_dict)
-    assert not relations.hgt._takes(hgt(), dict(reversed(edge_index_dict.items())))
+    assert conv.hgt._takes(hgt(), edge_index_dict)
+    assert not conv.hgt._takes(hgt(), dict(reversed(edge_index_dict.items())))
 
 
 @pytest.mark.parametrize("which", ["cpp", "triton"])
@@ -213,7 +213,7 @@ def test_a_layer_per_type(name: str):
     model = Joined(lazy(make))
     with launched() as specs:
         one = one_graph(model, graph, SIZES)
-    assert len(one.record.regions) == regions and nothing_per_edge(specs, width=2)
+    assert len(one.log.regions) == regions and nothing_per_edge(specs, width=2)
 
 
 class TwoLayers(nn.Module):
@@ -245,8 +245,8 @@ def test_converted_models(name: str):
     with torch.no_grad():
         model(*inputs(*SIZES[0]))
     one = one_graph(Joined(model), inputs, SIZES)
-    assert len(one.record.regions) == 2 * len(BOTH_WAYS)
-    assert len(one.structure.hoisted.results) == structure * len(BOTH_WAYS)
+    assert len(one.log.regions) == 2 * len(BOTH_WAYS)
+    assert len(one.structure.program.results) == structure * len(BOTH_WAYS)
 
 
 def test_a_layer_per_type_without_a_sync():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import to_dense_batch
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 
 
 class Attention(nn.Module):

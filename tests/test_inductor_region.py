@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 
 
 def add(x: Tensor, edge_index: Tensor) -> Tensor:

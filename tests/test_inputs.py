@@ -26,7 +26,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, Graph
 from tests.harness import light
 from tests.ladder import climb

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
-from gnncompile.runtime import launch, layout
-from gnncompile.runtime.static_inputs import StaticInputs
+from gnncompile.layout import csr
+from gnncompile.runtime import launch
 from tests import graphs
 from tests.harness import needs_interpreter
 
@@ -27,7 +28,7 @@ def edges(device: str = "cpu") -> tuple[Tensor, Tensor]:
 def test_csr(masked: bool, device: str) -> None:
     row, col = edges(device)
     alive = row != 0 if masked else None
-    made = layout.csr(row, col, 5, 5, alive)
+    made = csr.csr(row, col, 5, 5, alive)
     expected = graphs.layout(row, col, 5, alive)
     live = int(expected.rowptr[-1])
     assert torch.equal(made[0], expected.rowptr)
@@ -44,8 +45,8 @@ def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: s
     alive = row != col if masked else None
     loops = torch.arange(nodes, device=device)
     kept = torch.cat([alive, loops >= 0]) if alive is not None else None
-    expected = layout.csr(torch.cat([row, loops]), torch.cat([col, loops]), nodes, nodes, kept)
-    made = layout.with_loops(*layout.csr(row, col, nodes, nodes, None), row, alive)
+    expected = csr.csr(torch.cat([row, loops]), torch.cat([col, loops]), nodes, nodes, kept)
+    made = csr.with_loops(*csr.csr(row, col, nodes, nodes, None), row, alive)
     live = int(expected[0][-1])
     assert torch.equal(made[0], expected[0])
     assert all(torch.equal(a[:live], b[:live]) for a, b in zip(made[1:], expected[1:], strict=True))
@@ -57,25 +58,25 @@ def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: s
 
 def test_where_there_is_no_hub_there_is_none_with_self_loops(device: str) -> None:
     row = torch.arange(200, device=device) % 50
-    made = layout.csr(row, row, 50, 50, None)
-    layout.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), layout.NO_HUBS, layout.HUB)
-    hubs = layout.given_hubs(layout.with_loops(*made, row, None)[0])
-    assert hubs is not None and hubs.number == layout.NO_HUBS and hubs.rows.numel() == 0
+    made = csr.csr(row, row, 50, 50, None)
+    csr.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), csr.NO_HUBS, csr.HUB)
+    hubs = csr.given_hubs(csr.with_loops(*made, row, None)[0])
+    assert hubs is not None and hubs.number == csr.NO_HUBS and hubs.rows.numel() == 0
 
 
 def test_bad_index() -> None:
     row, col = edges()
     with pytest.raises(IndexError, match="edge 1 joins nodes 4 and 1 outside the graph"):
-        layout.csr(row, col, 4, 5, None)
+        csr.csr(row, col, 4, 5, None)
 
 
 @pytest.fixture
 def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "HUB", 3)
+    monkeypatch.setattr(csr, "HUB", 3)
 
 
-def found(rowptr: Tensor, num_edges: int = 13) -> layout.Hubs:
-    hubs = layout.hubs(rowptr, num_edges)
+def found(rowptr: Tensor, num_edges: int = 13) -> csr.Hubs:
+    hubs = csr.hubs(rowptr, num_edges)
     assert hubs is not None
     return hubs
 
@@ -86,7 +87,7 @@ HUBS = [[1, 0, 2], [4, 2, 2]]
 
 def test_hubs(small_hubs: None, device: str) -> None:
     """13 edges suffice for three rows of four: the list has three rows, two of them hubs, the longest first."""
-    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
+    rowptr = csr.csr(*edges(device), 5, 5, None)[0]
     hubs = found(rowptr)
     assert hubs.rows.dtype == hubs.pieces.dtype == torch.int32
     assert hubs.rows.shape == (3, 3) and hubs.rows[:2].tolist() == HUBS and int(hubs.rows[2, 2]) == 0
@@ -98,7 +99,7 @@ def test_hubs(small_hubs: None, device: str) -> None:
 
 
 def test_a_number_that_has_not_arrived(small_hubs: None) -> None:
-    hubs = found(layout.csr(*edges(), 5, 5, None)[0])
+    hubs = found(csr.csr(*edges(), 5, 5, None)[0])
     hubs.number = None
     assert hubs.programs() == (3, 7)
 
@@ -106,7 +107,7 @@ def test_a_number_that_has_not_arrived(small_hubs: None) -> None:
 @pytest.mark.parametrize("degrees", [[4] * 6, [1, 24], [7, 7, 7, 4], [5, 0, 11, 3, 6], [25]])
 def test_every_edge_of_a_hub_is_in_one_piece(degrees: list[int], small_hubs: None) -> None:
     row = torch.repeat_interleave(torch.arange(len(degrees)), torch.tensor(degrees))
-    hubs = found(layout.csr(row, row * 0, len(degrees), 1, None)[0], len(row))
+    hubs = found(csr.csr(row, row * 0, len(degrees), 1, None)[0], len(row))
     number, pieces = hubs.programs()
     wanted = {at: -(-degree // 3) for at, degree in enumerate(degrees) if degree > 3}
     assert {int(r): int(n) for r, _, n in hubs.rows[:number]} == wanted
@@ -116,19 +117,19 @@ def test_every_edge_of_a_hub_is_in_one_piece(degrees: list[int], small_hubs: Non
 
 def test_rows_may_be_longer_where_there_are_very_many_edges(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """A list says itself from which degree on rows are hubs; it stays so with a self loop more for each row."""
-    limits = [layout.most_edges(n) for n in (0, 13, 2_332_486, 2**24 - 1, 2**24, 115_000_000, 124_000_000, 2**31 - 1)]
+    limits = [csr.most_edges(n) for n in (0, 13, 2_332_486, 2**24 - 1, 2**24, 115_000_000, 124_000_000, 2**31 - 1)]
     assert limits == [128, 128, 128, 128, 256, 1024, 1024, 16384]
-    monkeypatch.setattr(layout, "HUB", 2)
-    monkeypatch.setattr(layout, "LAST_ROW", 3)
-    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
+    monkeypatch.setattr(csr, "HUB", 2)
+    monkeypatch.setattr(csr, "LAST_ROW", 3)
+    rowptr = csr.csr(*edges(device), 5, 5, None)[0]
     hubs = found(rowptr)
     assert hubs.most_edges == 4
     lengths = rowptr.diff()
     wanted = {at: -(-int(n) // 4) for at, n in enumerate(lengths) if n > 4}
     assert {int(r): int(n) for r, _, n in hubs.rows if n} == wanted and wanted
-    layout.give_hubs(rowptr, hubs.rows[:0], hubs.pieces[:0], layout.NO_HUBS, 4)
+    csr.give_hubs(rowptr, hubs.rows[:0], hubs.pieces[:0], csr.NO_HUBS, 4)
     row = torch.repeat_interleave(torch.arange(5, device=device), lengths.long())
-    with_loops = layout.with_loops(rowptr, row.int(), torch.arange(13, device=device).int(), row, None)[0]
+    with_loops = csr.with_loops(rowptr, row.int(), torch.arange(13, device=device).int(), row, None)[0]
     assert found(with_loops, 18).most_edges == 4
 
 
@@ -138,23 +139,23 @@ def test_a_recording_is_for_lists_of_one_limit() -> None:
     def given(most: int) -> list[Tensor]:
         memory = torch.arange(64, dtype=torch.int32)
         rowptr = memory[:6]
-        layout.give_hubs(rowptr, memory[12:15].view(1, 3), memory[15:17], (1, 2), most)
+        csr.give_hubs(rowptr, memory[12:15].view(1, 3), memory[15:17], (1, 2), most)
         return [rowptr, memory[6:12]]
 
     static = StaticInputs(given(4), [0, 1])
-    hubs = layout.given_hubs(static.tensors[0])
+    hubs = csr.given_hubs(static.tensors[0])
     assert hubs is not None and hubs.most_edges == 4
     assert static.fits(given(4)) and not static.fits(given(8))
 
 
 def test_too_few_edges_for_a_hub(device: str) -> None:
-    rowptr = layout.csr(*edges(device), 5, 5, None)[0]
-    assert layout.hubs(rowptr, 13) is None and not hasattr(rowptr, layout._HUBS)
+    rowptr = csr.csr(*edges(device), 5, 5, None)[0]
+    assert csr.hubs(rowptr, 13) is None and not hasattr(rowptr, csr._HUBS)
 
 
 def test_a_list_does_not_outlive_its_rowptr(small_hubs: None) -> None:
     """Changed in place, copied, pickled, cloned: the list is made again."""
-    rowptr = layout.csr(*edges(), 5, 5, None)[0]
+    rowptr = csr.csr(*edges(), 5, 5, None)[0]
     old = found(rowptr)
     rowptr.copy_(torch.tensor([0, 13, 13, 13, 13, 13]))
     assert found(rowptr) is not old and found(rowptr).number == (1, 5)
@@ -167,7 +168,7 @@ def test_a_list_does_not_outlive_its_rowptr(small_hubs: None) -> None:
 
 def test_inference_mode(small_hubs: None) -> None:
     with torch.inference_mode():
-        rowptr = layout.csr(*edges(), 5, 5, None)[0]
+        rowptr = csr.csr(*edges(), 5, 5, None)[0]
         assert found(rowptr).number == (2, 4) and found(rowptr) is found(rowptr)
 
 
@@ -186,13 +187,13 @@ def test_lists_are_made_once_for_forward_and_backward(
     needs_interpreter("triton", device)
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     made: list[Tensor] = []
-    make = layout._find_hubs
+    make = csr._find_hubs
 
-    def count(rowptr: Tensor, most: int, num_edges: int) -> layout.Hubs:
+    def count(rowptr: Tensor, most: int, num_edges: int) -> csr.Hubs:
         made.append(rowptr)
         return make(rowptr, most, num_edges)
 
-    monkeypatch.setattr(layout, "_find_hubs", count)
+    monkeypatch.setattr(csr, "_find_hubs", count)
     launch.kernel.cache_clear()
     launch.runner.cache_clear()
     try:
@@ -217,16 +218,16 @@ def test_lists_are_made_once_for_forward_and_backward(
 def test_hubs_while_a_cuda_graph_is_captured(small_hubs: None) -> None:
     """A list that a graph makes is the graph's: not remembered, and the number of hubs stays unknown."""
     row, col = edges("cuda")
-    rowptr = layout.csr(row, col, 5, 5, None)[0]
+    rowptr = csr.csr(row, col, 5, 5, None)[0]
     bare = rowptr.clone()
-    layout.csr(row, col, 5, 5, None)
+    csr.csr(row, col, 5, 5, None)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        layout.check_pending()
+        csr.check_pending()
         assert found(rowptr).programs() == (3, 7)  # not known before the capture
         hubs = found(bare)
-        assert hubs.programs() == (3, 7) and not hasattr(bare, layout._HUBS)
+        assert hubs.programs() == (3, 7) and not hasattr(bare, csr._HUBS)
     graph.replay()
     torch.cuda.synchronize()
     assert hubs.rows[:2].tolist() == HUBS and found(rowptr).programs() == (2, 4)

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import kernels
 from tests.tape import tapes
 

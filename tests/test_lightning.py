@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.nn import SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import kernels
 
 lightning = pytest.importorskip("pytorch_lightning")

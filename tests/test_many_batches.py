@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.options import DEFAULTS
 from tests import long_run
 from tests.harness import light

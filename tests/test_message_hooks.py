@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, MessagePassing, RGCNConv, SAGEC
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 
 STEPS = ("propagate", "message", "aggregate", "edge_update")

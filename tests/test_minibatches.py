@@ -27,26 +27,27 @@ from torch_geometric.nn import (
 )
 
 import gnncompile
-from gnncompile.batches import prepared
+from gnncompile.batches import prepare
 from gnncompile.batches.buckets import Buckets
-from gnncompile.batches.edges import order_of
-from gnncompile.batches.kinds import kinds_of
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import layout, native
-from gnncompile.runtime.attached import attached
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.batches.edge_layouts import order_of
+from gnncompile.batches.row_types import kinds_of
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs import native
+from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.layout import csr
+from gnncompile.layout.batch_metadata import attached
 
 
 @pytest.fixture
 def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features behind the true ones are large numbers of their own."""
-    original = prepared._Preparation._padding
+    original = prepare._Preparation._padding
 
     def padding(self: Any, value: Tensor, attribute: Any) -> list[Tensor]:
         found = original(self, value, attribute)
         return [p + 1e3 * torch.randn_like(p) for p in found] if value.is_floating_point() else found
 
-    monkeypatch.setattr(prepared._Preparation, "_padding", padding)
+    monkeypatch.setattr(prepare._Preparation, "_padding", padding)
 
 
 def graphs(number: int = 60, seed: int = 0, hub: bool = False) -> list[Data]:
@@ -157,11 +158,11 @@ def test_layouts_are_those_that_would_be_built(buckets: bool) -> None:
             n = known.batch.sizes[0] if padded and known.batch else data.num_nodes
             assert ours is not None and ours.by_row is not None
             for found, index, other in ((ours.by_col, ours.col, ours.row), (ours.by_row, ours.row, ours.col)):
-                expected = layout.csr(index, other, n, n, None)
+                expected = csr.csr(index, other, n, n, None)
                 assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-                given = layout.given_hubs(found[0])
+                given = csr.given_hubs(found[0])
                 if given is not None:
-                    assert given.number == layout.hubs(found[0].clone(), index.numel()).number  # type: ignore[union-attr]
+                    assert given.number == csr.hubs(found[0].clone(), index.numel()).number  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("buckets", [False, True])
@@ -177,7 +178,7 @@ def test_nothing_is_sorted_or_asked_in_a_step(name: str, buckets: bool, device: 
     program = program_of(compiled)
     assert program is not None
     captured = program.backend.captured[-1]
-    nodes = list(captured.structure.hoisted.program.graph.nodes) if captured.structure is not None else []
+    nodes = list(captured.structure.program.module.graph.nodes) if captured.structure is not None else []
     waiting = (
         torch.ops.gnncompile.csr.default,
         torch.ops.aten.item.default,
@@ -213,7 +214,7 @@ def test_nothing_is_remembered_of_a_mini_batch_that_is_taken_as_it_comes(buckets
 def test_many_edges_are_laid_out_by_destination_only(
     device: str, recording: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "MANY_EDGES", 30)
+    monkeypatch.setattr(prepare, "MANY_EDGES", 30)
     eager = NETS["sage"]().double().to(device)
     model = compiled(eager)
     seen = set()
@@ -698,9 +699,9 @@ def test_attributes_that_happen_to_be_as_many_as_edges() -> None:
 def test_padded_edges_are_no_self_loops() -> None:
     """Where the model divides by a distance, they would be infinite, and gradients no numbers."""
     buckets, edges = Buckets(1), torch.zeros(2, 9, dtype=torch.long)
-    first = prepared.prepare(Data(x=torch.ones(40, 1), edge_index=edges), buckets)
+    first = prepare.prepare(Data(x=torch.ones(40, 1), edge_index=edges), buckets)
     assert first.sizes is not None
-    made = prepared.prepare(Data(x=torch.ones(first.sizes[0] - 1, 1), edge_index=edges), buckets)
+    made = prepare.prepare(Data(x=torch.ones(first.sizes[0] - 1, 1), edge_index=edges), buckets)
     found = attached(made.finish(made.memory).edge_index)
     assert found is not None
     row, col = found.whole[:, 9:]

@@ -7,7 +7,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 from torch_geometric.nn import models as pyg
 
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, TYPES, degrees
 from tests.harness import light
 from tests.ladder import climb
@@ -133,7 +133,7 @@ def test_compiled_whole_and_fused_for_all_sizes(name):
     with light():
         compiled = climb(*COMPILED[name], sizes=(*LADDER, (1, 0)))
         (captured,) = program_of(compiled).backend.captured
-        assert len(captured.record.regions) >= 2  # one for each layer, or for the layer and the readout
+        assert len(captured.log.regions) >= 2  # one for each layer, or for the layer and the readout
 
 
 def test_readout_concatenates_and_gives_zeros_to_empty_graphs():

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GCN
 
-from gnncompile.codegen import cpp_compiler
-from gnncompile.runtime import native
+from gnncompile.codegen.cpp import compiler
+from gnncompile.cudagraphs import native
 from tests.test_recording import graph, number, pair, same, step
 
 pytestmark = pytest.mark.usefixtures("recording")
@@ -320,7 +320,7 @@ def test_without_a_compiler_python_does_it(device: str, monkeypatch: pytest.Monk
     def fails() -> tuple[str, ...]:
         return ("false",)
 
-    monkeypatch.setattr(cpp_compiler, "compiler", fails)
+    monkeypatch.setattr(compiler, "compiler", fails)
     monkeypatch.setattr(native, "_build", native._Build())
     monkeypatch.setenv("GNNCOMPILE_CACHE_DIR", str(tmp_path))
     assert "false" in native.wait() and native.module() is None

@@ -13,8 +13,8 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import layout
+from gnncompile.capture.compile import program_of
+from gnncompile.layout import csr
 from tests.harness import light
 
 NODES, EDGES = 6, 20
@@ -116,7 +116,7 @@ def test_indexing_counts_from_the_end(model: Callable[..., Tensor], inductor: bo
             torch.testing.assert_close(run(compiled, x, j, i), run(model, x, j, i))
         program = program_of(compiled)
         assert program is not None and len(program.backend.captured) == 1 + (model is in_parts)
-        assert model in (plain, moved) or any(captured.record.regions for captured in program.backend.captured)
+        assert model in (plain, moved) or any(captured.log.regions for captured in program.backend.captured)
         x, j, i = inputs(3)
         j[2] = -NODES - 1
         with pytest.raises(IndexError):
@@ -126,12 +126,12 @@ def test_indexing_counts_from_the_end(model: Callable[..., Tensor], inductor: bo
 def test_layouts_replace_negative_entries() -> None:
     """By what is asked for either end of the edges."""
     row = torch.tensor([0, -1, 2, 0])
-    made = layout.csr(row, row, 3, 3, None, True, True)
-    torch.testing.assert_close(made, layout.csr(row % 3, row % 3, 3, 3, None))
-    torch.testing.assert_close(layout.csr(row % 3, row, 3, 5, None, False, True)[1], torch.tensor([0, 0, 4, 2]).int())
+    made = csr.csr(row, row, 3, 3, None, True, True)
+    torch.testing.assert_close(made, csr.csr(row % 3, row % 3, 3, 3, None))
+    torch.testing.assert_close(csr.csr(row % 3, row, 3, 5, None, False, True)[1], torch.tensor([0, 0, 4, 2]).int())
     for wrapped in ((False, True), (True, False), (False, False)):
         with pytest.raises(IndexError, match=r"entry 1 is -1|joins nodes -1"):
-            layout.csr(row, row, 3, 3, None, *wrapped)
+            csr.csr(row, row, 3, 3, None, *wrapped)
 
 
 @pytest.mark.parametrize(

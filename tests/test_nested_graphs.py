@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.testing import awkward
 from tests.harness import light
 
@@ -131,7 +131,7 @@ def check(eager: nn.Module, graphs: Any = FEW) -> gnncompile.capture.backend.Cap
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_eager(kind: str) -> None:
     captured = check(Layers(KINDS[kind]).double())
-    assert len(captured.record.regions) == (3 if kind == "_checkpoint" else 2)
+    assert len(captured.log.regions) == (3 if kind == "_checkpoint" else 2)
 
 
 def _list(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -161,4 +161,4 @@ def test_gradients_that_are_looked_at(between: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(*found)
     program = program_of(compiled)
     assert program is not None
-    assert sum(len(captured.record.regions) for captured in program.backend.captured) >= 2
+    assert sum(len(captured.log.regions) for captured in program.backend.captured) >= 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.support.case import CHANNELS, Case
 from gnncompile.support.check import check
 from gnncompile.support.table import SECTIONS

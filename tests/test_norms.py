@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.passes import masked
+from gnncompile.capture.compile import program_of
+from gnncompile.passes.padded import masked_reductions
 from tests.harness import light
 
 C = 8
@@ -127,7 +127,7 @@ def test_no_rows_of_a_padded_batch(number: int, device: str):
     norm, alone = (nn.BatchNorm1d(C).to(device) for _ in range(2))
     mask = torch.arange(4, device=device).unsqueeze(1) < number
     given = norm.weight, norm.bias, norm.running_mean, norm.running_var
-    out = masked.batch_norm(x, *given, mask, mask.sum(), norm.momentum or 0.1, norm.eps)
+    out = masked_reductions.batch_norm(x, *given, mask, mask.sum(), norm.momentum or 0.1, norm.eps)
     out.masked_fill(~mask, 0).sum().backward()
     if number == 1:  # eager refuses a single row
         assert bool(norm.weight.grad.isfinite().all())  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.ir import reference, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse

@@ -13,9 +13,9 @@ from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, Super
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
-from gnncompile.capture.relations import tables
+from gnncompile.capture.compile import program_of
 from gnncompile.ir.region import Space, parse
+from gnncompile.substitutes import relation_tables
 from gnncompile.support.case import LADDER, Graph
 from tests.harness import light
 from tests.ladder import climb
@@ -95,7 +95,7 @@ def test_supergat_while_training(name: str):
                 same_samples(model, compiled, graph(nodes, edges))
         (one,) = program_of(compiled).backend.captured
         assert breaks() == before and program_of(compiled).backend.notes == []
-        assert len(one.record.regions) == 1 and one.record.skipped == []
+        assert len(one.log.regions) == 1 and one.log.skipped == []
 
 
 def test_supergat_of_several_graphs():
@@ -130,7 +130,7 @@ def test_supergat_in_evaluation():
         for size in SIZES:
             compare(compiled, model, graph(*size))
         (one,) = program_of(compiled).backend.captured
-        assert len(one.record.regions) == 1 and one.record.skipped == []
+        assert len(one.log.regions) == 1 and one.log.skipped == []
 
 
 def test_writing_to_an_open_slice():
@@ -185,8 +185,8 @@ def test_kernels_over_edges(name: str, which: str):
             elif edges or model.add_self_loops:  # PyG's reshape fails without edges
                 compare(compiled, model, (x, edge_index))
     (one,) = program_of(compiled).backend.captured
-    (region,) = one.record.regions
-    assert one.record.skipped == [] and program_of(compiled).backend.notes == []
+    (region,) = one.log.regions
+    assert one.log.skipped == [] and program_of(compiled).backend.notes == []
     stored = [n for n in parse(region.spec).inputs if n.space is Space.EDGE]
     assert len(stored) == isinstance(model, GMMConv)
 
@@ -220,7 +220,7 @@ def test_layers_that_look_at_data(name: str):
             compare(compiled, model, (x, edge_index, weight) if weighted else (x, edge_index))
         assert breaks() == before and program_of(compiled).backend.notes == []
         (one,) = program_of(compiled).backend.captured
-        assert one.record.skipped == []
+        assert one.log.skipped == []
 
 
 def test_cheb_of_a_known_spectrum():
@@ -238,7 +238,7 @@ def test_cheb_of_a_known_spectrum():
 
 
 def test_typed_linear_in_groups(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "TABLE_WIDTH", 12)
+    monkeypatch.setattr(relation_tables, "TABLE_WIDTH", 12)
     torch.manual_seed(0)
     model = MFConv(CHANNELS, 5, max_degree=6)
     with light():

@@ -15,7 +15,7 @@ from torch import Tensor
 import gnncompile  # noqa: F401  (registers the ops)
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Space
-from gnncompile.runtime import whole_ops
+from gnncompile.ops import opaque
 from tests.graphs import EDGE_LISTS, layout
 
 OPS = torch.ops.gnncompile
@@ -38,7 +38,7 @@ def region() -> str:
 
 
 def distances() -> str:
-    return whole_ops._described("distances", ())
+    return opaque._described("distances", ())
 
 
 CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {

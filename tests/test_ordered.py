@@ -15,8 +15,9 @@ from torch_geometric.utils import scatter, softmax
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.codegen.cpp_kernel import CppKernel
+import gnncompile.ops.region
+from gnncompile.capture.compile import program_of
+from gnncompile.codegen.cpp.kernel import CppKernel
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.printer import summary
@@ -24,8 +25,7 @@ from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.ordered import WIDEST
-from gnncompile.runtime import region_op  # noqa: F401  (registers the op)
+from gnncompile.passes.pre_grad.permute_edge_data import WIDEST
 from tests.graphs import layout
 from tests.harness import kernels, launched, light
 from tests.tracing import Traced, check, data
@@ -211,11 +211,11 @@ def test_which_inputs_are_put_in_order(name: str):
     with light():
         found = check(fn, *data())
         assert found is not None
-        specs = [parse(r.spec) for r in found.ctx.record.regions]
+        specs = [parse(r.spec) for r in found.ctx.log.regions]
         assert sum(any(n.space is Space.ORDERED for n in r.inputs) for r in specs) == regions
-        assert found.count("hoist", "index_select") == 0 or regions == 0
+        assert found.count("hoist_structure", "index_select") == 0 or regions == 0
         off = Traced(fn, *data(), hoist=False)
-        assert not any(n.space is Space.ORDERED for r in off.ctx.record.regions for n in parse(r.spec).inputs)
+        assert not any(n.space is Space.ORDERED for r in off.ctx.log.regions for n in parse(r.spec).inputs)
 
 
 def test_layers_share_what_is_in_order():
@@ -244,7 +244,7 @@ def test_layers_share_what_is_in_order():
         assert program is not None
         (captured,) = program.backend.captured
         # the layouts of two walks, and the norms in the order of each
-        assert len(captured.structure.hoisted.results) == 8
+        assert len(captured.structure.program.results) == 8
     walks_of_rows = [parse(s) for s in specs if parse(s).grid == (1, 4)]
     assert {r.by for r in walks_of_rows} == {D, S}
     assert all("ordered edge" in summary(r) for r in walks_of_rows)

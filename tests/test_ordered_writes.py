@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.capture import inductor_call
+from gnncompile._compat import inductor_call
 
 OPS = torch.ops.gnncompile
 ROWS, COLUMNS, DEPTH = 40, 8, 12

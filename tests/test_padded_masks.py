@@ -15,8 +15,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, SAGEConv, global_add_pool
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.passes import masked
+from gnncompile.capture.compile import program_of
+from gnncompile.passes.padded import masked_reductions
 
 pytestmark = pytest.mark.usefixtures("recording")
 
@@ -222,6 +222,6 @@ def test_models_that_select(device: str, what: str, is_padded: bool) -> None:
 @pytest.mark.parametrize("mask", [[True, False, True, True], [False, False], [True], [False, True, False]])
 def test_places(device: str, mask: list[bool]) -> None:
     given = torch.tensor(mask, device=device)
-    found = masked.places(given, 2).squeeze(1)
+    found = masked_reductions.places(given, 2).squeeze(1)
     expected = [*given.nonzero().view(-1).tolist(), *(~given).nonzero().view(-1).tolist(), 0, 0]
     assert found.tolist() == expected

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gnncompile.passes import pairs
+from gnncompile.passes.post_grad import fuse_gemm_pairs
 
 own = torch.ops.gnncompile
 
@@ -127,7 +127,7 @@ def test_sums(name: str) -> None:
     given = tensors(*rows)
     gm = make_fx(function, tracing_mode="symbolic")(*given)
     expected = gm(*given)
-    pairs.run(gm.graph)
+    fuse_gemm_pairs.run(gm.graph)
     gm.graph.lint()
     gm.recompile()
     torch.testing.assert_close(gm(*given), expected)
@@ -156,7 +156,7 @@ def test_pairs(name: str) -> None:
     given = tensors(*rows)
     gm = make_fx(function, tracing_mode="symbolic")(*given)
     expected = gm(*given)
-    pairs.run(gm.graph)
+    fuse_gemm_pairs.run(gm.graph)
     gm.graph.lint()
     gm.recompile()
     torch.testing.assert_close(gm(*given), expected)
@@ -170,14 +170,14 @@ def test_products_on_two_gpus_stay_apart() -> None:
     with FakeTensorMode():
         given = [torch.empty(7, 4, device=f"cuda:{k}") for k in (0, 0, 1, 1)]
         gm = make_fx(lambda a, b, c, d: [own.product_over_rows(a, b), own.product_over_rows(c, d)])(*given)
-    pairs.run(gm.graph)
+    fuse_gemm_pairs.run(gm.graph)
     assert not gm.graph.find_nodes(op="call_function", target=own.two_products_over_rows.default)
 
 
 def test_sizes_that_happen_to_be_equal_are_not_the_same() -> None:
     given = tensors(7, 7, 9, 9)
     gm = make_fx(of_other_rows, tracing_mode="symbolic")(*given)
-    pairs.run(gm.graph)
+    fuse_gemm_pairs.run(gm.graph)
     gm.recompile()
     other = tensors(5, 5, 6, 6)
     torch.testing.assert_close(gm(*other), of_other_rows(*other))

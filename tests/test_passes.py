@@ -14,7 +14,7 @@ from torch_geometric.utils import add_remaining_self_loops, remove_self_loops, s
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.ir.region import Space, parse
 from gnncompile.passes.context import Masked, Skip, written_nodes
 from tests.harness import light
@@ -38,8 +38,8 @@ def test_functional_turns_writes_to_fresh_tensors_into_values():
     found = check(lambda x, row, col: zeros(x).scatter_add_(0, wide(col, x[row]), x[row]).mul_(2), *data())
     assert found is not None
     assert found.count("captured", "scatter_add_.default") == 1 and found.count("captured", "mul_.Scalar") <= 1
-    assert found.count("functional", "scatter_add.default") == 1
-    assert not any(op.split(".")[1].endswith("_") for op in found.after["functional"] if op.startswith("aten."))
+    assert found.count("functionalize", "scatter_add.default") == 1
+    assert not any(op.split(".")[1].endswith("_") for op in found.after["functionalize"] if op.startswith("aten."))
 
 
 def test_functional_leaves_writes_to_views_and_inputs():
@@ -49,12 +49,16 @@ def test_functional_leaves_writes_to_views_and_inputs():
         return out
 
     found = check(fn, *data())
-    assert found is not None and found.count("functional", "mul_") == 1
+    assert found is not None and found.count("functionalize", "mul_") == 1
 
 
 def test_functional_drops_dropout_that_does_nothing():
     found = check(lambda x, row, col: add(x, col, F.dropout(x[row], 0.5, training=False)), *data())
-    assert found is not None and found.count("functional", "dropout") == 0 and found.count("lower", "region") == 1
+    assert (
+        found is not None
+        and found.count("functionalize", "dropout") == 0
+        and found.count("lower_unfused", "region") == 1
+    )
 
 
 # -- sizes, edges, shared -----------------------------------------------------------------------------------------
@@ -63,9 +67,9 @@ def test_functional_drops_dropout_that_does_nothing():
 def test_sizes_come_from_the_inputs():
     found = check(lambda x, row, col: add(x, col, torch.ones_like(x[row])), *data())
     assert found is not None
-    assert found.count("captured", "ones_like") == 1 and found.count("sizes", "ones_like") == 0
-    assert found.count("sizes", "aten.full.default") == 2
-    assert found.count("sizes", "aten.index.Tensor") == 0  # nothing is gathered only to learn a length
+    assert found.count("captured", "ones_like") == 1 and found.count("normalize_sizes", "ones_like") == 0
+    assert found.count("normalize_sizes", "aten.full.default") == 2
+    assert found.count("normalize_sizes", "aten.index.Tensor") == 0  # nothing is gathered only to learn a length
 
 
 def test_rows_of_an_edge_list_are_followed_to_where_they_came_from():
@@ -78,7 +82,7 @@ def test_rows_of_an_edge_list_are_followed_to_where_they_came_from():
 
     found = check(fn, *data())
     assert found is not None
-    assert found.count("sizes", "aten.stack") == 1 and found.count("edges", "aten.stack") == 0
+    assert found.count("normalize_sizes", "aten.stack") == 1 and found.count("resolve_edge_lists", "aten.stack") == 0
 
 
 def test_equal_structure_is_made_once():
@@ -90,8 +94,10 @@ def test_equal_structure_is_made_once():
 
     found = check(fn, *data())
     assert found is not None
-    assert found.count("idioms", "aten.arange") == 3 and found.count("shared", "aten.arange") == 1
-    assert found.count("lower", "gnncompile.csr") == 2 and found.count("lower", "gnncompile.region") == 3
+    assert found.count("canonicalize", "aten.arange") == 3 and found.count("cse", "aten.arange") == 1
+    assert (
+        found.count("lower_unfused", "gnncompile.csr") == 2 and found.count("lower_unfused", "gnncompile.region") == 3
+    )
 
 
 def test_random_numbers_are_not_shared():
@@ -116,9 +122,9 @@ GATHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("spelling", GATHERS)
 def test_spellings_of_a_gather(spelling: str):
     found = check(lambda x, row, col: add(x, col, GATHERS[spelling](x, row).exp()), *data())
-    assert found is not None and found.count("lower", "gnncompile.region") == 1
+    assert found is not None and found.count("lower_unfused", "gnncompile.region") == 1
     if spelling != "embedding":
-        assert found.count("lower", "index_select") + found.count("lower", "gather") == 0
+        assert found.count("lower_unfused", "index_select") + found.count("lower_unfused", "gather") == 0
 
 
 EXCLUDE = {"include_self": False}
@@ -141,12 +147,12 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = 
 def test_spellings_of_a_reduction(spelling: str):
     kind, reduction = REDUCTIONS[spelling]
     found = check(lambda x, row, col: reduction(x, col, x[row] * x[col]), *data())
-    assert found is not None and found.count("idioms", "segment_reduce") == 1
-    (region,) = found.ctx.record.regions
+    assert found is not None and found.count("canonicalize", "segment_reduce") == 1
+    (region,) = found.ctx.log.regions
     program = parse(region.spec)
     assert program.nodes[program.reductions[0]].op == f"reduce_{kind}"  # others are for the gradient
-    assert found.count("lower", "aten.index") + found.count("lower", "scatter") == 0
-    assert found.ctx.record.skipped == []
+    assert found.count("lower_unfused", "aten.index") + found.count("lower_unfused", "scatter") == 0
+    assert found.ctx.log.skipped == []
 
 
 OTHER_MEANINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -163,7 +169,7 @@ OTHER_MEANINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("spelling", [s for s in OTHER_MEANINGS if "without" not in s])
 def test_reductions_that_mean_something_else_stay(spelling: str):
     found = check(lambda x, row, col: OTHER_MEANINGS[spelling](x, col, x[row]), *data())
-    assert found is not None and found.count("idioms", "segment_reduce") == 0
+    assert found is not None and found.count("canonicalize", "segment_reduce") == 0
 
 
 # -- regions ------------------------------------------------------------------------------------------------------
@@ -179,13 +185,13 @@ def attention(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
 def test_attention_is_one_region():
     found = check(attention, *data())
     assert found is not None
-    (region,) = found.ctx.record.regions
-    assert len(parse(region.spec).softmaxes) == 1 and found.count("lower", "softmax") == 0
+    (region,) = found.ctx.log.regions
+    assert len(parse(region.spec).softmaxes) == 1 and found.count("lower_unfused", "softmax") == 0
 
 
 def test_softmax_that_leaves_is_a_region_of_its_own():
     found = check(lambda x, row, col: softmax(x[row] * x[col], col, num_nodes=x.size(0)), *data())
-    assert found is not None and found.count("lower", "gnncompile.region") == 1
+    assert found is not None and found.count("lower_unfused", "gnncompile.region") == 1
 
 
 def test_rows_gathered_for_a_region_get_their_gradient_from_a_walk():
@@ -195,8 +201,8 @@ def test_rows_gathered_for_a_region_get_their_gradient_from_a_walk():
         return add(x, col, x[row] * (2 * x)[(row + col) % x.size(0)])
 
     found = check(fn, *data())
-    assert found is not None and found.count("lower", "index_select") == 0
-    gathered = parse(found.ctx.record.regions[1].spec)
+    assert found is not None and found.count("lower_unfused", "index_select") == 0
+    gathered = parse(found.ctx.log.regions[1].spec)
     assert [n.op for n in gathered.nodes] == ["input", "on_edges"]
 
 
@@ -206,7 +212,7 @@ def test_layout_by_source_only_for_a_gradient():
     for wanted in (False, True):
         compiled = gnncompile.compile(lambda x, row, col: add(x, col, x[row]))
         compiled(x.clone().requires_grad_(wanted), row, col)
-        made.append(program_of(compiled).backend.captured[0].structure.hoisted.results)
+        made.append(program_of(compiled).backend.captured[0].structure.program.results)
     assert [len(r) for r in made] == [3, 6]
 
 
@@ -238,8 +244,8 @@ def test_feature_axes(case: str):
         return torch.zeros(x.size(0), message.size(1)).index_add_(0, col, message)
 
     found = check(fn, *data())
-    assert found is not None and found.ctx.record.skipped == []
-    (region,) = found.ctx.record.regions
+    assert found is not None and found.ctx.log.skipped == []
+    (region,) = found.ctx.log.regions
     assert all(n.op != "input" or n.space is not Space.EDGE for n in parse(region.spec).nodes)
 
 
@@ -268,8 +274,8 @@ UNFUSABLE: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int, str]
 def test_what_is_not_fused_is_right_and_recorded(case: str):
     fn, regions, why = UNFUSABLE[case]
     found = check(fn, *data())
-    assert found is not None and found.count("lower", "gnncompile.region") == regions
-    skips = found.ctx.record.skipped
+    assert found is not None and found.count("lower_unfused", "gnncompile.region") == regions
+    skips = found.ctx.log.skipped
     assert any(why in s.reason for s in skips) if why else skips == []
     for skip in skips:
         assert isinstance(skip, Skip) and skip.line.startswith("tests/")
@@ -281,7 +287,7 @@ def test_regions_can_be_turned_off():
         compiled = gnncompile.compile(attention, options={off: False}, fullgraph=True)
         torch.testing.assert_close(compiled(x, row, col), attention(x, row, col))
         (captured,) = program_of(compiled).backend.captured
-        assert (captured.record.regions == []) is (off == "regions")
+        assert (captured.log.regions == []) is (off == "regions")
         assert (captured.structure is None) is (off == "hoist")
 
 
@@ -299,8 +305,8 @@ def test_masked_edges_are_not_counted(reduce: str):
         return scatter(x[edge_index[0]], edge_index[1], 0, x.size(0), reduce)
 
     found = check(fn, *data())
-    assert found is not None and found.count("lower", "mark_dead") == 0
-    assert found.count("lower", "gnncompile.region") == (reduce != "mul")
+    assert found is not None and found.count("lower_unfused", "mark_dead") == 0
+    assert found.count("lower_unfused", "gnncompile.region") == (reduce != "mul")
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -310,7 +316,7 @@ def test_regions_know_whether_edges_are_masked(masked: bool):
         return attention(x, edge_index[0], edge_index[1])
 
     found = Traced(fn, *data())
-    specs = [r.spec for r in found.ctx.record.regions]
+    specs = [r.spec for r in found.ctx.log.regions]
     assert specs and all(parse(spec).whole is not masked for spec in specs)
 
 
@@ -351,12 +357,12 @@ def test_structure_leaves_the_step():
         return add(x, edge_index[1], x[edge_index[0]] * norm[edge_index[1]].view(-1, 1))
 
     found = check(fn, *data())
-    assert found is not None and found.hoisted is not None
-    assert found.count("lower", "gnncompile.csr") >= 1
+    assert found is not None and found.structure is not None
+    assert found.count("lower_unfused", "gnncompile.csr") >= 1
     for part in ("csr", "arange", "aten.ne", "aten.cat", "rsqrt"):
-        assert found.count("hoist", part) == 0
-    assert found.count("hoist", "gnncompile.region") == 1
-    assert set(found.hoisted.inputs) < set(range(len([n for n in found.ctx.graph.nodes if n.op == "placeholder"])))
+        assert found.count("hoist_structure", part) == 0
+    assert found.count("hoist_structure", "gnncompile.region") == 1
+    assert set(found.structure.inputs) < set(range(len([n for n in found.ctx.graph.nodes if n.op == "placeholder"])))
 
 
 def test_structure_is_built_once_per_graph():
@@ -372,12 +378,12 @@ def test_structure_is_built_once_per_graph():
 
 def test_zeros_without_a_prototype_are_a_base_as_well():
     found = check(lambda x, row, col: torch.zeros(x.size(0), x.size(1)).index_add_(0, col, x[row]), *data())
-    assert found is not None and found.count("lower", "gnncompile.region") == 1
+    assert found is not None and found.count("lower_unfused", "gnncompile.region") == 1
 
 
 def test_edge_level_output():
     found = check(lambda x, row, col: (x[row] * x[col]).sum(-1), *data())
-    assert found is not None and found.ctx.record.skipped == []
+    assert found is not None and found.ctx.log.skipped == []
 
 
 # -- which tensors a graph writes to ------------------------------------------------------------------------------

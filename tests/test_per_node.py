@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.ir.region import Region, Space, parse
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, needs_interpreter

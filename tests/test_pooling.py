@@ -14,8 +14,8 @@ from torch_geometric.transforms import Cartesian
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime.matching_ops import components, matched_edges
+from gnncompile.capture.compile import program_of
+from gnncompile.ops.matching import components, matched_edges
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import Graph
 from tests.ladder import climb, results

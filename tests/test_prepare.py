@@ -35,7 +35,7 @@ from torch_geometric.transforms import Compose, ToUndirected
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 
 transforms = pytest.importorskip("gnncompile.transforms")
@@ -154,12 +154,10 @@ def test_no_structure_work_is_left_in_the_forward(name, weights):
         compiled = gnncompile.compile(model, options={"inductor": False})
         compiled(*inputs)
         (captured,) = program_of(compiled).backend.captured
-    program = captured.structure.hoisted.program.graph
+    program = captured.structure.program.module.graph
     left = {str(node.target) for node in program.nodes if node.op == "call_function"}
     assert left == {"gnncompile.csr.default", "<built-in function getitem>"}
-    assert (
-        len(captured.record.regions) == {"GCN": 3, "GAT": 3, "SGConv": 3, "APPNP": 3, "ChebConv": 2, "TAGConv": 2}[name]
-    )
+    assert len(captured.log.regions) == {"GCN": 3, "GAT": 3, "SGConv": 3, "APPNP": 3, "ChebConv": 2, "TAGConv": 2}[name]
 
 
 AWKWARD = {name: data for name, data in testing.awkward(channels=C).items() if name != "bipartite"}

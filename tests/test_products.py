@@ -18,12 +18,12 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.codegen import products
-from gnncompile.codegen.products import OverRows
+from gnncompile.codegen.gemm import launch
+from gnncompile.codegen.gemm.launch import OverRows
+from gnncompile.ops import gemm
 from gnncompile.options import DEFAULTS
-from gnncompile.passes import finish
-from gnncompile.passes import products as products_pass
-from gnncompile.runtime import dense_ops
+from gnncompile.passes.manager import run_post_grad
+from gnncompile.passes.post_grad import lower_gemm as products_pass
 from tests.triton_regions import DEVICE, INF, NAN
 
 pytestmark = triton_regions.INTERPRETED
@@ -46,7 +46,7 @@ def test_by_rows(
     rows: int, depth: int, columns: int, transposed: bool, added: str, few: bool, monkeypatch: pytest.MonkeyPatch
 ):
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "_FEW", rows if few else 0)
+    monkeypatch.setattr(launch, "_FEW", rows if few else 0)
     left = torch.randn(rows, depth, device=DEVICE)
     right = torch.randn(columns, depth, device=DEVICE).t() if transposed else torch.randn(depth, columns, device=DEVICE)
     out = torch.full((rows, columns), NAN, device=DEVICE)
@@ -60,7 +60,7 @@ def test_by_rows(
         out.normal_()
     expected = left.double() @ right.double() + (0 if given is None else given.double())
     relu = added != "nothing"
-    products.by_rows((left, right), None, given, None, relu, out)
+    launch.by_rows((left, right), None, given, None, relu, out)
     assert _off(out, expected.relu() if relu else expected) < EXACT
 
 
@@ -74,7 +74,7 @@ def test_sum_of_two(
     """Of matrices of different widths, with what is added to both once."""
     torch.manual_seed(0)
     rows, columns = 70, 36
-    monkeypatch.setattr(products, "_FEW", rows if few else 0)
+    monkeypatch.setattr(launch, "_FEW", rows if few else 0)
     lefts = [torch.randn(rows, depth, device=DEVICE) for depth in depths]
     weights = [torch.randn(columns, depth, device=DEVICE).t() for depth in depths]
     rights = [w if across else w.contiguous() for w, across in zip(weights, transposed, strict=True)]
@@ -84,7 +84,7 @@ def test_sum_of_two(
     expected = expected + (0 if given is None else given.double())
     gate = torch.randn(rows, columns, device=DEVICE)
     one, other = zip(lefts, rights, strict=True)
-    products.by_rows(one, other, given, gate, True, out)
+    launch.by_rows(one, other, given, gate, True, out)
     assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
 
 
@@ -94,12 +94,12 @@ def test_sum_of_products_writes_the_same_by_the_library(
     least: int, calls: list[int], added: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    monkeypatch.setattr(dense_ops, "SMALLEST", 1)
-    monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", least)
+    monkeypatch.setattr(gemm, "SMALLEST", 1)
+    monkeypatch.setattr(gemm, "LEAST_BY_ROWS", least)
     found: list[int] = []
-    ours = products.by_rows
+    ours = launch.by_rows
     count = lambda *given: (found.append(1 + (given[1] is not None)), ours(*given))[1]  # noqa: E731
-    monkeypatch.setattr(products, "by_rows", count)
+    monkeypatch.setattr(launch, "by_rows", count)
     left, right, other_left, other_right, row, out, gate = (
         torch.randn(*size, device=DEVICE)
         for size in ((70, 64), (64, 36), (70, 36), (36, 36), (36,), (70, 36), (70, 36))
@@ -107,7 +107,7 @@ def test_sum_of_products_writes_the_same_by_the_library(
     given = {"nothing": None, "row": row, "matrix": out.clone(), "out": out}[added]
     factors = left, right, other_left, other_right
     expected = torch.ops.gnncompile.sum_of_products(*factors, given, gate, True, False)
-    dense_ops.write_sum_of_products(*factors, given, gate, True, out)
+    gemm.write_sum_of_products(*factors, given, gate, True, out)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     assert found == calls
 
@@ -121,13 +121,13 @@ def test_product_writes_the_same_by_the_library(
 ):
     if ours:
         monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-        monkeypatch.setattr(dense_ops, "SMALLEST", 1)
-        monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", 1)
+        monkeypatch.setattr(gemm, "SMALLEST", 1)
+        monkeypatch.setattr(gemm, "LEAST_BY_ROWS", 1)
     left, right, gate = (torch.randn(n, 16, device=DEVICE) for n in (5, 16, 5))
     given = {"nothing": None, "row": torch.randn(16, device=DEVICE), "matrix": torch.randn(5, 16, device=DEVICE)}[added]
     gate[0, 0], gate[1, 1] = NAN, 0
     out = torch.full((5, 16), NAN, device=DEVICE)
-    dense_ops.write_product(left, right, given, gate if gated else None, relu, out)
+    gemm.write_product(left, right, given, gate if gated else None, relu, out)
     expected = torch.ops.gnncompile.product(left, right, given, gate if gated else None, relu, False)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_product_writes_the_same_by_the_library(
 @pytest.fixture(params=[True, False], ids=["few rows", "many rows"])
 def any_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both ways to split a weight."""
-    monkeypatch.setattr(products, "_FEW", 2**14 if request.param else 0)
+    monkeypatch.setattr(launch, "_FEW", 2**14 if request.param else 0)
 
 
 def test_gate(any_tile: None):
@@ -144,7 +144,7 @@ def test_gate(any_tile: None):
     gate = torch.randn(70, 40, device=DEVICE)
     gate[::7], gate[::11] = 0, NAN
     out = torch.full((70, 40), NAN, device=DEVICE)
-    products.by_rows((left, right), None, None, gate, False, out)
+    launch.by_rows((left, right), None, None, gate, False, out)
     assert _off(out, (left.double() @ right.double()).masked_fill(gate <= 0, 0)) < EXACT
 
 
@@ -153,13 +153,13 @@ def test_gate(any_tile: None):
 )
 def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "_PROCESSORS", 4)  # several shares, of which the last one is short
-    monkeypatch.setattr(products, "_JOINED", (2, 64))  # put together in several steps
+    monkeypatch.setattr(launch, "_PROCESSORS", 4)  # several shares, of which the last one is short
+    monkeypatch.setattr(launch, "_JOINED", (2, 64))  # put together in several steps
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     results = [torch.full((depth, columns), NAN, device=DEVICE) for _ in range(2)]
     sums = torch.full((depth,), NAN, device=DEVICE)
-    products.over_rows(OverRows(left, right, results[0], None))
-    products.over_rows(OverRows(left, right, results[1], sums))
+    launch.over_rows(OverRows(left, right, results[0], None))
+    launch.over_rows(OverRows(left, right, results[1], sums))
     assert _off(results[0], left.double().t() @ right.double()) < EXACT
     assert torch.equal(*results)
     torch.testing.assert_close(sums.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)
@@ -167,7 +167,7 @@ def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.Monk
 
 def test_shares_of_rows():
     """Of at least so many steps each, unless too few would be left to fill the device."""
-    shares = partial(products._shares, block=32)
+    shares = partial(launch._shares, block=32)
     assert shares(1, 396) == (32, 1) and shares(2708, 396, least=3) == shares(2708, 396) == (32, 85)
     assert shares(10_000, 396) == (32, 313)
     assert shares(10_000, 396, least=3) == (96, 105) and shares(10_000, 198, least=5) == (160, 63)
@@ -183,14 +183,14 @@ def test_two_products_over_rows(
 ):
     """Of different matrices; what one of them writes is not in the way of the other."""
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "_PROCESSORS", 4)
-    monkeypatch.setattr(products, "_JOINED", (2, 64))
+    monkeypatch.setattr(launch, "_PROCESSORS", 4)
+    monkeypatch.setattr(launch, "_JOINED", (2, 64))
     given = [torch.randn(rows, width, device=DEVICE) for width in widths]
     both = []
     for left, right, sums in zip(given[::2], given[1::2], summed, strict=True):
         out = torch.full((left.size(1), right.size(1)), NAN, device=DEVICE)
         both.append(OverRows(left, right, out, torch.full_like(left[0], NAN) if sums else None))
-    products.over_rows(*both)
+    launch.over_rows(*both)
     for left, right, found, total in both:
         assert _off(found, left.double().t() @ right.double()) < EXACT
         if total is not None:
@@ -200,14 +200,14 @@ def test_two_products_over_rows(
 @pytest.mark.parametrize(("rows", "together"), [(0, False), (1, True), (40, True), (41, False)])
 def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    monkeypatch.setattr(dense_ops, "MOST_TOGETHER", 40)
+    monkeypatch.setattr(gemm, "MOST_TOGETHER", 40)
     calls: list[int] = []
-    ours = products.over_rows
-    monkeypatch.setattr(products, "over_rows", lambda *given: (calls.append(len(given)), ours(*given))[1])
+    ours = launch.over_rows
+    monkeypatch.setattr(launch, "over_rows", lambda *given: (calls.append(len(given)), ours(*given))[1])
     x, y, z = (torch.randn(rows, width, device=DEVICE) for width in (16, 32, 64))
     outs = [torch.full(size, NAN, device=DEVICE) for size in ((16, 32), (32, 64))]
     sums = torch.full((32,), NAN, device=DEVICE)
-    dense_ops.write_two_products_over_rows(x, y, outs[0], None, y, z, outs[1], sums)
+    gemm.write_two_products_over_rows(x, y, outs[0], None, y, z, outs[1], sums)
     assert calls == ([2] if together else [1] if rows else [])  # by themselves, one is left to the library
     expected = torch.ops.gnncompile.two_products_over_rows(x, y, False, y, z, True)
     torch.testing.assert_close([*outs, sums], expected, rtol=1e-5, atol=1e-5)
@@ -215,9 +215,9 @@ def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeyp
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 4), (31, 64), (700, 36), (300, 260)])
 def test_sums(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(products, "_PROCESSORS", 1)
+    monkeypatch.setattr(launch, "_PROCESSORS", 1)
     matrix, out = torch.randn(rows, columns, device=DEVICE), torch.full((columns,), NAN, device=DEVICE)
-    products.sums(matrix, out)
+    launch.sums(matrix, out)
     torch.testing.assert_close(out.double(), matrix.double().sum(0), rtol=1e-6, atol=1e-5)
 
 
@@ -226,15 +226,15 @@ def test_products_over_few_rows_write_sums(rows: int, monkeypatch: pytest.Monkey
     """The library sums nothing to zeros, and products of few rows without sums."""
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     calls: list[int] = []
-    ours = products.over_rows
-    monkeypatch.setattr(products, "over_rows", lambda one: (calls.append(one.left.size(0)), ours(one))[1])
+    ours = launch.over_rows
+    monkeypatch.setattr(launch, "over_rows", lambda one: (calls.append(one.left.size(0)), ours(one))[1])
     left, right = torch.randn(rows, 16, device=DEVICE), torch.randn(rows, 32, device=DEVICE)
     out, sums = torch.full((16, 32), NAN, device=DEVICE), torch.full((16,), NAN, device=DEVICE)
-    dense_ops.write_product_over_rows(left, right, out, sums)
+    gemm.write_product_over_rows(left, right, out, sums)
     assert calls == ([rows] if rows else [])
     torch.testing.assert_close(out, left.t() @ right)
     torch.testing.assert_close(sums, left.sum(0))
-    dense_ops.write_product_over_rows(left, right, out.fill_(NAN))
+    gemm.write_product_over_rows(left, right, out.fill_(NAN))
     assert len(calls) == (1 if rows else 0)
     torch.testing.assert_close(out, left.t() @ right)
 
@@ -247,11 +247,11 @@ def test_many_rows(depth: int, columns: int):
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(columns, depth, device=DEVICE).t()
     added, gate = torch.randn(rows, columns, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     out, expected = added.clone(), left.double() @ right.double() + added.double()
-    products.by_rows((left, right), None, out, gate, True, out)
+    launch.by_rows((left, right), None, out, gate, True, out)
     assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
     if columns % 4 == 0:
         product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
-        products.over_rows(OverRows(gate, left, product, sums))
+        launch.over_rows(OverRows(gate, left, product, sums))
         assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
         assert _off(sums, gate.double().sum(0)) < 4 * EXACT
 
@@ -261,10 +261,10 @@ def test_views_that_begin_anywhere(any_tile: None):
     left = torch.randn(70 * 32 + 1, device=DEVICE)[1:].view(70, 32)
     right = torch.randn(32, 64, device=DEVICE)[:, ::2]
     out = torch.empty(70, 32, device=DEVICE)
-    products.by_rows((left, right), None, None, None, False, out)
+    launch.by_rows((left, right), None, None, None, False, out)
     assert _off(out, left.double() @ right.double()) < EXACT
     out = torch.empty(32, 32, device=DEVICE)
-    products.over_rows(OverRows(left, left, out, None))
+    launch.over_rows(OverRows(left, left, out, None))
     assert _off(out, left.double().t() @ left.double()) < EXACT
 
 
@@ -278,7 +278,7 @@ def test_numbers_of_all_sizes(scale: float, any_tile: None):
     right[::2, ::2] = 0  # every other column of the result is of the small or large numbers alone
     right[1::2, 1::2] = 0
     out = torch.empty(64, 32, device=DEVICE)
-    products.by_rows((left, right), None, None, None, False, out)
+    launch.by_rows((left, right), None, None, None, False, out)
     expected = left.double() @ right.double()
     bound = left.double().abs() @ right.double().abs()
     assert float(((out - expected).abs() / bound).max()) < 2.0**-21
@@ -290,14 +290,14 @@ def test_infinities_and_no_numbers(any_tile: None):
     left[3, 3], left[3, 4] = INF, -INF
     right[3, 5] = 0
     out = torch.empty(4, 16, device=DEVICE)
-    products.by_rows((left, right), None, None, None, False, out)
+    launch.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
     right[2, 6], right[4, 7] = INF, NAN
-    products.by_rows((left, right), None, None, None, False, out)
+    launch.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
     right[2, 6], right[4, 7] = 1, 1
     again = torch.empty(16, 16, device=DEVICE)
-    products.over_rows(OverRows(left.t().contiguous(), right, again[:4], None))
+    launch.over_rows(OverRows(left.t().contiguous(), right, again[:4], None))
     torch.testing.assert_close(again[:4], left @ right, equal_nan=True)
 
 
@@ -306,9 +306,9 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products go to the kernels too, on whatever device there is."""
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     for bound in ("LEAST", "LEAST_BY_ROWS", "SMALLEST"):
-        monkeypatch.setattr(dense_ops, bound, 1)
+        monkeypatch.setattr(gemm, bound, 1)
     monkeypatch.setattr(products_pass, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(dense_ops, "_TUNED_FOR", torch.cuda.get_device_capability() if DEVICE == "cuda" else None)
+    monkeypatch.setattr(gemm, "_TUNED_FOR", torch.cuda.get_device_capability() if DEVICE == "cuda" else None)
     torch._dynamo.reset()
 
 
@@ -401,8 +401,8 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
         narrow.setattr(products_pass, "SMALLEST_WEIGHT", 1024)
         assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))
     with monkeypatch.context() as other:
-        other.setattr(dense_ops, "_TUNED_FOR", (1, 0))
-        assert dense_ops.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")
+        other.setattr(gemm, "_TUNED_FOR", (1, 0))
+        assert gemm.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")
     with monkeypatch.context() as small:
         small.setattr(products_pass, "LEAST_BY_ROWS", 2**30)
         assert BY_ROWS.search(_code_of())  # nobody knows how many rows there will be
@@ -414,7 +414,7 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
 
 
 def test_a_sum_waits_for_the_walk_over_the_edges(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dense_ops, "LEAST_SUMMED", 1)
+    monkeypatch.setattr(gemm, "LEAST_SUMMED", 1)
     model, x = GCNConv(16, 16).to(DEVICE), torch.randn(9, 16, device=DEVICE)
     edges = torch.randint(9, (2, 20), device=DEVICE)
     compiled = gnncompile.compile(model)
@@ -436,7 +436,7 @@ def test_a_sum_waits_for_two_products_in_one(on_tensor_cores: None):
     own = torch.ops.gnncompile
     given = [torch.randn(rows, 16, device=DEVICE) for rows in (20, 16, 20)]
     gm = make_fx(gradients, tracing_mode="fake")(*given)
-    finish(gm.graph, DEFAULTS)
+    run_post_grad(gm.graph, DEFAULTS)
     gm.graph.lint()
     gm.recompile()
     torch.testing.assert_close(gm(*given), gradients(*given))
@@ -447,9 +447,9 @@ def test_a_sum_waits_for_two_products_in_one(on_tensor_cores: None):
 def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.utils.counters.clear()
     rows: list[int] = []
-    ours = products.by_rows
-    monkeypatch.setattr(products, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
-    monkeypatch.setattr(dense_ops, "LEAST_BY_ROWS", 16 * 32 * 40)
+    ours = launch.by_rows
+    monkeypatch.setattr(launch, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
+    monkeypatch.setattr(gemm, "LEAST_BY_ROWS", 16 * 32 * 40)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
     compiled = gnncompile.compile(model)
     for count in (50, 39, 40, 1, 0):

@@ -16,10 +16,11 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
+import gnncompile.ops.region
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.runtime import launch, region_op  # noqa: F401  (registers the op)
+from gnncompile.runtime import launch
 from tests.harness import kernels
 from tests.random_messages import Layer, Plan, arguments, plans
 from tests.random_regions import (

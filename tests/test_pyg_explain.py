@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 
 CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}

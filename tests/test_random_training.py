@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv
 
 import gnncompile
-from gnncompile.runtime import native
+from gnncompile.cudagraphs import native
 from tests.randomly import examples
 from tests.tape import tapes
 

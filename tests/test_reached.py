@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 
 RESULTS = ("left", "right", "both", "right", "none of the heads")
 

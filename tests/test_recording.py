@@ -15,9 +15,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
 from torch_geometric.nn.models import GCN
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import backward_thread, cuda_graph, native
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs import backward_thread, cuda_graph, native
+from gnncompile.cudagraphs.pool import Recordings
 from tests.tape import tapes
 
 WARM = 2

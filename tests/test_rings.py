@@ -7,10 +7,10 @@ import torch
 from torch_geometric.data import Data
 
 import gnncompile
-from gnncompile.batches import prepared
-from gnncompile.batches.edges import highest, is_sorted, pointers
-from gnncompile.batches.rings import Ring, evenly, shared
-from gnncompile.runtime.attached import attached
+from gnncompile.batches import prepare
+from gnncompile.batches.edge_layouts import highest, is_sorted, pointers
+from gnncompile.batches.padding_edges import Ring, evenly, shared
+from gnncompile.layout.batch_metadata import attached
 
 
 @pytest.mark.parametrize(("number", "size"), [(0, 0), (0, 3), (1, 1), (2, 5), (5, 2), (7, 7), (100, 9), (9, 100)])
@@ -50,7 +50,7 @@ def test_what_a_device_makes_is_what_a_worker_made(padded: bool, monkeypatch: py
     data = Data(torch.randn(40, 3), torch.randint(40, (2, 150)))
 
     def layout(many: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(prepared, "MANY_EDGES", many)
+        monkeypatch.setattr(prepare, "MANY_EDGES", many)
         (ready,) = gnncompile.loader([data.clone()], buckets=padded)
         known = attached(ready.edge_index)
         assert known is not None

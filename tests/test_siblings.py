@@ -15,11 +15,11 @@ from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation
 from torch_geometric.utils import scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.passes.siblings import MOST_REDUCTIONS
+from gnncompile.passes.pre_grad.merge_sibling_regions import MOST_REDUCTIONS
 from tests.graphs import layout
 from tests.harness import kernels, launched, light, look_at_graphs, needs_interpreter
 from tests.tracing import Traced, check, data
@@ -56,7 +56,7 @@ def number_of_regions(compiled: nn.Module) -> int:
     """Regions of every captured graph."""
     program = program_of(compiled)
     assert program is not None
-    (count,) = {len(c.record.regions) for c in program.backend.captured}
+    (count,) = {len(c.log.regions) for c in program.backend.captured}
     return count
 
 
@@ -239,8 +239,8 @@ PAIRS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
 def test_what_is_merged(name: str):
     fn, regions = PAIRS[name]
     found = check(fn, *data())
-    assert found is not None and found.count("siblings", "gnncompile.region") == regions
-    assert len(found.ctx.record.regions) == regions
+    assert found is not None and found.count("merge_sibling_regions", "gnncompile.region") == regions
+    assert len(found.ctx.log.regions) == regions
 
 
 class Branches(nn.Module):
@@ -288,7 +288,7 @@ def test_only_results_beside_a_gradient_are_parted_from_it(monkeypatch: pytest.M
 
 def test_equal_reductions_are_one_output():
     found = Traced(twice, *data())
-    (record,) = found.ctx.record.regions
+    (record,) = found.ctx.log.regions
     region = parse(record.spec)
     assert [region.nodes[i].op for i in region.reductions] == ["reduce_sum", "reduce_sum"]
 
@@ -298,7 +298,7 @@ def test_random_numbers_are_not_drawn_earlier():
         first = total(x[row], col, x)
         return first * total(F.dropout(x, 0.5)[row] * x[row], col, x)
 
-    assert Traced(fn, *data()).count("siblings", "gnncompile.region") == 2
+    assert Traced(fn, *data()).count("merge_sibling_regions", "gnncompile.region") == 2
 
 
 def test_a_region_holds_so_many_reductions():
@@ -306,8 +306,8 @@ def test_a_region_holds_so_many_reductions():
         return torch.cat([total(x[row] + k, col, x) for k in range(MOST_REDUCTIONS + 2)], 1)
 
     found = check(fn, *data())
-    assert found is not None and found.count("siblings", "gnncompile.region") == 2
-    assert any("reductions" in skip.reason for skip in found.ctx.record.skipped)
+    assert found is not None and found.count("merge_sibling_regions", "gnncompile.region") == 2
+    assert any("reductions" in skip.reason for skip in found.ctx.log.skipped)
 
 
 # -- the gradient of a region with several results ----------------------------------------------------------------

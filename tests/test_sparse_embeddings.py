@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 
 
@@ -58,7 +58,7 @@ def test_gradients_are_sparse(make: Any) -> None:
             torch.testing.assert_close(a, b)
     program = program_of(compiled)
     assert program is not None and len(program.backend.captured) <= 3
-    assert any(captured.record.regions for captured in program.backend.captured), "the layer is fused all the same"
+    assert any(captured.log.regions for captured in program.backend.captured), "the layer is fused all the same"
 
 
 def test_inference_is_one_graph() -> None:

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.support.case import CHANNELS, Graph
 from tests.harness import light
 from tests.ladder import climb

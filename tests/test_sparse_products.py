@@ -12,8 +12,8 @@ from torch_geometric.utils import sort_edge_index, to_dense_adj
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
-from gnncompile.capture.sparse_products import Entries, product
+from gnncompile.capture.compile import program_of
+from gnncompile.substitutes.nn.sparse_products import Entries, product
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import Graph
 from tests.ladder import results

@@ -15,7 +15,7 @@ from torch_geometric.nn import GraphConv, MFConv, SAGEConv, SGConv
 from torch_geometric.typing import SparseTensor
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.support.case import CHANNELS, LADDER, Graph
 from tests.harness import light
 from tests.sparse_layers import LAYERS, OfData

@@ -30,12 +30,12 @@ def _light() -> Iterator[None]:
 
 def is_one_region(found: Traced | None, gathers: int = 1) -> None:
     """One region, of rows that it gathers itself, and nothing said to be left out."""
-    assert found is not None and found.ctx.record.skipped == []
-    (region,) = found.ctx.record.regions
+    assert found is not None and found.ctx.log.skipped == []
+    (region,) = found.ctx.log.regions
     read = [node for node in parse(region.spec).nodes if node.op == "input"]
     assert sum(node.space.name in ("SOURCE", "DESTINATION") for node in read) == gathers
     left = ("index_select", "scatter", "index_add", "aten.index.", "index_put", "index_reduce", "gather")
-    assert not any(part in op for op in found.after["lower"] for part in left)
+    assert not any(part in op for op in found.after["lower_unfused"] for part in left)
 
 
 def add(x: Tensor, index: Tensor, message: Tensor) -> Tensor:
@@ -90,9 +90,11 @@ def test_rows_of_an_edge_list(spelling: str) -> None:
         return first + add(x, destination, x[source].exp() * x[destination])
 
     found = check(fn, *data())
-    assert found is not None and found.ctx.record.skipped == []
-    assert found.count("regions", "gnncompile.region") == 2 and found.count("lower", "gnncompile.region") == 1
-    assert found.count("lower", "gnncompile.csr") == 2  # by both ends, once
+    assert found is not None and found.ctx.log.skipped == []
+    assert (
+        found.count("form_regions", "gnncompile.region") == 2 and found.count("lower_unfused", "gnncompile.region") == 1
+    )
+    assert found.count("lower_unfused", "gnncompile.csr") == 2  # by both ends, once
 
 
 GATHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -153,7 +155,7 @@ def test_extrema_of_segments_stay() -> None:
     found = check(
         lambda x, row, given: torch.segment_reduce(x[row], "max", lengths=given), *data()[:2], torch.tensor([6, 8])
     )
-    assert found is not None and not found.ctx.record.regions
+    assert found is not None and not found.ctx.log.regions
 
 
 # -- other dimensions -----------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def test_other_axes_in_other_orders() -> None:
 
     for fn in (gathers_nothing, wide_rows):
         found = check(fn, *data())
-        assert found is not None and not found.ctx.record.regions and found.count("lower", "permute") == 0
+        assert found is not None and not found.ctx.log.regions and found.count("lower_unfused", "permute") == 0
 
 
 TENSORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -242,8 +244,8 @@ def test_uneven_axes_stay() -> None:
         return torch.zeros_like(t).index_add(0, col, t[row] * x[row].view(-1, WIDTH, 1, 1) * v[:1] * v[:, :1])
 
     found = check(fn, *data(), torch.rand(3, 3))
-    assert found is not None and not found.ctx.record.regions
-    assert found.ctx.record.skipped[0].reason.startswith("messages with 3 feature axes have no kernel")
+    assert found is not None and not found.ctx.log.regions
+    assert found.ctx.log.skipped[0].reason.startswith("messages with 3 feature axes have no kernel")
 
 
 # -- whole models ---------------------------------------------------------------------------------------------------

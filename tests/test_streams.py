@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gnncompile.runtime import cuda_graph, streams
+from gnncompile.cudagraphs import cuda_graph
+from gnncompile.layout import streams
 
 pytestmark = pytest.mark.gpu
 POOL = 32

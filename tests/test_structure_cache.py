@@ -19,9 +19,9 @@ from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import identity, layout, streams
-from gnncompile.runtime.identity import IdentityCache
+from gnncompile.capture.compile import program_of
+from gnncompile.layout import csr, identity_cache, streams
+from gnncompile.layout.identity_cache import IdentityCache
 from tests.harness import light
 
 NODES, WIDTH = 6, 4
@@ -204,13 +204,13 @@ def test_info_and_clear(model: Net) -> None:
     assert gnncompile.cache_info() == two._replace(entries=0, bytes=0)
     assert torch.equal(compiled(X, graph, BATCH), expected)
     assert gnncompile.cache_info().misses > two.misses
-    alive = set(map(id, identity._all()))
+    alive = set(map(id, identity_cache._all()))
     ours = id(program_of(compiled).derived._met)
     assert ours in alive
     torch._dynamo.reset()
     del compiled
     gc.collect()
-    assert ours not in set(map(id, identity._all()))
+    assert ours not in set(map(id, identity_cache._all()))
 
 
 # -- threads ------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_workers_that_are_forked(model: Net, compiled: Any) -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with locked, identity._caches_lock:
+        with locked, identity_cache._caches_lock:
             held.set()
             done.wait(60)
 
@@ -411,10 +411,10 @@ def test_lists_that_another_stream_made() -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        rowptr = layout.csr(row, row, 7, 7, None)[0]
-        layout.rows_of_edges(rowptr, 4000)
-    found = layout.rows_of_edges(rowptr, 4000).clone()
-    hubs = layout.hubs(rowptr, 4000)
+        rowptr = csr.csr(row, row, 7, 7, None)[0]
+        csr.rows_of_edges(rowptr, 4000)
+    found = csr.rows_of_edges(rowptr, 4000).clone()
+    hubs = csr.hubs(rowptr, 4000)
     assert hubs is not None
     lengths = hubs.rows.clone()
     torch.cuda.synchronize()

@@ -14,8 +14,8 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.passes import lower
+from gnncompile.capture.compile import program_of
+from gnncompile.passes.pre_grad import lower_unfused
 from gnncompile.support.case import Absent, Case, Graph
 from gnncompile.support.check import Result, check
 from gnncompile.support.options import options_of
@@ -335,7 +335,7 @@ def safe(fn: object, *shapes: tuple[int, ...]) -> bool:
     tainted: set[fx.Node] = {inputs[-1]}
     for node in graph.nodes:
         if node.op == "call_function" and any(n in tainted for n in node.all_input_nodes):
-            if not lower._safe(node, tainted):
+            if not lower_unfused._safe(node, tainted):
                 return False
             tainted.add(node)
     return True

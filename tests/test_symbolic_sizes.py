@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from torch_geometric.utils import scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 
 Shapes = Sequence[tuple[int, ...]]

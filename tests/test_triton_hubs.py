@@ -10,16 +10,17 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_hub_tile, triton_tile
-from gnncompile.codegen.triton_hub_tile import hub_tile, joining_tile, large_programs, large_tile
-from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import Part, schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile
-from gnncompile.codegen.triton_variant import Variant
+from gnncompile.codegen.triton import hub_tile as triton_hub_tile
+from gnncompile.codegen.triton import tile as triton_tile
+from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs, large_tile
+from gnncompile.codegen.triton.kernel import TritonKernel
+from gnncompile.codegen.triton.plan import Part, schedule
+from gnncompile.codegen.triton.tile import Tile, choose_tile
+from gnncompile.codegen.triton.variant import Variant
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Output, Region, Space
-from gnncompile.runtime import layout as runtime_layout
+from gnncompile.layout import csr
 from tests.triton_regions import (
     CASES,
     GRAPHS,
@@ -58,12 +59,12 @@ device = triton_regions.device
 @pytest.fixture
 def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `MIXED`, rows 0 and 3 (4 and 3 edges) are hubs, and row 2 is in the list of hubs without being one."""
-    monkeypatch.setattr(runtime_layout, "HUB", 2)
+    monkeypatch.setattr(csr, "HUB", 2)
 
 
 def forget(edges: Layout) -> None:
     """Makes the host not know how many hubs there are, as before the number has arrived from a GPU."""
-    found = runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+    found = csr.hubs(edges.rowptr, edges.edge.size(0))
     assert found is not None
     found.number = found._arriving = None
 
@@ -101,7 +102,7 @@ def test_the_longest_row_that_is_no_hub(
     case: Case, rows: int, most: int, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a list of hubs was made with is what a kernel goes by: all rows are walked, each edge of them once."""
-    monkeypatch.setattr(runtime_layout, "most_edges", lambda num_edges: most)
+    monkeypatch.setattr(csr, "most_edges", lambda num_edges: most)
     region = case(D, "float32", 2, 5)
     check(region, MIXED, device, tile=replace(choose_tile(region, schedule(region)), rows=rows))
 
@@ -188,7 +189,7 @@ def test_hubs_get_launches_if_there_are_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In one pass the pieces are walked in the launch of the rows, in two they have two of their own."""
-    monkeypatch.setattr(runtime_layout, "HUB", limit)
+    monkeypatch.setattr(csr, "HUB", limit)
     region, g = case(D, "float32", 1, 3), GRAPHS[name]
 
     def expected(pieces: int, hubs: int) -> list[tuple[str, int]]:
@@ -199,7 +200,7 @@ def test_hubs_get_launches_if_there_are_any(
     counted = launches_of(kernel, monkeypatch)
     tensors, edges = [t.to(device) for t in random_tensors(region, g)], g.layout(device)
     if name != "no_row" and device == "cuda":  # the number is there as soon as the device is done
-        runtime_layout.hubs(edges.rowptr, edges.edge.size(0))
+        csr.hubs(edges.rowptr, edges.edge.size(0))
         torch.cuda.synchronize()
     kernel(tensors, edges, poisoned(region, g, device))
     assert counted == expected(pieces, hubs)
@@ -290,7 +291,7 @@ def test_pieces_beside_several_rows(case: Case, rows: int, name: str, device: st
     apart = poisoned(region, g, device)
     in_launches_of_their_own(region, tile)([t.to(device) for t in tensors], edges, apart)
     found = launch(region, tensors, g, device, tile, edges)
-    if runtime_layout.hubs(edges.rowptr, edges.edge.size(0)) is not None:
+    if csr.hubs(edges.rowptr, edges.edge.size(0)) is not None:
         forget(edges)
     for a, b, c in zip(apart, found, launch(region, tensors, g, device, tile, edges), strict=True):
         assert torch.equal(a.cpu(), b) and torch.equal(b, c)

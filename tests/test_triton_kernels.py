@@ -10,10 +10,10 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_source import source
-from gnncompile.codegen.triton_tile import choose_tile
+from gnncompile.codegen.triton.kernel import TritonKernel
+from gnncompile.codegen.triton.plan import schedule
+from gnncompile.codegen.triton.source import source
+from gnncompile.codegen.triton.tile import choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.residuals import with_residuals

@@ -13,16 +13,16 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile import _compat
-from gnncompile.codegen import triton_launcher
-from gnncompile.codegen.triton_kernel import TritonKernel, _nothing
-from gnncompile.codegen.triton_plan import Part
-from gnncompile.codegen.triton_source import source
-from gnncompile.codegen.triton_tile import Tile
+from gnncompile.codegen.triton import launcher
+from gnncompile.codegen.triton.kernel import TritonKernel, _nothing
+from gnncompile.codegen.triton.plan import Part
+from gnncompile.codegen.triton.source import source
+from gnncompile.codegen.triton.tile import Tile
 from gnncompile.errors import Unsupported
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
-from gnncompile.runtime import layout
+from gnncompile.layout import csr
 from tests.triton_regions import (
     MIXED,
     D,
@@ -80,7 +80,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is asked once for each alignment; then the compiled kernel runs directly, unless hooks watch. One program
     serves all four rows.
     """
-    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel._ordinary._kernel = jit
@@ -88,7 +88,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.zeros(33)[1:].view(8, 4)
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0, layout.HUB)
+        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0, csr.HUB)
 
     for _ in range(2):
         kernel([x], edges, [out])
@@ -110,7 +110,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: lambda *arguments: launched.append(arguments))
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel._ordinary._kernel = jit
@@ -122,7 +122,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert jit.by_triton == 2 and not jit.launched
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        given = (*pointers(x, edges, out), 4, 0, layout.HUB, None)
+        given = (*pointers(x, edges, out), 4, 0, csr.HUB, None)
         return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiiO", given, 77)
 
     assert launched == [expected(x), expected(shifted), expected(x)]
@@ -132,9 +132,9 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("rows", [1, 2])
 def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows, pieces, programs for large hubs, and edges of a piece: four rows, two of them hubs of two pieces."""
-    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
-    monkeypatch.setattr(layout, "HUB", 2)
+    monkeypatch.setattr(csr, "HUB", 2)
     take_few_edges(monkeypatch, 1)
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, Tile(rows, 1, 64, 1))
@@ -154,12 +154,12 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
 
 @pytest.mark.parametrize("special", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 8}])
 def test_a_special_launch_is_left_to_triton(special: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launcher._compat, "current_stream", lambda device: 77)
+    monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: pytest.fail)
     jit = FakeJit()
     compiled = FakeCompiled(jit)
     compiled.metadata = SimpleNamespace(**{**vars(FakeCompiled.metadata), **special})
-    triton_launcher.Launcher(compiled, "O")(3, 1, 0, [8])
+    launcher.Launcher(compiled, "O")(3, 1, 0, [8])
     assert jit.launched == [(3, 1, 1, 77, "function", "metadata", None, None, None, 8)]
 
 

@@ -7,10 +7,10 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen import triton_tile
-from gnncompile.codegen.triton_kernel import TritonKernel
-from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import MANY_EDGES, SEVERAL_EDGES, Tile, choose_tile, tiles_by_degree
+from gnncompile.codegen.triton import tile
+from gnncompile.codegen.triton.kernel import TritonKernel
+from gnncompile.codegen.triton.plan import schedule
+from gnncompile.codegen.triton.tile import MANY_EDGES, SEVERAL_EDGES, Tile, choose_tile, tiles_by_degree
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, Output, Region, Space
@@ -43,7 +43,7 @@ device = triton_regions.device
 
 @pytest.fixture
 def all_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_tile, "MANY_EDGES", 0)
+    monkeypatch.setattr(tile, "MANY_EDGES", 0)
 
 
 def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:

@@ -12,9 +12,9 @@ from torch_geometric.nn import FastRGCNConv, FiLMConv, RGCNConv
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compiled import program_of
-from gnncompile.capture.relations import tables
+from gnncompile.capture.compile import program_of
 from gnncompile.runtime import launch
+from gnncompile.substitutes import relation_tables
 from tests.harness import light
 from tests.test_end_to_end import compare
 
@@ -50,7 +50,7 @@ def one_graph(model: nn.Module, inputs: Callable[..., Any] = graph, sizes: Any =
     backend = program_of(compiled).backend
     assert len(backend.captured) == 1 and _compat.graph_breaks() == breaks
     (one,) = backend.captured
-    assert backend.notes == [] and (one.record.skipped == []) is not skipped
+    assert backend.notes == [] and (one.log.skipped == []) is not skipped
     return one
 
 
@@ -75,7 +75,7 @@ def test_rgcn(name: str):
     torch.manual_seed(0)
     layer, regions = RGCN[name]
     one = one_graph(layer())
-    assert len(one.record.regions) == regions
+    assert len(one.log.regions) == regions
 
 
 @pytest.mark.parametrize("aggr", ["var", "softmax", "powermean"])
@@ -87,11 +87,11 @@ def test_rgcn_of_other_aggregations(aggr: str):
 
 def test_relations_in_groups(monkeypatch: pytest.MonkeyPatch):
     """Edges of other groups are neither counted nor walked."""
-    monkeypatch.setattr(tables, "TABLE_WIDTH", 12)
+    monkeypatch.setattr(relation_tables, "TABLE_WIDTH", 12)
     torch.manual_seed(0)
     for aggr, count in (("sum", 2), ("mean", 4), ("max", 2)):
         one = one_graph(RGCNConv(CHANNELS, CHANNELS, RELATIONS, aggr=aggr), sizes=SIZES[:3])
-        assert len(one.record.regions) == count
+        assert len(one.log.regions) == count
 
 
 def test_two_layers_share_their_structure():
@@ -105,9 +105,9 @@ def test_two_layers_share_their_structure():
 
     torch.manual_seed(0)
     one = one_graph(Net())
-    assert len(one.record.regions) == 3  # of which one makes the shares of both layers' means
-    assert len(one.structure.hoisted.results) == 8 and one.structure.cache.misses == len(SIZES)
-    assert all("relations" not in r.line for r in one.record.regions[1:])
+    assert len(one.log.regions) == 3  # of which one makes the shares of both layers' means
+    assert len(one.structure.program.results) == 8 and one.structure.cache.misses == len(SIZES)
+    assert all("relations" not in r.line for r in one.log.regions[1:])
 
 
 @pytest.mark.parametrize("aggr", ["mean", "max"])
@@ -201,13 +201,13 @@ FILM: dict[str, Callable[[], nn.Module]] = {
 def test_film(name: str):
     torch.manual_seed(0)
     one = one_graph(FILM[name]())
-    assert len(one.record.regions) == 1
+    assert len(one.log.regions) == 1
 
 
 def test_film_in_groups(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "TABLE_WIDTH", 15)
+    monkeypatch.setattr(relation_tables, "TABLE_WIDTH", 15)
     torch.manual_seed(0)
-    assert len(one_graph(FiLMConv(CHANNELS, 5, RELATIONS), sizes=SIZES[:3]).record.regions) == 2
+    assert len(one_graph(FiLMConv(CHANNELS, 5, RELATIONS), sizes=SIZES[:3]).log.regions) == 2
 
 
 # -- what is not PyG's own layer ------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from torch import nn
 from torch_geometric.nn import RGATConv
 
 import gnncompile
-from gnncompile.capture.relations import tables
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
+from gnncompile.substitutes import relation_tables
 from tests.harness import launched, light, needs_interpreter
 from tests.test_end_to_end import compare
 from tests.test_typed import CHANNELS, RELATIONS, graph, one_graph
@@ -72,7 +72,7 @@ def test_rgat(name: str):
     options, regions = RGAT[name]
     with launched() as specs:
         one = one_graph(rgat(**options), skipped=True)
-    assert len(one.record.regions) == regions and narrow(specs)
+    assert len(one.log.regions) == regions and narrow(specs)
 
 
 def with_attributes(*width: int) -> Callable[[int, int], Any]:
@@ -94,11 +94,11 @@ def test_rgat_with_edge_attributes(mode: str):
 @pytest.mark.parametrize("mechanism", ["across-relation", WITHIN])
 def test_rgat_in_groups(mechanism: str, monkeypatch: pytest.MonkeyPatch):
     """The attention is over all relations, whatever table an edge's value is in."""
-    monkeypatch.setattr(tables, "TABLE_WIDTH", 30)
+    monkeypatch.setattr(relation_tables, "TABLE_WIDTH", 30)
     torch.manual_seed(0)
     with launched() as specs:
         one = one_graph(rgat(attention_mechanism=mechanism), skipped=True)
-    assert len(one.record.regions) == (4 if mechanism == "across-relation" else 3) and narrow(specs)
+    assert len(one.log.regions) == (4 if mechanism == "across-relation" else 3) and narrow(specs)
 
 
 def test_rgat_hands_out_its_attention():

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, PNAConv, SAGEConv, TransformerConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
-from gnncompile.passes.unnumbered import _numbered
-from gnncompile.runtime import region_op
+from gnncompile.ops import region as region_op
+from gnncompile.passes.pre_grad.drop_edge_ids import _numbered
 from gnncompile.testing import awkward
 
 C = 4

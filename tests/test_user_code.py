@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import remove_self_loops, scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 from tests.harness import light
 from tests.tracing import WIDTH, add, check, data, zeros
 
@@ -237,7 +237,7 @@ def test_keys_and_values_of_their_own():
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected)
         assert len(captured) == graphs
-    assert len(captured[0].record.regions) == 1 and not captured[0].record.skipped
+    assert len(captured[0].log.regions) == 1 and not captured[0].log.skipped
 
 
 class _Scalars(nn.Module):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import gnncompile.ops.region  # noqa: F401  (registers the ops)
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
@@ -17,7 +18,7 @@ from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.stages import Backward
 from gnncompile.ir.verify import InvalidRegionError, verify
 from gnncompile.ir.vjp import vjp
-from gnncompile.runtime import launch, region_op, structure_ops  # noqa: F401  (registers the ops)
+from gnncompile.runtime import launch
 from tests.graphs import layout
 from tests.harness import kernels
 

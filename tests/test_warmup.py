@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compiled import program_of
-from gnncompile.runtime import native
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.capture.compile import program_of
+from gnncompile.cudagraphs import native
+from gnncompile.cudagraphs.pool import Recordings
 from tests.harness import light
 from tests.tape import tapes
 

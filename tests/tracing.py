@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnncompile import _compat, passes
-from gnncompile.capture import substitutes
+from gnncompile import _compat
 from gnncompile.options import DEFAULTS
+from gnncompile.passes import manager
 from gnncompile.passes.context import Context
+from gnncompile.substitutes import registry
 
 WIDTH = 4
 
@@ -25,7 +26,7 @@ class Traced:
         self.after: dict[str, list[str]] = {}
         self.options = {**DEFAULTS, **options}
         torch._dynamo.reset()
-        substitutes.install()
+        registry.install()
         self.compiled = torch.compile(fn, backend=self, dynamic=True, fullgraph=True)
         with _compat.symbolic_counts():
             self.result = self.compiled(*args)
@@ -38,16 +39,16 @@ class Traced:
         mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
         self.ctx = Context(traced, mode, set(traced.graph.nodes), self.options)
         self._keep("captured")
-        for one in passes.PASSES:
-            one.run(self.ctx)
+        for one in manager.PRE_GRAD:
+            if one.name != "mark_gradients":  # all tensors have gradients here
+                one.run(self.ctx)
             traced.graph.lint()
-            self._keep(one.__name__.split(".")[-1])
-        self.hoisted = passes.hoist.run(self.ctx)
-        self._keep("hoist")
+            self._keep(one.name)
+        self.structure = self.ctx.structure
         traced.recompile()
-        if self.hoisted is None:
+        if self.structure is None:
             return traced.forward
-        positions, program = self.hoisted.inputs, self.hoisted.program
+        positions, program = self.structure.inputs, self.structure.module
         return lambda *args: traced.forward(*args, *program(*(args[i] for i in positions)))
 
     def _keep(self, name: str) -> None:

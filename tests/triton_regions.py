@@ -16,16 +16,17 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
 
-from gnncompile.codegen import triton_hub_tile, triton_tile
-from gnncompile.codegen.triton_plan import schedule
-from gnncompile.codegen.triton_tile import Tile, choose_tile
+from gnncompile.codegen.triton import hub_tile
+from gnncompile.codegen.triton import tile as triton_tile
+from gnncompile.codegen.triton.plan import schedule
+from gnncompile.codegen.triton.tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space
 from tests.graphs import layout
 
 triton = pytest.importorskip("triton")
-from gnncompile.codegen.triton_kernel import TritonKernel
+from gnncompile.codegen.triton.kernel import TritonKernel
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -43,7 +44,7 @@ INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def take_few_edges(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Of rows one edge a step, of hubs so many edges or pieces."""
     monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
-    monkeypatch.setattr(triton_hub_tile, "MOST_EDGES", most)
+    monkeypatch.setattr(hub_tile, "MOST_EDGES", most)
 
 
 def home(which: str) -> str:

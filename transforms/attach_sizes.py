@@ -7,7 +7,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from gnncompile.batches.prepared import prepared_on
+from gnncompile.batches.prepare import prepared_on
 
 
 @functional_transform("attach_sizes")

@@ -14,7 +14,7 @@ from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.transforms import Compose
 
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
 
 from .same_results import Call, arguments, call_by_names, difference, results, tolerance
 from .self_loops import fills

@@ -15,7 +15,7 @@ CELL = 34
 
 def layout(root: Path) -> str:
     """A list of edges, one of them a self loop that was removed, and the layout that kernels walk."""
-    from gnncompile.runtime.layout import csr
+    from gnncompile.layout.csr import csr
 
     row, col = torch.tensor([[2, 0, 1, 3, 0, 3, 1], [0, 2, 1, 0, 1, 2, 0]])
     rowptr, source, edge = csr(col, row, 4, 4, row != col)
@@ -52,7 +52,7 @@ def layout(root: Path) -> str:
 def fronts(root: Path) -> str:
     """Rows that the layers of a sampled mini-batch work out, all of them and those that something reads."""
     from gnncompile import testing
-    from gnncompile.batches.fronts import fronts as found_in
+    from gnncompile.batches.hops import fronts as found_in
 
     graph = testing.power_law(4000, 40000, 400, channels=None)
     nodes, edges = _sampled(graph.edge_index, torch.arange(64), fan_outs=(10, 10, 5))
@@ -100,7 +100,7 @@ def buckets(root: Path) -> str:
 
     import gnncompile
     from gnncompile import testing
-    from gnncompile.runtime.attached import attached
+    from gnncompile.layout.batch_metadata import attached
 
     molecules = testing.molecules(1200, max_atoms=30, channels=4)
     sizes = [32, 32, 48, 32, 20, 32, 48, 32, 24, 32, 48, 20, 32, 32, 48, 24, 32, 20, 48, 32]

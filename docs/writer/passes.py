@@ -17,7 +17,8 @@ class Pass:
     """What a pass says.
 
     Attributes:
-        name: Of its file.
+        name: The name of its file.
+        folder: The folder of its file.
         what: The first sentences.
         changes: Pairs of before and after.
         why: Why it pays.
@@ -25,13 +26,14 @@ class Pass:
     """
 
     name: str
+    folder: str
     what: str
     changes: tuple[tuple[str, str], ...]
     why: str
     option: str | None = None
 
 
-def described(name: str, text: str, option: str | None = None) -> Pass:
+def described(name: str, text: str, option: str | None = None, folder: str = "") -> Pass:
     """Reads the docstring of a pass.
 
     Raises:
@@ -44,7 +46,12 @@ def described(name: str, text: str, option: str | None = None) -> Pass:
     if not what or len(why) != 1 or not before or len(before) != len(after):
         raise ValueError(f"{name}: found {[label for label, _ in said]}, expected Before, After and Why it pays")
     return Pass(
-        name, _joined(what), tuple(zip(map(_joined, before), map(_joined, after), strict=True)), _joined(why[0]), option
+        name,
+        folder,
+        _joined(what),
+        tuple(zip(map(_joined, before), map(_joined, after), strict=True)),
+        _joined(why[0]),
+        option,
     )
 
 
@@ -53,7 +60,7 @@ def table(passes: list[Pass]) -> str:
     lines = ["| | pass | before | after | why it pays |", "|---|---|---|---|---|"]
     for number, one in enumerate(passes, 1):
         option = f" (option `{one.option}`)" if one.option else ""
-        name = f"[{one.name}](../../gnncompile/passes/{one.name}.py){option}<br>{one.what}"
+        name = f"[{one.name}](../../{one.folder}/{one.name}.py){option}<br>{one.what}"
         before, after = ("<br><br>".join(pair[k] for pair in one.changes) for k in (0, 1))
         cells = [str(number), name, before, after, one.why]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
@@ -75,19 +82,12 @@ def page(root: Path) -> str:
 
 def in_order(root: Path) -> list[Pass]:
     """All passes in the order in which they run."""
-    passes = importlib.import_module("gnncompile.passes")
-    options = {module.__name__: option for module, option in passes._OPTIONS.items()}
-    modules = [module.__name__ for module in passes.PASSES]
-    names = [(name, options.get(name)) for name in modules]
-    names += [("gnncompile.passes.hoist", "hoist")]
-    names += [(f"gnncompile.passes.{name}", "epilogues") for name in ("epilogue", "dense")]
-    names += [(f"gnncompile.passes.{name}", "products") for name in ("products", "pairs")]
-    names += [("gnncompile.passes.late", None)]
+    manager = importlib.import_module("gnncompile.passes.manager")
     found = []
-    for name, option in names:
-        short = name.rpartition(".")[2]
-        source = (root / "gnncompile" / "passes" / f"{short}.py").read_text(encoding="utf-8")
-        found.append(described(short, ast.get_docstring(ast.parse(source)) or "", option))
+    for one in (*manager.PRE_GRAD, *manager.POST_GRAD):
+        folder, _, name = one.run.__module__.replace(".", "/").rpartition("/")
+        source = (root / folder / f"{name}.py").read_text(encoding="utf-8")
+        found.append(described(name, ast.get_docstring(ast.parse(source)) or "", one.option, folder))
     return found
 
 

@@ -38,7 +38,7 @@ _PATCHES: tuple[Callable[[], Any], ...] = (
     # No two sizes are assumed equal because they once were, none special because it was 0 or 1 (unless that is asked).
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=not compiling.empty_is_special),
     # dynamic=True would otherwise turn dropout rates and slopes into tensors.
-    # Recurrent layers may be looked at; to run one breaks the graph (gnncompile.capture.layers.uncaptured).
+    # Recurrent layers may be looked at; to run one breaks the graph (gnncompile.substitutes.nn.layers.uncaptured).
     # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
     lambda: dynamo_config.patch(
         specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False

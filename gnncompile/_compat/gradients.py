@@ -40,8 +40,8 @@ class GradientNotCaptured(Recapture):
 def capture_gradients(wanted: Callable[[], bool]) -> None:
     """Makes compiles of ours put ``torch.autograd.grad`` into the graph, where `wanted` says so.
 
-    Our passes write the gradient out (:mod:`gnncompile.passes.gradients`) and free nothing. Torch's rules that keep a
-    result from having a freed graph are not needed then.
+    Our passes write the gradient out (:mod:`gnncompile.passes.pre_grad.expand_gradients`) and free nothing. Torch's
+    rules that keep a result from having a freed graph are not needed then.
 
     Raises:
         GradientNotCaptured: While Dynamo traces a gradient that it can't put into the graph.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
-from gnncompile.batches.kinds import EDGES, GRAPHS, NODES, Kinds
-from gnncompile.runtime.attached import ENOUGH
+from gnncompile.batches.row_types import EDGES, GRAPHS, NODES, Kinds
+from gnncompile.layout.batch_metadata import ENOUGH
 
 MOST = 4
 """Buckets, if the user does not say how many."""

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
-from gnncompile.batches.prepared import Prepare, Prepared, prepare_all
-from gnncompile.runtime.streams import copying
+from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
+from gnncompile.layout.streams import copying
 
 AHEAD = 2
 """Mini-batches that are prepared ahead."""

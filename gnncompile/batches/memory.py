@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from gnncompile import _compat
-from gnncompile.runtime.attached import view
+from gnncompile.layout.batch_metadata import view
 
 ALIGNMENT = 256
 """Bytes at a multiple of which each tensor begins, as those of a device's own allocations do."""

@@ -13,19 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gnncompile import _compat, passes
+from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
-from gnncompile.capture import boundary, inductor_dense, inductor_region, nested, recordable, substitutes, whole
-from gnncompile.capture.sources import kept_inputs, uneven_sources
+from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
+from gnncompile.capture.provenance import kept_inputs, uneven_sources
+from gnncompile.capture.undefined_grads import only_reached
+from gnncompile.cudagraphs import eligibility
+from gnncompile.cudagraphs.backward_thread import in_caller
+from gnncompile.cudagraphs.parameter_aliases import with_stand_ins
+from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.layout.batch_metadata import true_rows
+from gnncompile.layout.structure_program import StructureCache
+from gnncompile.ops import gemm_lowering, gradient, region_lowering
 from gnncompile.options import resolve
-from gnncompile.passes.context import Masked, Nested, NotPadded, Record, Skip, line_of, same_when_repeated
-from gnncompile.runtime import gradient_ops
-from gnncompile.runtime.attached import true_rows
-from gnncompile.runtime.backward_thread import in_caller
-from gnncompile.runtime.reached import only_reached
-from gnncompile.runtime.recordings import Recordings
-from gnncompile.runtime.stand_ins import with_stand_ins
-from gnncompile.runtime.structure import Structure
+from gnncompile.passes import manager
+from gnncompile.passes.context import Masked, Nested, NotPadded, PassLog, Skip, line_of, same_when_repeated
+from gnncompile.substitutes import registry
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +49,10 @@ class Captured:
         kept: The positions of its inputs that are attributes of the model.
     """
 
-    record: Record
-    structure: Structure | None
+    log: PassLog
+    structure: StructureCache | None
     recordings: Recordings | str | None = None
-    observer: passes.Observer | None = None
+    observer: manager.Observer | None = None
     repeatable: bool = False
     kept: frozenset[int] = frozenset()
 
@@ -89,7 +92,7 @@ class Backend:
     captured: list[Captured] = field(default_factory=list)
     notes: list[Skip] = field(default_factory=list)
     breaks: list[Skip] = field(default_factory=list)
-    observer: Callable[[], passes.Observer] | None = None
+    observer: Callable[[], manager.Observer] | None = None
     modules: Callable[[], Sequence[nn.Module]] = tuple
     watched: Container[nn.Module] = ()
 
@@ -104,8 +107,8 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph. Where a pass fails, the graph is left as it is."""
-        given = boundary.take_out(gm) if _compat.takes_arguments() and whole.why_whole(gm) is None else []
-        return boundary.put_back(self._compiled(gm, inputs), given)
+        given = graph_outputs.take_out(gm) if _compat.takes_arguments() and opaque_graphs.why_whole(gm) is None else []
+        return graph_outputs.put_back(self._compiled(gm, inputs), given)
 
     def _compiled(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self.captured)
@@ -117,27 +120,27 @@ class Backend:
             del self.captured[before:]
             self._leave_whole(gm, Skip("a whole graph", _compat.reason_of(error), _compat.place_of(error)))
             self.tell("a captured graph", "runs without the passes", error)
-            return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(Record(), None))
+            return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(PassLog(), None))
 
     def _with_passes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         observer = None if self.observer is None else self.observer()
-        if boundary.is_empty(gm):
-            self.captured.append(Captured(Record(), None))
+        if graph_outputs.is_empty(gm):
+            self.captured.append(Captured(PassLog(), None))
             return lambda *args: ()
         result = self._optimise(gm, observer)
         if result is None:
-            captured = Captured(Record(), None, kept=kept_inputs(gm))
+            captured = Captured(PassLog(), None, kept=kept_inputs(gm))
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, captured)
-        if result.hoisted is None:
-            captured = Captured(result.record, None, observer=observer, kept=kept_inputs(gm))
+        if result.structure is None:
+            captured = Captured(result.log, None, observer=observer, kept=kept_inputs(gm))
             return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)
         mode = _compat.backend_fake_mode()
         with mode:
-            made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.hoisted.results]
+            made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.structure.results]
         compiled = self._compile(result.rest, [*inputs, *made])
         limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
-        structure = Structure(result.hoisted, *limits)
-        captured = Captured(result.record, structure, observer=observer, kept=kept_inputs(gm))
+        structure = StructureCache(result.structure, *limits)
+        captured = Captured(result.log, structure, observer=observer, kept=kept_inputs(gm))
         return self._with_recordings(compiled, result.rest, inputs, captured)
 
     def _with_recordings(
@@ -145,14 +148,14 @@ class Backend:
     ) -> Callable[..., Any]:
         self.captured.append(captured)
         captured.repeatable = same_when_repeated(gm.graph)
-        results = captured.record.padded or []
+        results = captured.log.padded or []
         padded = results if any(results) else []
         if padded and not self.narrows:
             raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
         whole = self._recorded(compiled, gm, inputs, captured, padded)
         sources = uneven_sources(gm)
         if sources is not None:
-            for position, _ in () if captured.structure is None else captured.structure.hoisted.copied:
+            for position, _ in () if captured.structure is None else captured.structure.program.copied:
                 sources.insert(position, frozenset())  # copies of structure, which have no gradient
             whole = only_reached(whole, sources, captured.kept)
         return (lambda *args: true_rows(whole(*args), padded)) if padded else whole
@@ -166,8 +169,8 @@ class Backend:
         padded: Sequence[dict[int, int]],
     ) -> Callable[..., Any]:
         structure = captured.structure
-        copied = [] if structure is None else [boundary.Copied(*pair) for pair in structure.hoisted.copied]
-        whole = boundary.copy_structure(compiled, copied)
+        copied = [] if structure is None else [graph_outputs.Copied(*pair) for pair in structure.program.copied]
+        whole = graph_outputs.copy_structure(compiled, copied)
 
         def run(*args: Any) -> Any:
             _compat.refuse_tangents(args)
@@ -181,8 +184,8 @@ class Backend:
         if _compat.are_sharded(self.modules()):
             captured.recordings = SHARDED
             return run
-        structural = structure.hoisted.inputs if structure is not None else ()
-        found = recordable.recordings(run, gm, inputs, structural, padded, self.own)
+        structural = structure.program.inputs if structure is not None else ()
+        found = eligibility.recordings(run, gm, inputs, structural, padded, self.own)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 
@@ -212,29 +215,29 @@ class Backend:
         self.tell(what, "is compiled without fused loops", error)
         return compiled
 
-    def _optimise(self, gm: fx.GraphModule, observer: passes.Observer | None) -> passes.Result | None:
+    def _optimise(self, gm: fx.GraphModule, observer: manager.Observer | None) -> manager.Result | None:
         if not any(isinstance(f, Tensor) for f in _compat.placeholders_as_fakes(gm)):
             return None
         _compat.drop_leaf_marks(gm)
-        nested.inline_checkpoints(gm)
-        reason = whole.why_whole(gm)
+        higher_order.inline_checkpoints(gm)
+        reason = opaque_graphs.why_whole(gm)
         if reason is not None:
             self._leave_whole(gm, Skip("a whole graph", reason, "?"))
             return None
-        for body in nested.bodies(gm):
+        for body in higher_order.bodies(gm):
             self._write_out(body, Skip("a nested graph", "its layers are captured as PyG wrote them", "?"))
-        gradient_ops.mark(gm)
-        nested.hide(gm)
+        gradient.mark(gm)
+        higher_order.hide(gm)
         try:
             with _compat.without_saved_hooks():
-                result = passes.optimise(gm, self.own, observer, self._leads_on(gm))
-            nested.show(result.rest)
+                result = manager.run_pre_grad(gm, self.own, observer, self._leads_on(gm))
+            higher_order.show(result.rest)
             return result
         except Masked as masked:
             self.notes.append(masked.skip)
             raise
         finally:
-            nested.forget(gm)
+            higher_order.forget(gm)
 
     def _leads_on(self, gm: fx.GraphModule) -> bool:
         """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
@@ -255,14 +258,14 @@ class Backend:
             NeedsOriginal: It takes a sparse matrix.
             GradientNotCaptured: It takes a gradient of its own.
         """
-        markers = whole.markers(gm)
-        if any(map(_compat.gradient_calls, (gm, *nested.bodies(gm)))):
+        markers = opaque_graphs.markers(gm)
+        if any(map(_compat.gradient_calls, (gm, *higher_order.bodies(gm)))):
             raise _compat.GradientNotCaptured(why.reason)
         if torch.ops.gnncompile.padded in markers:
             raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
         if torch.ops.gnncompile.adjacency in markers:
             raise _compat.NeedsOriginal(None, "torch.func, checkpoint or control flow")
-        if not whole.written_out(gm):
+        if not opaque_graphs.written_out(gm):
             self.notes += [] if why in self.notes else [why]
             raise Nested(why)
 
@@ -290,7 +293,7 @@ class _AfterDifferentiation(OwnPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites the graph of a forward or a backward."""
-        passes.finish(graph, self.own)
+        manager.run_post_grad(graph, self.own)
         for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
             node.target = torch.ops.gnncompile.region_kernel.default
 
@@ -334,6 +337,6 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
 
 
 backend.self_loops = "masked"  # type: ignore[attr-defined]
-substitutes.install()
-inductor_dense.install()
-inductor_region.install()
+registry.install()
+gemm_lowering.install()
+region_lowering.install()

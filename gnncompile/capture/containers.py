@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 from torch_geometric.typing import SparseTensor
 
-from gnncompile.runtime.attached import Count, attached
+from gnncompile.layout.batch_metadata import Count, attached
 
 _DICTS_OF_STORES = ("_node_store_dict", "_edge_store_dict")
 

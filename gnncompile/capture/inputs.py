@@ -3,9 +3,9 @@
 An edge list enters as two 1-D tensors of their own (:mod:`gnncompile.capture.edge_rows`): the strides of
 ``[2, num_edges]`` and the offset of its second row depend on its size, which would cost a recompile for a graph without
 edges. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
-:mod:`gnncompile.capture.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry its
-number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct batch
-and keeps it out of the compiled code.
+:mod:`gnncompile.substitutes.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry
+its number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct
+batch and keeps it out of the compiled code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
-from gnncompile.capture import edge_rows, minibatches, sparse
+from gnncompile.capture import edge_rows, minibatches
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
-from gnncompile.runtime.attached import Attached, Bucketed, Count, attached
-from gnncompile.runtime.identity import IdentityCache
+from gnncompile.layout.batch_metadata import Attached, Bucketed, Count, attached
+from gnncompile.layout.identity_cache import IdentityCache
+from gnncompile.substitutes import sparse
 
 EDGE_INDEX = "edge_index"
 _INTEGERS = (torch.int64, torch.int32)

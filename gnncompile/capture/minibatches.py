@@ -1,7 +1,7 @@
 """Takes tensors of a :func:`gnncompile.loader` apart, with what it attached to them.
 
 An edge list enters with its layouts. Where the call is padded to the mini-batch's bucket, padded tensors enter, marked
-as such for :mod:`gnncompile.passes.padding`.
+as such for :mod:`gnncompile.passes.padded.mask_padding`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile.runtime.attached import Attached, Bucketed, Count, Front, Layout
+from gnncompile.layout.batch_metadata import Attached, Bucketed, Count, Front, Layout
 
 _OPS: Any = torch.ops.gnncompile
 

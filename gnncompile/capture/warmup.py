@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnncompile.capture.compiled import program_of
+from gnncompile.capture.compile import program_of
+from gnncompile.capture.compiled_callable import Program, is_lazy
 from gnncompile.capture.containers import attributes_of, is_container
-from gnncompile.capture.parts import modules_of
-from gnncompile.capture.program import Program, is_lazy
-from gnncompile.runtime import native
-from gnncompile.runtime.recordings import OFTEN, WARM, Recordings
+from gnncompile.cudagraphs import native
+from gnncompile.cudagraphs.pool import OFTEN, WARM, Recordings
+from gnncompile.substitutes.submodules import modules_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

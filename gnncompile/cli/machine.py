@@ -12,7 +12,7 @@ from typing import Any
 from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.output import mebibytes
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
-from gnncompile.codegen.cpp_compiler import compiler
+from gnncompile.codegen.cpp.compiler import compiler
 from gnncompile.errors import Unsupported
 
 OLDEST_GPU = (7, 0)

@@ -32,7 +32,8 @@ def probe(what: str, device: str) -> dict[str, Any]:
     from torch_geometric.nn import GCNConv, SimpleConv
 
     import gnncompile
-    from gnncompile.runtime import launch, native
+    from gnncompile.cudagraphs import native
+    from gnncompile.runtime import launch
 
     start = time.perf_counter()
     if what == NATIVE:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile import _compat
+from gnncompile.layout.structure_program import StructureProgram
 
 aten = torch.ops.aten
 own = torch.ops.gnncompile
@@ -39,7 +40,7 @@ class Skip:
 
 
 @dataclass
-class Record:
+class PassLog:
     """What the passes did to one captured graph.
 
     Attributes:
@@ -156,18 +157,22 @@ class Context:
             the edges are in that order).
         padded: What is known of padded inputs, if there are any.
         edge_lists: Inputs that are both rows of an edge list of the caller's.
+        leads_on: Whether another captured graph may go on with the results.
+        structure: The structure program, once it is split off.
     """
 
     gm: fx.GraphModule
     fake_mode: Any
     needs_grad: set[fx.Node]
     options: dict[str, Any]
-    record: Record = field(default_factory=Record)
+    log: PassLog = field(default_factory=PassLog)
     shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
     seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
     layouts: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = field(default_factory=dict)
     padded: PaddedInputs | None = None
     edge_lists: set[tuple[fx.Node, fx.Node]] = field(default_factory=set)
+    leads_on: bool = False
+    structure: StructureProgram | None = None
 
     @cached_property
     def written(self) -> set[fx.Node]:
@@ -254,8 +259,8 @@ class Context:
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records that something was not fused."""
         found = Skip(what, reason, user_line(node))
-        if found not in self.record.skipped:
-            self.record.skipped.append(found)
+        if found not in self.log.skipped:
+            self.log.skipped.append(found)
 
 
 _HANDED_ON = ("stack_trace", "recompute", "ac_graph_id")
@@ -355,6 +360,8 @@ def is_switch(node: fx.Node) -> bool:
 # PyG writes the code of propagate() to temporary files, named after the layer.
 _WRITTEN_BY_OTHERS = re.compile(r"site-packages|torch_geometric|_(propagate|edge_updater)_\w+\.py")
 
+_OURS = re.compile(r"gnncompile/(capture|substitutes)/")
+
 
 def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
@@ -366,8 +373,8 @@ def line_of(stack: str) -> str:
     trace = stack.strip().splitlines()
     frames = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
     # Of our own code only what stands for a whole layer has a line worth naming, and only where nothing else has.
-    others = [i for i in frames if "gnncompile/capture" not in trace[i]]
-    frames = others or [i for i in frames if "gnncompile/capture/relations" in trace[i]]
+    others = [i for i in frames if not _OURS.search(trace[i])]
+    frames = others or [i for i in frames if "gnncompile/substitutes/nn/conv" in trace[i]]
     if not frames:
         return "?"
     users = [i for i in frames if not _WRITTEN_BY_OTHERS.search(trace[i])]

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Captured
-from gnncompile.capture.compiled import compile, program_of, trained
-from gnncompile.capture.program import Program, is_lazy
+from gnncompile.capture.compile import compile, program_of, trained
+from gnncompile.capture.compiled_callable import Program, is_lazy
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.context import RegionRecord, Skip
@@ -231,13 +231,13 @@ def _report(
 ) -> Report:
     captured = program.backend.captured
     graphs, wanted = _traced(captured)
-    records = [r for c in captured for r in c.record.regions]
+    records = [r for c in captured for r in c.log.regions]
     launches = launches if times is None else times.launches
     ran = [_kernels(found) for found in assigned(launches, [r.spec for r in records], wanted)]
     unfused = {k: count for graph in graphs for k, count in unfused_bytes(graph.before).items()}
     device = _device(program)
     regions = [_region(r, device, ran[k], unfused.get(k, 0.0)) for k, r in enumerate(records)]
-    skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
+    skipped = [s for c in captured for s in c.log.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
     notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
@@ -254,7 +254,7 @@ def _report(
         recompiles=max(len(captured) - 1 - breaks, 0),
         host_syncs=syncs,
         captured_graphs=len(captured),
-        structure_nodes=sum(c.record.hoisted for c in captured),
+        structure_nodes=sum(c.log.hoisted for c in captured),
         notes=tuple(dict.fromkeys(notes)),
         model=getattr(program.target, "__name__", type(program.target).__name__),
         device=torch.cuda.get_device_name() if device == "cuda" else device,
@@ -274,7 +274,7 @@ def _traced(captured: Sequence[Captured]) -> tuple[list[ModelGraph], list[tuple[
         trace = one.observer
         if isinstance(trace, Trace):
             graphs.append(trace.model_graph(len(wanted)))
-            wanted += [trace.wanted.get(k, ()) for k in range(len(one.record.regions))]
+            wanted += [trace.wanted.get(k, ()) for k in range(len(one.log.regions))]
     return graphs, wanted
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gnncompile.capture.program import Program
+from gnncompile.capture.compiled_callable import Program
+from gnncompile.cudagraphs.pool import Recordings
 from gnncompile.ir.region import REDUCTIONS, Region, parse
 from gnncompile.ir.vjp import vjp
 from gnncompile.report import traffic
 from gnncompile.report.traffic import Work
 from gnncompile.runtime.launch import Kernel, watched
-from gnncompile.runtime.recordings import Recordings
 
 RUNS, WARMUP = 10, 2
 """Calls that are timed, and calls before these."""

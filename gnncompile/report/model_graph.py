@@ -15,8 +15,8 @@ from torch import fx
 from gnncompile import _compat
 from gnncompile.ir.printer import summary
 from gnncompile.ir.region import parse
+from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.passes.context import Context, makes_new_tensor, origins, own, structural_nodes, user_line
-from gnncompile.passes.hoist import Hoisted
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -88,7 +88,7 @@ class _Traced:
 
 @dataclass
 class Trace:
-    """Watches the passes at work on one captured graph: see :class:`gnncompile.passes.Observer`.
+    """Watches the passes at work on one captured graph: see :class:`gnncompile.passes.manager.Observer`.
 
     Attributes:
         parameters: Names of the parameters of the model's forward, for inputs.
@@ -121,10 +121,10 @@ class Trace:
             readers, integer = tuple(u.name for u in node.users), any(map(_is_integer, _tensors(node)))
             self._before[node.name] = _Traced(box, readers, node in structural, integer)
 
-    def after(self, ctx: Context, hoisted: Hoisted | None) -> None:
+    def after(self, ctx: Context, structure: StructureProgram | None) -> None:
         """Finds out what became of each operation."""
         regions, found = {}, _Records(ctx)
-        graphs = [ctx.graph] if hoisted is None else [ctx.graph, hoisted.program.graph]
+        graphs = [ctx.graph] if structure is None else [ctx.graph, structure.module.graph]
         for graph in graphs:
             for call in graph.find_nodes(op="call_function", target=own.region.default):
                 regions[call] = found.position(call)
@@ -135,7 +135,7 @@ class Trace:
                 seeds[name].add(at)
         rewritten = [{name for n in graph.nodes for name in origins(n)} for graph in graphs]
         self._decide([{n.name for n in graph.nodes} for graph in graphs], rewritten, seeds)
-        self._after = self._graph_after(ctx, hoisted, regions)
+        self._after = self._graph_after(ctx, structure, regions)
 
     def model_graph(self, first: int) -> ModelGraph:
         """Both graphs; `first` is the position of their first region among all of a report."""
@@ -174,18 +174,18 @@ class Trace:
                     kind = STRUCTURE if name in rewritten[-1] else "gone"
             self._fates[name] = kind, regions
 
-    def _graph_after(self, ctx: Context, hoisted: Hoisted | None, regions: dict[fx.Node, int]) -> nx.DiGraph:
+    def _graph_after(self, ctx: Context, structure: StructureProgram | None, regions: dict[fx.Node, int]) -> nx.DiGraph:
         made = nx.DiGraph()
         shown = _shown(ctx.graph, self._shown_inputs)
-        if hoisted is not None:
-            program = hoisted.program.graph
+        if structure is not None:
+            program = structure.module.graph
             operations = [n for n in program.nodes if n.op == "call_function" and n.target is not operator.getitem]
             listed = tuple(_operation(n) for n in operations)
             made.add_node(STRUCTURE, box=Box(STRUCTURE, "structure program", listed))
             for call in program.find_nodes(op="call_function", target=own.region.default):
                 made.add_node(call.name, box=_region_box(ctx, regions[call], "once per graph"))
                 made.add_edge(STRUCTURE, call.name)
-            for at in hoisted.inputs:
+            for at in structure.inputs:
                 if self._inputs[at] in self._shown_inputs:
                     made.add_edge(self._inputs[at], STRUCTURE)
             for node in ctx.graph.nodes:
@@ -219,7 +219,7 @@ class _Records:
     """Which record a region's call belongs to: calls and records with the same program and line are in one order."""
 
     def __init__(self, ctx: Context) -> None:
-        self.records, self.taken = ctx.record.regions, set[int]()
+        self.records, self.taken = ctx.log.regions, set[int]()
 
     def position(self, call: fx.Node) -> int:
         key = call.args[2], user_line(call)
@@ -283,7 +283,7 @@ def _box(node: fx.Node, inputs: dict[str, str]) -> Box:
 
 
 def _region_box(ctx: Context, at: int, result: str) -> Box:
-    record = ctx.record.regions[at]
+    record = ctx.log.regions[at]
     return Box("region", "region", (Operation(summary(parse(record.spec)), result, record.line),), (at,))
 
 

@@ -217,11 +217,11 @@ def _generate(region: Region, device: str) -> Kernel:
     if which == "reference":
         return _Reference(region)
     if which == "cpp":
-        from gnncompile.codegen.cpp_kernel import CppKernel
+        from gnncompile.codegen.cpp.kernel import CppKernel
 
         return CppKernel(region)
     try:
-        from gnncompile.codegen.triton_kernel import triton_kernel
+        from gnncompile.codegen.triton.kernel import triton_kernel
     except Exception as error:  # whatever a broken or missing Triton raises
         raise Unsupported(
             f"Triton can't be used: {error}; `python -m gnncompile doctor` says how to mend it"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnncompile.capture.compiled_callable import Call
 from gnncompile.capture.inputs import Taken, leaves, with_leaves
-from gnncompile.capture.program import Call
-from gnncompile.runtime.recordings import Recordings
+from gnncompile.cudagraphs.pool import Recordings
 
 
 class Plan:

@@ -13,18 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compiled import compile, program_of, trained
+from gnncompile.capture.compile import compile, program_of, trained
+from gnncompile.capture.compiled_callable import Call, Program
 from gnncompile.capture.inputs import Checker, leaves
-from gnncompile.capture.program import Call, Program
+from gnncompile.cudagraphs import cuda_graph
+from gnncompile.cudagraphs.parameter_aliases import standing_in
+from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.cudagraphs.recorder import RecordingSettings, Unfinished, finished
+from gnncompile.layout import identity_cache
 from gnncompile.options import DEFAULTS
-from gnncompile.runtime import cuda_graph, identity
-from gnncompile.runtime.recording import RecordingSettings, Unfinished, finished
-from gnncompile.runtime.recordings import Recordings
-from gnncompile.runtime.stand_ins import standing_in
-from gnncompile.steps.ahead import Ahead
-from gnncompile.steps.averaging import Averaging, Used
+from gnncompile.steps.data_parallel import Averaging, Used
+from gnncompile.steps.optimizer_settings import Changes, Settings, needs_closure, needs_metric
 from gnncompile.steps.plan import Plan
-from gnncompile.steps.settings import Changes, Settings, needs_closure, needs_metric
+from gnncompile.steps.speculation import Ahead
 
 RESTLESS = 4
 """Steps in a row after which an optimizer that has changed what it keeps is taken for one that always does."""
@@ -254,7 +255,7 @@ class TrainStep:
         """A step that may capture the graph, after which it is known how to record it."""
         self._check(given[0], given[1])  # what was captured was captured for arguments like these, which were
         breaks = _compat.graph_breaks()
-        with identity.keeping() as kept:
+        with identity_cache.keeping() as kept:
             made = finished(self._train(lambda: self._program(given, {}), whole=False))
         call = self._take(given)
         capture = self._capture(call) if call is not None else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnncompile import _compat
-from gnncompile.capture.compiled import compile, program_of
+from gnncompile.capture.compile import compile, program_of
 from gnncompile.report.explain import count_syncs
 from gnncompile.support.case import LADDER, Case, Graph
 
@@ -114,7 +114,7 @@ def _compared(case: Case, model: Any, inductor: bool) -> Result:
     captured = program.backend.captured
     notes = [f"breaks at: {_reason(text)}" for text in breaks]
     notes += ["captured again for some size"] if len(captured) > 1 and not breaks else []
-    skipped = [s for c in captured for s in c.record.skipped] + program.backend.notes
+    skipped = [s for c in captured for s in c.log.skipped] + program.backend.notes
     notes += [f"{s.what}: {s.reason}" for s in skipped]
     args, kwargs = case.arguments(Graph(*sizes[0], case.dtype))
     return Result(
@@ -123,7 +123,7 @@ def _compared(case: Case, model: Any, inductor: bool) -> Result:
         len(captured),
         breaks.total(),
         0 if wrong else _steady_syncs(compiled, args, kwargs),
-        len(captured[0].record.regions) if captured else 0,
+        len(captured[0].log.regions) if captured else 0,
         wrong,
         tuple(dict.fromkeys(notes)),
         case.asks,

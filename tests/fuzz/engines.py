@@ -18,8 +18,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
 
 from gnncompile import _compat
-from gnncompile.codegen import products, triton_kernel
-from gnncompile.runtime import launch, layout
+from gnncompile.codegen.gemm import launch as gemm_launch
+from gnncompile.codegen.triton import kernel
+from gnncompile.layout import csr
+from gnncompile.runtime import launch
 from tests.harness import kernels
 
 ENGINES = ("passes", "op by op", "inductor")
@@ -83,7 +85,7 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
 @contextmanager
 def poisoned(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Memory that our runtime and Inductor's generated code allocate is filled with NaN, or with large integers."""
-    for module in (launch, layout, products, triton_kernel):
+    for module in (launch, csr, gemm_launch, kernel):
         patch.setattr(module, "torch", _Poisoned("torch"))
     guards = torch._C._dynamo.guards
     for name in ("_empty_strided_cpu", "_empty_strided_cuda"):

@@ -1,0 +1,357 @@
+"""Makes a mini-batch ready: edges sorted and laid out, padded to its bucket, all in one piece of memory.
+
+Padded nodes repeat the features of the first ones, so that no operation meets numbers that it would not have met
+anyway. Padded edges join padded nodes in rings, and padded graphs share these nodes evenly: none of them is empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+
+from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.edge_layouts import highest, is_sorted, order_of, pointers, sort
+from gnncompile.batches.hops import Front, fronts
+from gnncompile.batches.memory import Memory, Place
+from gnncompile.batches.padding_edges import Ring, evenly, shared
+from gnncompile.batches.row_types import BATCH, EDGE_INDEX, SEEDS, Kinds, kept_by_batch, kinds_of, tensors
+from gnncompile.layout import batch_metadata, csr
+from gnncompile.layout.batch_metadata import ENOUGH, Attached, Bucketed, Layout, attach, count
+
+_COUNTS = "counts"
+
+MANY_EDGES = 2**16
+"""Of more than these only where the edges of each destination begin is worked out: a device makes the rest, sorted by
+source as well, in far less time than a step takes, a worker process in more.
+"""
+
+
+class _Attribute(NamedTuple):
+    """What is known of a tensor: see :class:`gnncompile.layout.batch_metadata.Attached`."""
+
+    store: int
+    key: str
+    rows: int | None
+    values: tuple[int | None, ...]
+    highest: tuple[int | None, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called in the memory."""
+        return f"{self.store} {self.key}"
+
+
+class _Hubs(NamedTuple):
+    """Of a layout.
+
+    Attributes:
+        number: How many hubs there are, and pieces of them.
+        only_true: Whether none is padded.
+        most_edges: As of :class:`gnncompile.layout.csr.Hubs`.
+    """
+
+    number: tuple[int, int]
+    only_true: bool
+    most_edges: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A mini-batch that is ready.
+
+    Attributes:
+        shell: The object without its tensors.
+        kinds: What there are in it.
+        sizes: How many there are with the padding; None if it has none.
+        attributes: Its tensors.
+        places: Where these, and what else there is, stand in the memory.
+        hubs: What is known of the hubs of layouts.
+        memory: uint8 ``[bytes]``.
+    """
+
+    shell: BaseData
+    kinds: Kinds
+    sizes: tuple[int, ...] | None
+    attributes: tuple[_Attribute, ...]
+    places: dict[str, Place]
+    hubs: dict[str, _Hubs]
+    memory: Tensor
+
+    def pin_memory(self) -> Prepared:
+        """The same in pinned memory, which a loader asks for whose mini-batches stay on the CPU."""
+        return replace(self, memory=self.memory.pin_memory())
+
+    def finish(self, memory: Tensor) -> BaseData:
+        """The mini-batch in a copy of the memory, on whichever device."""
+        batch = None
+        if self.sizes is not None:
+            on_device = self.places[_COUNTS].on(memory, True)
+            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things)
+        data = copy.copy(self.shell)
+        for attribute in self.attributes:
+            value = self.places[attribute.name].on(memory, padded=False)
+            attach(value, self._attached(attribute, memory, batch))
+            data.stores[attribute.store][attribute.key] = value
+        _change_slices(data, np.ndarray, torch.from_numpy)
+        if batch is not None and isinstance(data, Batch) and self.kinds.graphs is not None:
+            data._num_graphs = count(batch, self.kinds.graphs)
+        if batch is not None and self.kinds.fronts:
+            data[SEEDS] = count(batch, self.kinds.front(0)[0])
+        return data
+
+    def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> Attached:
+        _, _, rows, values, highest = attribute
+        place, make_layout, make_fronts = self.places[attribute.name], None, None
+        if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
+            make_layout = partial(self._edge_layout, attribute, memory)
+            make_fronts = partial(self._fronts, attribute.store, memory)
+        elif f"{attribute.name} rowptr" in self.places:
+            make_layout = partial(self._index_layout, attribute, memory)
+        whole = partial(place.on, memory, True) if batch is not None and rows is not None else None
+        return Attached(batch, rows, values, highest, whole, make_layout, make_fronts)
+
+    def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+        start, dtype, whole, true = self.places[attribute.name]
+        ends = [Place(start + k * whole[1] * dtype.itemsize, dtype, whole[1:], true[1:]) for k in range(2)]
+        by_col, by_row = (f"{attribute.store} {{}} by {end}" for end in ("col", "row"))
+        both = by_row.format("rowptr") in self.places
+        return Layout(
+            ends[0].on(memory, padded),
+            ends[1].on(memory, padded),
+            self._by(by_col, memory, padded, ends[0]),
+            self._by(by_row, memory, padded) if both else None,
+        )
+
+    def _fronts(self, store: int, memory: Tensor) -> tuple[batch_metadata.Front, ...]:
+        found = []
+        for at in range(len(self.kinds.fronts)):
+            by_col, by_row = (f"{store} front {at} {{}} by {end}" for end in ("col", "row"))
+            rowptr, row, col = self._by(by_col, memory, True)
+            other = self._by(by_row, memory, True) if by_row.format("rowptr") in self.places else None
+            found.append(batch_metadata.Front(self.kinds.front(at), row, col, rowptr, other))
+        return tuple(found)
+
+    def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+        index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
+        return Layout(index.on(memory, padded), index.on(memory, padded), by, by)
+
+    def _by(
+        self, name: str, memory: Tensor, padded: bool, sources: Place | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        def part(what: str) -> Tensor:
+            return self.places[name.format(what)].on(memory, padded)
+
+        rowptr = part("rowptr")
+        if name.format("edge") in self.places:
+            edge = part("edge")
+            # Nothing is gathered at graphs; one tensor twice would be a guard.
+            col = part("col" if name.format("col") in self.places else "edge")
+        else:
+            assert sources is not None
+            col = sources.on(memory, padded).to(torch.int32)
+            edge = torch.arange(col.numel(), dtype=torch.int32, device=memory.device)
+        hubs = self.hubs.get(name)
+        if hubs is not None and hubs.number == csr.NO_HUBS:
+            csr.give_hubs(rowptr, edge.new_empty(0, 3), edge.new_empty(0), hubs.number, hubs.most_edges)
+        elif hubs is not None and (padded or hubs.only_true):
+            csr.give_hubs(rowptr, part("hub rows"), part("hub pieces"), hubs.number, hubs.most_edges)
+        return rowptr, col, edge
+
+
+def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
+    """Makes a mini-batch on the CPU, which is not changed, ready."""
+    return _Preparation(data, buckets).run()
+
+
+def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buckets | None) -> BaseData:
+    """A copy of a graph or mini-batch from any device, ready on another; None for the same."""
+    found = [t for store in data.stores for t in tensors(store).values()]
+    if device is None:
+        device = found[0].device if found else "cpu"
+    if any(t.device.type != "cpu" for t in found):
+        data = copy.copy(data).cpu()
+    ready = prepare(data, buckets)
+    return ready.finish(ready.memory.to(device))
+
+
+class _Preparation:
+    def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
+        self.data = copy.copy(data)
+        self.kinds = kinds_of(self.data)
+        self.ends_highest = [highest(store[EDGE_INDEX], 2) if EDGE_INDEX in store else () for store in self.data.stores]
+        self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
+        self.bucket = None
+        if buckets is not None:
+            self.kinds = self.kinds.with_fronts(self._find_fronts())
+            self.bucket = buckets.choose(self.kinds)
+        self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
+        self.memory = Memory()
+        self.attributes: list[_Attribute] = []
+        self.hubs: dict[str, _Hubs] = {}
+
+    def run(self) -> Prepared:
+        """See :func:`prepare`."""
+        self.memory.add(_COUNTS, [torch.tensor(self.counts)])
+        for at, store in enumerate(self.data.stores):
+            ends = self.kinds.ends[at]
+            for key, value in tensors(store).items():
+                self._add(at, key, value.detach(), ends)
+                store[key] = None
+                if self.is_sorted[at] and ends is not None and key == EDGE_INDEX:
+                    self._lay_out(at, value, ends)
+        _change_slices(self.data, Tensor, Tensor.numpy)
+        memory, attributes = self.memory.bytes(), tuple(self.attributes)
+        return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
+
+    def _sort(self, at: int) -> bool:
+        """Sorts the edges of a store; False where it has none."""
+        ends = self.kinds.ends[at]
+        rows, counts = self.kinds.rows[at], self.kinds.counts
+        if ends is None:
+            return False
+        return sort(self.data.stores[at], rows, self.ends_highest[at], (counts[ends[0]], counts[ends[1]]))
+
+    def _find_fronts(self) -> tuple[Front, ...]:
+        """Those around the seeds, if it was sampled around some."""
+        seeds, ends = self.data.stores[0].get(SEEDS), self.kinds.ends[0]
+        if self.is_sorted != [True] or isinstance(self.data, Batch) or type(seeds) is not int or ends is None:
+            return ()
+        found = fronts(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
+        return found if found and min(found[0]) >= ENOUGH else ()
+
+    def _add(self, store: int, key: str, value: Tensor, ends: tuple[int, int] | None) -> None:
+        rows, is_edges = self.kinds.rows[store].get(key), key == EDGE_INDEX and ends is not None
+        numbers_graphs = key == BATCH or key.endswith(f"_{BATCH}")
+        values = ends if is_edges and ends is not None else (self.kinds.graphs if numbers_graphs else None,)
+        found = self.ends_highest[store] if is_edges else highest(value, 1) if rows is not None else (None,)
+        attribute = _Attribute(store, key, rows, values, found)
+        self.attributes.append(attribute)
+        padding = self._padding(value, attribute)
+        self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
+        if numbers_graphs and values[0] is not None and rows is not None:
+            self._lay_out_index(attribute.name, value, found[0], rows, values[0])
+
+    def _padding(self, value: Tensor, attribute: _Attribute) -> list[Tensor]:
+        """What follows a tensor."""
+        rows, values = attribute.rows, attribute.values
+        if self.bucket is None or rows is None:
+            return []
+        number = self.sizes[rows] - self.counts[rows]
+        if len(values) == 2:
+            ring = self._ring(number, values)  # type: ignore[arg-type]
+            return [torch.stack([ring.row, ring.col])]
+        if values[0] is not None:
+            return [shared(number, self.counts[values[0]], self.sizes[values[0]]).to(value.dtype)]
+        whole, rest = divmod(number, max(value.size(0), 1))
+        return [*[value] * whole, value[:rest]]
+
+    def _ring(self, number: int, ends: tuple[int, int]) -> Ring:
+        sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)
+        return Ring(number, sources, destinations)
+
+    def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
+        """By destination, and by source; padding comes behind everything true. Fronts, where they are padded, likewise,
+        but where the edge itself would stand stands its destination.
+        """
+        name, true, kind = f"{store}", edges.size(1), self.kinds.rows[store][EDGE_INDEX]
+        rowptr = pointers(edges[1], self.counts[ends[1]])
+        more = self._ring(self.sizes[kind] - true, ends)
+        if true <= MANY_EDGES:
+            self._add_layout(name, edges[0], more, _places(true, self.sizes[kind]))
+            self._lay_out_by_source(name, edges, more, ends)
+        self._add_rowptr(f"{name} {{}} by col", rowptr, more.rowptr)
+        for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
+            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
+            first, pointed = edges[:, : front.edges], rowptr[: front.nodes + 1]
+            more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
+            self._add_layout(name, first[0], more, (first[1], more.col))
+            self._add_rowptr(f"{name} {{}} by col", pointed, more.rowptr)
+            if front.edges <= MANY_EDGES:
+                self._lay_out_by_source(name, first, more, (sources, nodes))
+
+    def _add_layout(self, name: str, row: Tensor, more: Ring, edge: Sequence[Tensor]) -> None:
+        self.memory.add(f"{name} col by col", (row, more.row), torch.int32)
+        self.memory.add(f"{name} edge by col", edge, torch.int32)
+
+    def _lay_out_by_source(self, name: str, edges: Tensor, more: Ring, ends: tuple[int, int]) -> None:
+        row, col = edges
+        order, (after, rowptr) = order_of(row), more.by_source()
+        by_row = f"{name} {{}} by row"
+        self.memory.add(by_row.format("col"), (col[order], more.col[after]), torch.int32)
+        self.memory.add(by_row.format("edge"), (order, after + row.numel()), torch.int32)
+        self._add_rowptr(by_row, pointers(row, self.counts[ends[0]]), rowptr)
+
+    def _lay_out_index(self, name: str, index: Tensor, highest: int | None, rows: int, end: int) -> None:
+        """An index that is sorted, as that of the graphs of nodes is."""
+        if highest is None or highest > self.counts[end] or not is_sorted(index):
+            return
+        true, whole = self.counts[rows], self.sizes[rows]
+        self.memory.add(f"{name} edge", _places(true, whole))
+        padding = torch.from_numpy(evenly(whole - true, self.sizes[end] - self.counts[end]))
+        self._add_rowptr(f"{name} {{}}", pointers(index, self.counts[end]), padding)
+
+    def _add_rowptr(self, name: str, true: Tensor, padding: Tensor) -> None:
+        """Adds where rows begin, those of the padding behind the true ones, and lists hubs."""
+        more = padding[1:].to(true.dtype) + true[-1]
+        self.memory.add(name.format("rowptr"), [true, more])
+        rowptr = torch.cat([true, more])
+        num_edges = int(rowptr[-1])
+        if num_edges <= csr.HUB:
+            return
+        longest, most_edges = int(rowptr.diff().max()), csr.most_edges(num_edges)
+        if longest < most_edges:
+            self.hubs[name] = _Hubs(csr.NO_HUBS, True, most_edges)
+        if longest <= most_edges:
+            return
+        found = csr.hubs(rowptr, num_edges)
+        assert found is not None and found.number is not None
+        only_true = more.numel() == 0 or int(padding.diff().max()) <= most_edges
+        self.hubs[name] = _Hubs(found.number, only_true, most_edges)
+        self.memory.add(name.format("hub rows"), [found.rows])
+        self.memory.add(name.format("hub pieces"), [found.pieces])
+
+
+def _places(true: int, whole: int) -> list[Tensor]:
+    """Of things that are in order: the true ones, and those behind them."""
+    return [torch.arange(true, dtype=torch.int32), torch.arange(true, whole, dtype=torch.int32)]
+
+
+def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> None:
+    """Changes what a ``Batch`` keeps of where its graphs begin: as tensors of their own they would each cost a file of
+    shared memory between processes.
+    """
+    for name in ("_slice_dict", "_inc_dict"):
+        kept = kept_by_batch(data, name)
+        if kept is not None:
+            setattr(data, name, tree_map_only(kind, change, kept))
+
+
+class Prepare:
+    """Prepares what a loader's collate function returns, in whichever process that runs."""
+
+    def __init__(self, collate: Callable[[Any], Any], buckets: Buckets | None) -> None:
+        self.collate, self.buckets = collate, buckets
+
+    def __call__(self, items: Any) -> Any:
+        """Collates and prepares."""
+        return prepare_all(self.collate(items), self.buckets)
+
+
+def prepare_all(value: Any, buckets: Buckets | None) -> Any:
+    """Prepares the mini-batches on the CPU in a list or tuple; leaves everything else as it is."""
+    if isinstance(value, BaseData) and hasattr(value, "stores"):
+        on_host = all(t.device.type == "cpu" for store in value.stores for t in tensors(store).values())
+        return prepare(value, buckets) if on_host else value
+    if type(value) in (list, tuple):
+        return type(value)(prepare_all(v, buckets) for v in value)
+    return value

@@ -1,0 +1,164 @@
+"""Finds out of what the rows of each tensor of a mini-batch are: nodes, edges or graphs (of some type)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
+
+from gnncompile.batches.hops import Front
+
+EDGE_INDEX, BATCH, PTR, SEEDS = "edge_index", "batch", "ptr", "batch_size"
+
+NODES, EDGES, GRAPHS = "nodes", "edges", "graphs"
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What there are in a mini-batch.
+
+    Attributes:
+        names: ``nodes``, ``edges`` (of each type) and ``graphs``.
+        counts: How many.
+        rows: For each store, which kind the rows of an attribute are; those of which nothing is known are missing.
+        ends: For each store with edges, which kinds its sources and destinations are.
+        certain: Whether no tensor could be of two kinds.
+        fronts: Those of a sampled mini-batch. Their sizes stand behind the other kinds: nodes and edges of each, and
+            the sources of the last.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    rows: tuple[dict[str, int], ...]
+    ends: tuple[tuple[int, int] | None, ...]
+    certain: bool
+    fronts: tuple[Front, ...] = ()
+
+    @property
+    def things(self) -> int:
+        """How many kinds are no fronts of others."""
+        return len(self.names) - (2 * len(self.fronts) + 1 if self.fronts else 0)
+
+    def front(self, at: int) -> tuple[int, int, int]:
+        """Which kinds the nodes, edges and sources of a front are."""
+        first = self.things + 2 * at
+        return first, first + 1, first + 2
+
+    def with_fronts(self, fronts: tuple[Front, ...]) -> Kinds:
+        """The same, and fronts, if there are any."""
+        if not fronts:
+            return self
+        names, counts = list(self.names), list(self.counts)
+        for at, front in enumerate(fronts):
+            names += [f"{NODES} of front {at}", f"{EDGES} of front {at}"]
+            counts += [front.nodes, front.edges]
+        names.append(f"{NODES} of front {len(fronts)}")
+        counts.append(fronts[-1].sources)
+        return replace(self, names=tuple(names), counts=tuple(counts), fronts=fronts)
+
+    @property
+    def graphs(self) -> int | None:
+        """Which kind graphs are."""
+        return self.names.index(GRAPHS) if GRAPHS in self.names else None
+
+
+def tensors(store: Any) -> dict[str, Tensor]:
+    """The dense tensors of a store."""
+    return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
+
+
+def kept_by_batch(data: BaseData, name: str) -> Any:
+    """What a ``Batch`` keeps of its graphs under a name; None where it keeps nothing.
+
+    ``getattr`` would raise a KeyError: of ``HeteroData`` every name that ends in ``_dict`` is one of all types.
+    """
+    return next((vars(store)[name] for store in data.stores if name in vars(store)), None)
+
+
+def kinds_of(data: BaseData) -> Kinds:
+    """What there are in a mini-batch, and of which kind each tensor's rows are."""
+    finder = _Finder(data)
+    rows = tuple(finder.rows(store) for store in data.stores)
+    ends = tuple(finder.ends(store) for store in data.stores)
+    return Kinds(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
+
+
+class _Finder:
+    def __init__(self, data: BaseData) -> None:
+        self.data, self.certain = data, True
+        self.names: list[str] = []
+        self.counts: list[int] = []
+        self.nodes: dict[Any, int] = {}
+        self.edges: dict[Any, int] = {}
+        for store in data.stores:
+            if isinstance(store, NodeStorage) and store.num_nodes is not None:
+                self.nodes[store._key] = self._add(NODES, store._key, store.num_nodes)
+            if isinstance(store, EdgeStorage) and type(store.get(EDGE_INDEX)) is Tensor:
+                self.edges[store._key] = self._add(EDGES, store._key, store[EDGE_INDEX].size(1))
+        self.graph = self._add(GRAPHS, None, data.num_graphs) if isinstance(data, Batch) else None
+
+    def _add(self, name: str, key: Any, number: int) -> int:
+        self.names.append(name if key is None else f"{name} {key}")
+        self.counts.append(int(number))
+        return len(self.names) - 1
+
+    def ends(self, store: Any) -> tuple[int, int] | None:
+        """The kinds of the sources and destinations of a store's edges."""
+        if store._key not in self.edges:
+            return None
+        keys = (store._key[0], store._key[2]) if isinstance(store._key, tuple) else (None, None)
+        found = self.nodes.get(keys[0]), self.nodes.get(keys[1])
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    def rows(self, store: Any) -> dict[str, int]:
+        """The kind of each attribute's rows."""
+        found = {}
+        for key, value in tensors(store).items():
+            dim = self.data.__cat_dim__(key, value, store)
+            if key == PTR or value.dim() == 0 or not isinstance(dim, int):
+                continue
+            if dim % value.dim() != (1 if key == EDGE_INDEX else 0):
+                continue
+            candidates = [k for k in self._kinds_in(store) if self.counts[k] == value.size(dim)]
+            candidates = self._sliced_alike(candidates, key, store)
+            if len(candidates) > 1:
+                candidates = self._tell_apart(candidates, key, store)
+            if len(candidates) > 1:
+                self.certain = False
+            elif candidates:
+                found[key] = candidates[0]
+        return found
+
+    def _kinds_in(self, store: Any) -> list[int]:
+        kinds = (self.edges.get(store._key), self.nodes.get(store._key), self.graph)
+        return [k for k in kinds if k is not None]
+
+    def _sliced_alike(self, candidates: list[int], key: str, store: Any) -> list[int]:
+        """Those kinds whose things are spread over the graphs as the attribute's rows are, where that is known."""
+        slices = self._slices(store)
+        own = slices.get(key) if slices is not None else None
+        if own is None:
+            return candidates
+        edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
+        steps = {edges: slices.get(EDGE_INDEX), nodes: store.get(PTR), self.graph: torch.arange(len(own))}
+        return [k for k in candidates if steps[k] is None or torch.equal(steps[k].cpu(), own.cpu())]
+
+    def _tell_apart(self, candidates: list[int], key: str, store: Any) -> list[int]:
+        """Of several kinds with one count those that the attribute's name allows."""
+        edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
+        if "edge" in key or key.startswith("adj"):
+            return [edges] if edges in candidates else candidates
+        if key in ("x", "pos", BATCH) and nodes in candidates:
+            return [nodes]
+        # PyG's own rule, where there are nodes and edges only.
+        alone = self._slices(store) is None and nodes in candidates and set(candidates) <= {edges, nodes}
+        return [nodes] if alone else candidates  # type: ignore[list-item]
+
+    def _slices(self, store: Any) -> Any:
+        slices = kept_by_batch(self.data, "_slice_dict")
+        return slices.get(store._key) if slices is not None and store._key is not None else slices

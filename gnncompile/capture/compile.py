@@ -1,0 +1,232 @@
+"""``gnncompile.compile``: the compiled form of a module or function."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gnncompile import _compat
+from gnncompile.capture.compiled_callable import Program
+from gnncompile.options import resolve
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CompiledModule:
+    """What a compiled module adds to the class of the original. State is shared with the original module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the compiled forward, hooks included."""
+        if _compat.traced_here():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # part of a larger capture: be transparent
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return program(args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling the module."""
+        if _compat.traced_here():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return CompiledModule.__call__(self, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return compile(copy.deepcopy(program.target, memo), **program.settings)
+
+    def __copy__(self) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return compile(copy.copy(program.target), **program.settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        return _rebuild, (program.target, program.settings)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` takes in place of this module: the original."""
+        return object.__getattribute__(self, "_gnncompile_program").target
+
+    def _replicate_for_data_parallel(self) -> Any:
+        warnings.warn(
+            "gnncompile: nn.DataParallel copies the model in every step; the copies run uncompiled. Use "
+            "torch.nn.parallel.DistributedDataParallel.",
+            stacklevel=2,
+        )
+        return object.__getattribute__(self, "_gnncompile_program").target._replicate_for_data_parallel()
+
+
+def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
+    return compile(target, **settings)
+
+
+def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles, and records, for calls like this one: see :func:`gnncompile.warmup`. Returns the module or function."""
+    from gnncompile.capture.warmup import run_ahead
+
+    run_ahead(self._gnncompile_program, args, kwargs)
+    return self
+
+
+def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
+    kind = type(target)
+    body: dict[str, Any] = {
+        "__slots__": ("_gnncompile_program",),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    if not hasattr(target, "warmup"):
+        body["warmup"] = _warmup
+    body["forward"] = _with_signature(CompiledModule.forward, kind.forward)
+    compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
+    # One state for both: parameters, buffers, hooks, training flag.
+    object.__setattr__(compiled, "__dict__", target.__dict__)
+    object.__setattr__(compiled, "_gnncompile_program", Program(target, settings))
+    return compiled  # type: ignore[no-any-return]
+
+
+def _with_signature(ours: Any, original: Callable[..., Any]) -> types.FunctionType:
+    """A copy of a function that tells the arguments of another to those who ask for names, as ``torch.export`` does."""
+    told = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, None, ours.__closure__)
+    return functools.update_wrapper(told, original)  # type: ignore[return-value]
+
+
+class CompiledReplica:
+    """What a compiled ``DistributedDataParallel`` adds to its class: its module is a compiled one.
+
+    What synchronises is not compiled: it looks at the state of the process, not at tensors. All state is shared.
+    """
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that it trains, compiled."""
+        return object.__getattribute__(self, "_gnncompile_module")  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return compile(copy.deepcopy(_original(self), memo), **object.__getattribute__(self, "_gnncompile_settings"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (_original(self), object.__getattribute__(self, "_gnncompile_settings"))
+
+
+def _replica(target: DistributedDataParallel, settings: dict[str, Any]) -> nn.Module:
+    original, kind = _original(target), type(_original(target))
+    slots = ("_gnncompile_program", "_gnncompile_module", "_gnncompile_original", "_gnncompile_settings")
+    body = {"__slots__": slots, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    compiled: Any = object.__new__(type(kind.__name__, (CompiledReplica, kind), body))
+    object.__setattr__(compiled, "__dict__", original.__dict__)
+    module = compile(original.module, **settings)
+    for slot, value in zip(slots, (program_of(module), module, original, settings), strict=True):
+        object.__setattr__(compiled, slot, value)
+    return compiled  # type: ignore[no-any-return]
+
+
+def _original(replica: Any) -> Any:
+    """What was compiled to this, or is not compiled."""
+    return object.__getattribute__(replica, "_gnncompile_original") if isinstance(replica, CompiledReplica) else replica
+
+
+def trained(model: Any) -> Any:
+    """The module that a ``DistributedDataParallel`` trains; any other model as it is."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def program_of(compiled: Any) -> Program | None:
+    """The program behind a compiled module or function."""
+    try:
+        return object.__getattribute__(compiled, "_gnncompile_program")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+@overload
+def compile(
+    model: F,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> F: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Callable[[F], F]: ...
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compiles a PyG model: the same numbers and gradients, fused message passing, any graph size.
+
+    Args:
+        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments. Of a
+            ``DistributedDataParallel`` the module in it is compiled.
+        fullgraph: Raise an error instead of breaking the graph.
+        dynamic: Whether sizes are symbolic, widths only once they have changed; None is True, False compiles for one
+            size.
+        mode: As in :func:`torch.compile`. On a GPU ``"reduce-overhead"`` and ``"max-autotune"`` replay forward and
+            backward as one CUDA graph each; all else that a mode sets is passed on to Inductor.
+        options: gnncompile's own (:data:`gnncompile.options.DEFAULTS`) and Inductor's settings.
+        disable: Return the model as it is.
+
+    Returns:
+        For a module: a module of a subclass of its class that shares all state with it (same ``state_dict`` keys).
+        For a function: a function. Both have a method ``warmup``, unless the original had one: see
+        :func:`gnncompile.warmup`.
+
+    Raises:
+        TypeError: `model` is neither a module nor callable.
+        ValueError: An unknown mode or option.
+    """
+    settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options, "disable": disable}
+    resolve(mode, options)
+    if dynamic not in (None, True, False):
+        raise TypeError(f"dynamic: found {dynamic!r}, expected True, False or None.")
+    if model is None:
+        return functools.partial(compile, **settings)
+    if not callable(model):
+        raise TypeError(
+            f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "model: found a TorchScript module, expected one whose forward is Python. Compile what it was made of."
+        )
+    if disable:
+        return model
+    if isinstance(model, DistributedDataParallel):
+        return _replica(model, settings)
+    known = program_of(model)
+    if known is not None:
+        model = known.target
+    if isinstance(model, nn.Module):
+        return _module(model, settings)
+    program = Program(model, settings)
+
+    @functools.wraps(model)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _compat.traced_here():
+            return model(*args, **kwargs)
+        return program(args, kwargs)
+
+    call._gnncompile_program = program  # type: ignore[attr-defined]
+    if not hasattr(call, "warmup"):
+        call.warmup = functools.partial(_warmup, call)  # type: ignore[attr-defined]
+    return call

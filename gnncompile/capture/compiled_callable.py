@@ -1,0 +1,374 @@
+"""Runs the calls of one compiled module or function: captured where they can be, else as Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gnncompile import _compat
+from gnncompile.capture.backend import Backend
+from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.edge_rows import edges_of_call
+from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
+from gnncompile.capture.minibatches import Unpadded
+from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
+from gnncompile.cudagraphs import cuda_graph
+from gnncompile.layout.batch_metadata import Bucketed, padding_to
+from gnncompile.options import resolve
+from gnncompile.passes.context import PADDING, NotPadded, Skip
+from gnncompile.substitutes.message_hooks import LayerWatch
+from gnncompile.substitutes.submodules import modules_of
+
+MAX_NUMBER = 2**62
+
+
+class Call(NamedTuple):
+    """The arguments of a call, taken apart.
+
+    Attributes:
+        args: By position.
+        kwargs: By name.
+        taken: What was taken apart.
+        counts: The true numbers of things in a mini-batch, where the call is padded.
+        given: The arguments as they came, if they are to be checked.
+    """
+
+    args: Any
+    kwargs: Any
+    taken: Taken
+    counts: Tensor | None = None
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+
+class Program:
+    """Runs one module or function through Dynamo with gnncompile's backend."""
+
+    def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
+        self.target, self.settings = target, settings
+        own, inductor = resolve(settings["mode"], settings["options"])
+        self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
+        self.backend.makes_matrices, self.backend.strict = True, settings["fullgraph"]
+        self.backend.modules = lambda: modules_of(target)
+        self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
+        self.policy = CapturePolicy(self.backend, self.derived, pads=bool(own["record"]))
+        self.backend.tell = self.policy.tell
+        self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
+        self.backend.watched = self.watch = LayerWatch(target)
+        self.wanted_whole: set[Any] = set()
+        self.may_be_lazy = True
+        self.ready, self._first_call = False, threading.RLock()
+        self._seen = 0, False
+        self._start()
+
+    @property
+    def pads(self) -> bool:
+        """Whether padded mini-batches are captured as such."""
+        return self.policy.pads
+
+    @pads.setter
+    def pads(self, pads: bool) -> None:
+        self.policy.pads = pads
+
+    @property
+    def empty_is_special(self) -> bool:
+        """Whether sizes of 0 and 1 are captured on their own."""
+        return self.policy.empty_is_special
+
+    def _start(self) -> None:
+        target = self.target
+
+        def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            joined: list[Any] = []
+            result = target(*join(args, joined), **join(kwargs, joined))
+            empty_again(joined)
+            return result
+
+        def padded(args: tuple[Any, ...], kwargs: dict[str, Any], counts: Tensor) -> Any:
+            joined: list[Any] = []
+            return target(*join(args, joined, counts), **join(kwargs, joined, counts))
+
+        def parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return target(*args, **kwargs)
+
+        self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
+        # What comes behind a break of the graph would not know what is padded.
+        self.padded_entry, self.padded = self._compiled(padded, True)
+        whole, self.in_parts = self._compiled(parts, False)
+        _compat.run_in_parts(whole.__code__)
+        self.policy.entries = {self.entry.__code__, self.padded_entry.__code__}
+        self.forms, self.padded_forms = _compat.CompiledForms(self.entry), _compat.CompiledForms(self.padded_entry)
+        self._captured_before = len(self.backend.captured)
+
+    def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
+        # Dynamo counts recompiles per code object, so every program needs one of its own.
+        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}")
+        own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
+        dynamic = self.settings["dynamic"]
+        dynamic = True if dynamic is None else dynamic
+        guards: dict[str, Any] = {"guard_filter_fn": _compat.kept_guards}
+        return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic, options=guards)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the target on a call's arguments."""
+        elsewhere = _compat.needs_eager()
+        if elsewhere is not None:
+            self._say_uncompiled_in(elsewhere)
+            return self.target(*args, **kwargs)
+        self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
+        if self.may_be_lazy:
+            self.check(args, kwargs)
+            return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
+        hooked = self.watch()
+        if hooked is not None:
+            self._warn(*hooked)
+            return self.target(*args, **kwargs)
+        try:
+            return self._run_first(args, kwargs) if not self.ready else self._run(args, kwargs)
+        except _compat.HookedLayer as found:  # a layer that belongs to none of the target's modules
+            self.watch.add(found.layer)
+        except RuntimeError as error:
+            bounds = _compat.broken_bounds(error)
+            if bounds is None:
+                raise
+            raise IndexError(f"index out of range: a compiled kernel expected {bounds}. Check the indices.") from error
+        return self(args, kwargs)
+
+    def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._first_call:  # of threads that come at once each would capture the same, up to Dynamo's limit
+            result = self._run(args, kwargs)
+            self.ready = True
+            return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        while True:
+            try:
+                call = self.take(args, kwargs)
+            except _compat.NeedsOriginal as needed:
+                self._say_uncompiled({needed.kind}, f"the model uses `{needed.name}`")
+                return self.target(*args, **kwargs)
+            except Exception:
+                self.check(args, kwargs)  # it may know better what is wrong with them
+                raise
+            if self.wanted_whole & call.taken.kinds:
+                return self.target(*args, **kwargs)
+            if self._is_left_to_python(call):
+                return self.target(*args, **kwargs) if self.policy.limited else self._in_parts(args, kwargs)
+            found = self._captured(call)
+            if not isinstance(found, _compat.CaptureFailed):
+                return found.result
+            if self._again(call, found.error):
+                self._start()
+                continue
+            if self.settings["fullgraph"] or isinstance(found.error, _compat.SecondDerivativeError):
+                raise found.error
+            if call.counts is not None:
+                self.policy.adjust(NotPadded(_compat.reason_of(found.error), _compat.place_of(found.error)))
+                self._start()
+                continue
+            return self._as_python(call, found.error, args, kwargs)
+
+    def _captured(self, call: Call) -> _Done | _compat.CaptureFailed:
+        """What a call gives as captured; an error that can be handled where no other one is."""
+        try:
+            return _Done(self._finished(call, self.run(call)))
+        except _compat.CaptureFailed as failed:
+            return failed
+        except _compat.HookedLayer:
+            raise
+        except (_compat.Recapture, _compat.SecondDerivativeError) as error:
+            return _compat.CaptureFailed(error)
+
+    def _finished(self, call: Call, result: Any) -> Any:
+        for value, copied in call.taken.objects:
+            write_back(value, copied)
+        return give_back(result, call.taken.objects) if call.taken.objects else result
+
+    def _again(self, call: Call, error: BaseException) -> bool:
+        """Whether a call is captured again, in another way."""
+        if isinstance(error, (_compat.GradientNotCaptured, _compat.SecondDerivativeError)):
+            return self._keep_gradients(str(error))
+        if not isinstance(error, _compat.Recapture):
+            return False
+        of_an_input = isinstance(error, _compat.NeedsOriginal) and error.kind is not None
+        return not of_an_input and self.policy.adjust(error)
+
+    def _keep_gradients(self, why: str) -> bool:
+        """From now on the graph breaks at gradients that the model takes, which torch's autograd then takes op by op;
+        returns False if it does already.
+        """
+        if not self.backend.captures_gradients:
+            return False
+        self.policy.note(Skip("torch.autograd.grad in the model", why, "?"))
+        # Another backend: what was captured after a break for this one is not to be used any more.
+        own = {**self.backend.own, "double_backward": True, "record": False}
+        self.backend = dataclasses.replace(self.backend, own=own, captures_gradients=False)
+        self.policy.backend, self.pads = self.backend, False
+        return True
+
+    def _as_python(self, call: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call that can't be captured as a whole on its own arguments.
+
+        The first one runs uncompiled: the error may be the user's, and is raised as eager words it then. Later ones run
+        in parts.
+        """
+        kinds, why = call.taken.kinds, f"a capture failed ({_compat.reason_of(error)})"
+        if isinstance(error, _compat.NeedsOriginal):
+            kinds, why = kinds if error.kind is None else {error.kind}, f"the model uses `{error.name}`"
+        if kinds and not _compat.is_limit(error):
+            result = self.target(*args, **kwargs)
+            self._run_whole(kinds, why)
+            return result
+        if _compat.holds_nothing(error):
+            self.policy.failed_calls = ATTEMPTS
+            return self._in_parts(args, kwargs)
+        if _compat.is_limit(error) or not self.policy.failed_calls:
+            result = self.target(*args, **kwargs)
+        else:
+            result = self._in_parts(args, kwargs)
+        self.policy.whole_call_ran(error)
+        return result
+
+    def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the target as Python; functions and modules that it calls are captured where they can be."""
+        self.policy.call_begins()
+        with self._capturing():
+            result = self.in_parts(args, kwargs)
+        self.policy.call_ran()
+        return result
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call's arguments as the compiled code takes them.
+
+        Raises:
+            NeedsOriginal: The compiled code can't take them.
+        """
+        batch = minibatch_in(args, kwargs) if self.pads else None
+        if batch is not None and cuda_graph.records(batch.on_device.device):
+            try:
+                return self._split(args, kwargs, batch)
+            except Unpadded as reason:
+                self.policy.note(Skip(PADDING, str(reason), "?"))
+        return self._split(args, kwargs, None)
+
+    def _split(self, args: Any, kwargs: Any, batch: Bucketed | None) -> Call:
+        taken = Taken(batch=batch)
+        if batch is not None:
+            taken.largest = self._largest_number(batch)
+        parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+        return Call(*parts, taken, None if batch is None else batch.on_device, (args, kwargs))
+
+    def _largest_number(self, batch: Bucketed) -> int:
+        """The largest number that may be among the arguments of a call with a padded mini-batch.
+
+        Raises:
+            Unpadded: There are fewer things than the model takes.
+        """
+        least = [one for captured in self.backend.captured for one in captured.log.least]
+        for kind, number in least:
+            if number is not None and batch.counts[kind] < number:
+                raise Unpadded(f"the model takes {number} {batch.kinds[kind]} of {batch.counts[kind]}")
+        return min((batch.counts[kind] for kind, number in least if number is None), default=MAX_NUMBER)
+
+    def run(self, call: Call) -> Any:
+        """Runs the compiled code.
+
+        Raises:
+            CaptureFailed: The call can't be captured as a whole. Nothing of it has run.
+            Recapture: The call is to be captured in another way. Nothing of it has run.
+        """
+        with edges_of_call(call.taken.edges):
+            return self._run_compiled(call)
+
+    def _run_compiled(self, call: Call) -> Any:
+        ready = self._ready(call)
+        if ready is not None:
+            if call.counts is None:
+                return ready(call.args, call.kwargs)
+            with padding_to(call.taken.batch):
+                return ready(call.args, call.kwargs, call.counts)
+        if call.given is not None:
+            self.check(*call.given)  # what is ready was captured for arguments like these, which were
+        if not self.backend.captured and self.backend.own["inductor"]:
+            found: list[Any] = []
+            leaves((call.args, call.kwargs), found)
+            _compat.prepare_inductor(any(isinstance(value, torch.Tensor) and value.is_cpu for value in found))
+        self.policy.call_begins()
+        with self._capturing():
+            if call.counts is None:
+                result = self.compiled(call.args, call.kwargs)
+            else:
+                with padding_to(call.taken.batch):
+                    result = self.padded(call.args, call.kwargs, call.counts)
+        self.policy.call_ran()
+        return result
+
+    def _capturing(self) -> _compat.symbolic_counts:
+        return _compat.symbolic_counts(self.policy.empty_is_special, self.backend.own["selections"], self.policy)
+
+    def _is_left_to_python(self, call: Call) -> bool:
+        """Whether earlier calls could not be captured, and no capture serves this one."""
+        tried = self.policy.limited or self.policy.failed_calls >= ATTEMPTS
+        return tried and self.capture_for(call) is None
+
+    def _ready(self, call: Call) -> Callable[..., Any] | None:
+        """What was captured for such a call, where each graph is the whole of one."""
+        count = len(self.backend.captured)
+        if self._seen[0] != count:
+            whole = _compat.whole_captures(self.entry, self.padded_entry)
+            self._seen = count, whole == count - self._captured_before
+        return self._forms(call).find(self._frame(call)) if self._seen[1] else None
+
+    def capture_for(self, call: Call) -> Any:
+        """What stands for the capture that serves these arguments now; None where there is none."""
+        return _compat.valid_capture(self._forms(call).fn, self._frame(call))
+
+    def _forms(self, call: Call) -> _compat.CompiledForms:
+        return self.forms if call.counts is None else self.padded_forms
+
+    def _frame(self, call: Call) -> dict[str, Any]:
+        """The arguments of what is compiled for such a call, by name."""
+        given = {"args": call.args, "kwargs": call.kwargs}
+        return given if call.counts is None else {**given, "counts": call.counts}
+
+    def _say_uncompiled_in(self, place: str) -> None:
+        if place == _compat.GLOBAL_HOOKS:
+            what, advice = f"there are {place}, which compiled code does not run; calls meanwhile", "Remove them."
+        else:
+            what = f"the model is called inside {place}, which needs every operation to be torch's own; such calls"
+            advice = "Call the original model there, or take gradients with torch.autograd.grad, which runs compiled."
+        self._warn(what, advice)
+
+    def _run_whole(self, kinds: set[Any], why: str) -> None:
+        """From now on calls with inputs of such kinds run uncompiled."""
+        self.wanted_whole |= kinds
+        self._say_uncompiled(kinds, why)
+
+    def _say_uncompiled(self, kinds: set[Any], why: str) -> None:
+        names = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds))
+        what = f"{why} of an input that is a {names}; calls with such inputs"
+        self._warn(what, "Pass a plain edge_index [2, num_edges].")
+
+    def _warn(self, what: str, advice: str) -> None:
+        """Says once that calls run uncompiled."""
+        if self.policy.note(Skip("the whole model", what.rpartition(";")[0], "?")):
+            warn(f"gnncompile: {what} run uncompiled. {advice}")
+
+
+class _Done(NamedTuple):
+    """What a call gave."""
+
+    result: Any
+
+
+def is_lazy(target: Callable[..., Any]) -> bool:
+    """Whether a module has parameters or buffers without a shape, as ``SAGEConv(-1, 64)`` has before its first call."""
+    if not isinstance(target, nn.Module):
+        return False
+    return any(map(nn.parameter.is_lazy, itertools.chain(target.parameters(), target.buffers())))

@@ -1,0 +1,1 @@
+"""Writes a region as C++ source, and builds, keeps and calls the kernel."""

@@ -1,0 +1,131 @@
+"""A region compiled for the CPU: checks its arguments, packs their addresses, calls the machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from gnncompile.codegen.cpp.compiler import load
+from gnncompile.codegen.cpp.plan import plan
+from gnncompile.codegen.cpp.source import positions, source
+from gnncompile.errors import Unsupported
+from gnncompile.ir.bits import tensor_type
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Region
+
+HEADER = 5
+"""Arguments before the tensors: number of rows, number of threads, rowptr, col, edge."""
+
+FRESH_BYTES = 1 << 25
+"""From this size on glibc's malloc hands out pages that were never touched, at every call."""
+
+
+class CppKernel:
+    """The CPU kernel of one region. Building compiles (or finds the compiled file); calls are thread-safe.
+
+    Args:
+        region: What to compute.
+
+    Raises:
+        Unsupported: The region has no C++ form, or there is no working C++ compiler.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.source = source(region)
+        self._positions = positions(region)
+        kinds = {int(n.value or 0): n.dtype for n in region.inputs}
+        self._dtypes = tuple(tensor_type(kinds[at]) for at in self._positions)
+        self._dtypes += tuple(tensor_type(out.dtype) for out in region.outputs)
+        self._library = load(self.source, contract=region.contracts)
+        try:
+            self._entry = self._library.run
+        except AttributeError as error:
+            raise Unsupported(f"C++ kernel: {error}; check the compiler or set CXX") from error
+        # Bytes made by struct reach C several times faster than an array made by ctypes.
+        self._pack = struct.Struct(f"{HEADER + len(self._dtypes)}q").pack
+        self._entry.argtypes = (ctypes.c_char_p,)
+        self._entry.restype = ctypes.c_int
+
+    def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
+        """Runs the kernel on ``torch.get_num_threads()`` threads.
+
+        The result does not depend on the number of threads, bit for bit.
+
+        Args:
+            tensors: The region's tensors ``[rows, ...]`` with ``heads * channels`` elements a row, contiguous.
+            layout: The edges ordered by row, int32 on the CPU.
+            outputs: Where to write, one contiguous tensor ``[rows, *trailing]`` per output of the region; those on
+                edges hold zeros already.
+
+        Raises:
+            ValueError: A tensor is not a contiguous CPU tensor of the region's dtype.
+            MemoryError: There is no memory for scratch: a few numbers per edge of the widest row for a softmax, some
+                dozens of partial sums for gradients of weights.
+        """
+        rowptr, col, edge = layout.rowptr, layout.col, layout.edge
+        addresses = [rowptr.size(0) - 1, torch.get_num_threads(), rowptr.data_ptr(), col.data_ptr(), edge.data_ptr()]
+        given = chain((tensors[at] for at in self._positions), outputs)
+        for tensor, dtype in zip(given, self._dtypes, strict=True):
+            if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+                raise ValueError(_complaint(tensor, dtype))
+            addresses.append(tensor.data_ptr())
+        for index in (rowptr, col, edge):
+            if index.dtype is not torch.int32 or not index.is_cpu:
+                raise ValueError(_complaint(index, torch.int32))
+        for output in outputs:
+            if output.nbytes >= FRESH_BYTES:
+                _prefer_huge_pages(output)
+        if self._entry(self._pack(*addresses)):
+            raise MemoryError(
+                "C++ kernel: no memory for scratch (softmax of the widest row, or sums of weights); split the graph"
+            )
+
+    generator = "cpp"
+
+    @property
+    def listing(self) -> str:
+        """The generated code."""
+        return self.source
+
+    @property
+    def gathered(self) -> tuple[tuple[int, ...], ...]:
+        """For each loop over the edges of a row, the inputs on edges or at their other end that it reads."""
+        return plan(self.region).gathered
+
+    def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """The same; the checks cost nothing beside a kernel that runs on the same processor."""
+        self(tensors, Layout(*layout), outputs)
+
+
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    """The system's call that advises on pages; None where huge ones can't be asked for."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+_madvise = _find_madvise()
+
+
+def _prefer_huge_pages(tensor: Tensor) -> None:
+    """Advises the kernel to back a tensor with huge pages: faulting in small ones takes longer than writing them."""
+    if _madvise is None:
+        return
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise(first, last - first, mmap.MADV_HUGEPAGE)
+
+
+def _complaint(tensor: Tensor, dtype: torch.dtype) -> str:
+    layout = "contiguous" if tensor.is_contiguous() else f"strides {tensor.stride()}"
+    found = f"{tensor.dtype} on {tensor.device}, {layout}, shape {tuple(tensor.shape)}"
+    return f"C++ kernel: found a tensor {found}; expected {dtype} on cpu, contiguous; call .to() and .contiguous()"

@@ -1,0 +1,335 @@
+"""Writes loop nests over the features of a row or of an edge as C++: values, what reduces them, stores.
+
+The names in the text are those of :mod:`gnncompile.codegen.cpp.source`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gnncompile.codegen.cpp.plan import Kind, Nest, Step, is_buffered, is_direct, iteration, on_edges, reads
+from gnncompile.codegen.cpp.prelude import STORAGE
+from gnncompile.errors import Unsupported
+from gnncompile.ir import bits, philox
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BITS, BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape
+
+
+def size_of(shape: Shape) -> int:
+    """How many features a value has."""
+    return shape[0] * shape[1]
+
+
+def _lanes(channels: int) -> int:
+    """How many partial sums a sum over channels uses."""
+    return min(16, 1 << (channels.bit_length() - 1))
+
+
+class NestWriter:
+    """Writes one loop nest behind the other.
+
+    Attributes:
+        sums: Where sums over all edges stand in memory of their own.
+        length: How much of it they take.
+        lines: What is written.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.nodes = region, region.nodes
+        self.counted = {n.args[0] for n in self.nodes if n.op == "ties"}
+        self.sums: dict[int, int] = {}
+        self.length = 0
+        for i, node in enumerate(self.nodes):
+            if node.op == "outer":
+                self.sums[i] = self.length
+                self.length += size_of(node.shape) * self.region.features(i)
+        self.lines: list[str] = []
+        self.depth = 0
+        # About the nest being written:
+        self.shape: Shape = (1, 1)
+        self.flat = False
+        self.named: dict[int, str] = {}
+        self.outer: list[str] = []
+        self.nests = 0
+        self.inner: list[str] = []
+
+    def _put(self, *lines: str) -> None:
+        self.lines += [("  " * self.depth + line) if line and not line.startswith("#") else line for line in lines]
+
+    def _open(self, line: str) -> None:
+        self._put(line + " {")
+        self.depth += 1
+
+    def _close(self) -> None:
+        self.depth -= 1
+        self._put("}")
+
+    def _declare(self, name: str, shape: Shape, value: str) -> None:
+        """An accumulator: an array, or a scalar for shape (1, 1)."""
+        if shape == (1, 1):
+            self._put(f"T {name} = {value};")
+            return
+        self._put(f"T {name}[{size_of(shape)}];")
+        self._put(f"for (int i = 0; i < {size_of(shape)}; ++i) {name}[i] = {value};")
+
+    def _nest(self, nest: Nest) -> None:
+        self.shape, self.named, self.outer, self.inner = nest.shape, {}, [], []
+        self.nests += 1
+        heads, channels = nest.shape
+        whole = {a for s in nest.steps for a in reads(self.region, s)} - self.region.only_columns
+        touched = {self.nodes[i].shape for i in (*whole, *(s.node for s in nest.steps))}
+        if any(self.nodes[s.node].op == "transposed" for s in nest.steps):
+            touched.add((heads, 1))
+        self.flat = heads > 1 and channels > 1 and touched <= {nest.shape, (1, 1)}
+        self._arrays(nest)
+        after: list[str] = []
+        for step in nest.steps:
+            self._step(step, nest, after)
+        over_heads = any(s.kind is Kind.FEATURES and not self._by_channels(s.node) for s in nest.steps)
+        self._emit_loops(after, ordered=channels == 1 and over_heads)
+        for step in nest.steps:
+            if self._packs(step):
+                words = self.region.outputs[step.output].trailing[0]
+                self._put(f"pack(flags{step.output}, {words}, o{step.output} + e * {words});")
+
+    def _on_edges(self, step: Step) -> bool:
+        return step.kind is Kind.STORE and on_edges(self.region, self.nodes[step.node])
+
+    def _packs(self, step: Step) -> bool:
+        return step.kind is Kind.STORE and self.region.outputs[step.output].dtype == BITS
+
+    def _emit_loops(self, after: list[str], ordered: bool) -> None:
+        """Puts the collected lines into the loops; `ordered` ones must not be vectorised."""
+        heads, channels = self.shape
+        loops = (
+            [("i", heads * channels)] if self.flat else [(v, n) for v, n in (("h", heads), ("c", channels)) if n > 1]
+        )
+        if not loops:
+            self._put(*self.outer, *self.inner, *after)
+            return
+        for name, length in loops[:-1]:
+            self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
+        self._put(*self.outer)
+        name, length = loops[-1]
+        if length >= 8 and not ordered:
+            self._put("#pragma omp simd")
+        self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
+        self._put(*self.inner)
+        self._close()
+        self._put(*after)
+        for _ in loops[:-1]:
+            self._close()
+
+    def _arrays(self, nest: Nest) -> None:
+        """Declares what the nest leaves to later ones."""
+        for step in nest.steps:
+            node = self.nodes[step.node]
+            if step.kind is Kind.VALUE and step.node in nest.keeps:
+                self._put(f"{self._type(node)} kept{step.node}[{size_of(node.shape)}];")
+            elif step.kind is Kind.FEATURES and (node.op.endswith("heads") or node.op == "transposed"):
+                start = "T(-__builtin_inf())" if node.op in FEATURE_MAXIMA else "T(0)"
+                self._declare(f"x{step.node}" if node.shape == (1, 1) else f"kept{step.node}", node.shape, start)
+            elif step.kind is Kind.FEATURES and node.shape != (1, 1):
+                self._put(f"T kept{step.node}[{size_of(node.shape)}];")
+            elif self._packs(step):
+                self._put(f"uint8_t flags{step.output}[{bits.words(node.shape) * bits.PER_WORD}] = {{}};")
+
+    def _step(self, step: Step, nest: Nest, after: list[str]) -> None:
+        i, node = step.node, self.nodes[step.node]
+        here = self._index(iteration(self.region, step))
+        if step.kind is Kind.VALUE:
+            self.inner.append(f"const {self._type(node)} x{i} = {self._expression(i)};")
+            self.named[i] = f"x{i}"
+            if i in nest.keeps:
+                self.inner.append(f"kept{i}[{here}] = x{i};")
+        elif step.kind is Kind.FEATURES and node.op == "transposed":
+            self._transposed(i, node, after)
+        elif step.kind is Kind.FEATURES:
+            self._over_features(i, node, after)
+        elif step.kind is Kind.OUTER:
+            value, size = self._ref(node.args[1]), size_of(node.shape)
+            for k, feature in enumerate(self._columns(node.args[0])):
+                self.inner.append(f"sums[{self.sums[i] + k * size} + {here}] += {feature} * {value};")
+        elif step.kind is Kind.REDUCE:
+            acc, value = self._element(f"acc{i}", node.shape), self._ref(node.args[0])
+            if node.op == "reduce_sum":
+                self.inner.append(f"{acc} += {value};")
+            else:
+                top = f"op_{node.op[-3:]}({acc}, {value})"
+                if i in self.counted:
+                    ties = self._element(f"ties{i}", node.shape)
+                    self.inner.append(f"const T top{i} = {top};")
+                    self.inner.append(f"{ties} = ({acc} == top{i} ? {ties} : T(0)) + T({value} == top{i});")
+                    top = f"top{i}"
+                self.inner.append(f"{acc} = {top};")
+        elif step.kind is Kind.SOFTMAX:
+            self._softmax(i, node)
+        else:
+            self._store(step)
+
+    def _over_features(self, i: int, node: Node, after: list[str]) -> None:
+        value, sums = self._ref(node.args[0]), node.op in FEATURE_SUMS
+        if node.op.endswith("heads"):
+            target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[c]"
+            self.inner.append(f"{target} += {value};" if sums else f"{target} = op_max({target}, {value});")
+            return
+        channels = self.shape[1]
+        self.outer.append(f"T part{i}[{channels}];")
+        self.inner.append(f"part{i}[c] = {value};")
+        target = f"const T x{i}" if node.shape == (1, 1) else f"kept{i}[h]"
+        after.append(f"{target} = {f'total<{_lanes(channels)}>' if sums else 'largest'}(part{i}, {channels});")
+
+    def _by_channels(self, i: int) -> bool:
+        """Whether a reduction of features sums channels of a row of its own, and not what many iterations share."""
+        node = self.nodes[i]
+        if node.op == "transposed":
+            return self.nodes[node.args[1]].shape[1] > 1
+        return node.op.endswith("channels")
+
+    def _transposed(self, i: int, node: Node, after: list[str]) -> None:
+        """Dot products with all rows of the weights."""
+        first, weights = node.args
+        size, (_, channels) = size_of(self.nodes[weights].shape), self.nodes[weights].shape
+        value, index = self._ref(first), self._index(self.nodes[weights].shape)
+        if self._by_channels(i):
+            self.outer.append(f"T part{i}[{node.shape[1]}][{channels}];")
+        for k in range(node.shape[1]):
+            target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[{k}]"
+            product = f"{value} * {self._load(weights, f'{k * size} + {index}')}"
+            if self._by_channels(i):
+                self.inner.append(f"part{i}[{k}][c] = {product};")
+                after.append(f"{target} += total<{_lanes(channels)}>(part{i}[{k}], {channels});")
+            else:
+                self.inner.append(f"{target} += {product};")
+
+    def _columns(self, i: int) -> list[str]:
+        """The features of an edge one by one, as constants of the current nest."""
+        node, names = self.nodes[i], []
+        for k in range(node.shape[1]):
+            if is_direct(self.region, node):
+                names.append(f"c{i}_{k}_{self.nests}")  # of this nest: an earlier one may stand in the same block
+                line = f"const T {names[-1]} = {self._load(i, str(k))};"
+                if line not in self.outer:
+                    self.outer.append(line)
+            else:
+                names.append(f"x{i}" if node.shape == (1, 1) else f"kept{i}[{k}]")
+        return names
+
+    def _softmax(self, i: int, node: Node) -> None:
+        """Takes one logit into account: stored for later, or in a running sum that follows the running maximum."""
+        logit = self._ref(node.args[0])
+        top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
+        if is_buffered(node):
+            self.inner.append(f"{self._buffer(i)} = {logit};")
+            return
+        lost = self._element(f"lost{i}", node.shape)
+        self.inner.append(f"const T step{i} = {logit} == {top} ? T(1) : op_exp(-op_abs({logit} - {top}));")
+        # What a sum rounds away is taken off the next summand (Kahan, https://doi.org/10.1145/363707.363723).
+        self.inner.append(f"const T kept_{i} = {logit} > {top} ? {total} * step{i} : {total};")
+        self.inner.append(f"const T more{i} = {logit} > {top} ? T(1) - {lost} * step{i} : step{i} - {lost};")
+        self.inner.append(f"{total} = kept_{i} + more{i};")
+        self.inner.append(f"{lost} = ({total} - kept_{i}) - more{i};")
+        self.inner.append(f"{top} = op_max({top}, {logit});")
+
+    def _store(self, step: Step) -> None:
+        node, out = self.nodes[step.node], self.region.outputs[step.output]
+        if out.dtype == BITS:
+            self.inner.append(f"flags{step.output}[{self._index(node.shape)}] = {self._ref(step.node)};")
+            return
+        where = "e" if self._on_edges(step) else "row"
+        size, index = size_of(node.shape), self._index(node.shape)
+        at = where if size == 1 else f"{where} * {size} + {index}"
+        value = self._ref(step.node)
+        if out.dtype == BOOL:
+            value = value if node.boolean else f"{value} != 0"
+        elif out.dtype in ("bfloat16", "float16"):
+            value = f"to_{out.dtype}(float({value}))"
+        else:
+            value = f"{STORAGE[out.dtype]}({value})"
+        self.inner.append(f"o{step.output}[{at}] = {value};")
+
+    # Values.
+
+    def _load(self, i: int, index: str) -> str:
+        node = self.nodes[i]
+        raw = f"p{i}[{index}]"
+        if node.boolean:
+            return f"{raw} != 0"
+        if node.dtype in ("bfloat16", "float16"):
+            return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
+        same = node.dtype in (self.region.compute, SEED)
+        return raw if same else f"T({raw})"
+
+    def _type(self, node: Node) -> str:
+        return {BOOL: "bool", BITS: "bool", SEED: "uint64_t"}.get(node.dtype, "T")
+
+    def _index(self, shape: Shape) -> str:
+        """The position of a value of this shape in its array, inside the current nest."""
+        if self.flat and shape == self.shape:
+            return "i"
+        if shape[0] > 1:
+            return f"h * {shape[1]} + c" if shape[1] > 1 else "h"
+        return "c" if shape[1] > 1 else "0"
+
+    def _element(self, name: str, shape: Shape) -> str:
+        return name if shape == (1, 1) else f"{name}[{self._index(shape)}]"
+
+    def _buffer(self, i: int) -> str:
+        shape = self.nodes[i].shape
+        first = "" if shape == (1, 1) else f"{self._index(shape)} * padded + "
+        return f"alpha{i}[{first}p - begin]"
+
+    def _ref(self, i: int) -> str:
+        """An expression for the value of a node, inside the current nest."""
+        node = self.nodes[i]
+        if node.op == "const":
+            return _literal(node.number)
+        if i in self.named:
+            return self.named[i]
+        if node.op.startswith("reduce_"):
+            return self._element(f"acc{i}", node.shape)
+        if node.op == "ties":
+            return self._element(f"ties{node.args[0]}", node.shape)
+        if node.op in ("softmax_max", "softmax_sum"):
+            return self._element(f"{node.op[-3:]}{node.args[0]}", node.shape)
+        if is_direct(self.region, node):
+            by_head = node.shape[1] == 1 and self.shape[0] > 1 and self.shape[1] > 1
+            line = f"const {self._type(node)} x{i} = {self._load(i, self._index(node.shape))};"
+            (self.outer if by_head else self.inner).append(line)
+            self.named[i] = f"x{i}"
+            return f"x{i}"
+        return f"x{i}" if node.shape == (1, 1) else f"kept{i}[{self._index(node.shape)}]"
+
+    def _expression(self, i: int) -> str:
+        """The expression that computes a node from its arguments."""
+        node = self.nodes[i]
+        if node.op == "input":
+            return self._load(i, self._index(node.shape))
+        if node.op == "softmax":
+            if is_buffered(node):
+                return self._buffer(i)
+            top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
+            return f"op_exp({self._ref(node.args[0])} - {top}) / {total}"
+        if node.op == "dropout":
+            return self._dropout(node)
+        if node.op == "linear":
+            index, size = self._index(node.shape), size_of(node.shape)
+            rows = [self._load(node.args[1], f"{k * size} + {index}") for k in range(self.region.features(i))]
+            return " + ".join(f"{c} * {w}" for c, w in zip(self._columns(node.args[0]), rows, strict=True))
+        if node.op not in POINTWISE:
+            raise Unsupported(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
+        text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
+        # Plain `&` and `|` of bools vectorise; std:: functions come from the prelude.
+        return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
+
+    def _dropout(self, node: Node) -> str:
+        p, seed, feature = node.number, self._ref(node.args[0]), self._index(node.shape)
+        return f"dropout({seed}, e, {feature}, {philox.threshold(p)}u, {_literal(philox.scale(p))})"
+
+
+def _literal(value: float) -> str:
+    if math.isnan(value):
+        return 'T(__builtin_nan(""))'
+    if math.isinf(value):
+        return "T(__builtin_inf())" if value > 0 else "T(-__builtin_inf())"
+    return f"T({value!r})"

@@ -1,0 +1,315 @@
+"""Writes a region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t* arguments)``.
+
+The arguments are: the number of rows, the number of threads, the addresses of rowptr, col and edge, then those of the
+tensors at :func:`positions` and of the outputs. The result is 0, or 1 when memory for scratch ran out.
+
+Names in the source: ``t2`` tensor 2 and ``p5`` the row of it that node 5 reads, ``x5`` the value of node 5, ``kept5``
+that value kept for later loops, ``acc5`` a reduction, ``ties5`` how many edges reach it, ``max5`` and ``sum5`` those of
+softmax 5, ``o0`` output 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gnncompile.codegen.cpp import long_rows
+from gnncompile.codegen.cpp.nest import NestWriter, size_of
+from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
+from gnncompile.codegen.cpp.prelude import STORAGE, prelude
+from gnncompile.errors import Unsupported
+from gnncompile.ir import bits
+from gnncompile.ir.region import BITS, Node, Region, Shape, Space
+
+LARGEST_TILE = 1 << 14
+"""Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
+
+PREFETCH_EDGES = 16
+"""How many edges ahead gathered rows are prefetched."""
+
+PREFETCH_BYTES = 1024
+"""How much of a gathered row is prefetched; the hardware follows from there."""
+
+WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
+"""Bytes of a storage type."""
+
+SHARES = 64
+"""Most partial sums, where sums are over all edges."""
+
+SERIAL_WORK = 1 << 14
+"""Feature elements below which another thread costs more than it saves."""
+
+
+def positions(region: Region) -> tuple[int, ...]:
+    """The positions of the tensors that the kernel reads, in the order of its arguments."""
+    return tuple(sorted({int(n.value or 0) for n in region.inputs}))
+
+
+def source(region: Region) -> str:
+    """The C++ source of `region`.
+
+    Raises:
+        Unsupported: A dtype has no C++ storage type, a value is too wide, or an output is not row- or edge-wise.
+    """
+    _check(region)
+    body = _Writer(region).text()
+    double = region.double
+    return f"{_header(region)}\n{prelude(body, double)}\n{body}"
+
+
+def _check(region: Region) -> None:
+    for dtype in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]:
+        if dtype not in STORAGE:
+            raise Unsupported(f"C++ kernel: found dtype {dtype}, expected one of {', '.join(STORAGE)}; cast it first")
+    for node in region.nodes:
+        if node.shape[0] * node.shape[1] > LARGEST_TILE:
+            raise Unsupported(f"C++ kernel: found a value of {node.shape} features, expected at most {LARGEST_TILE}")
+    for out in region.outputs:
+        node = region.nodes[out.node]
+        if node.space is region.by.opposite:
+            raise Unsupported("C++ kernel: an output is a gathered row; add it in EDGE space or do not store it")
+        if out.dtype != BITS and math.prod(out.trailing) != math.prod(node.shape):
+            raise Unsupported(f"C++ kernel: output shape {out.trailing} does not hold features {node.shape}")
+
+
+def _header(region: Region) -> str:
+    """A comment that says what the kernel computes."""
+    lines = [f"// Edges are walked by {region.by.value}; features are [heads, channels]."]
+    for i, node in enumerate(region.nodes):
+        if node.op == "input":
+            what = f"tensor {node.value} ({node.dtype})"
+        elif node.op == "const":
+            what = repr(node.value)
+        else:
+            what = f"{node.op}({', '.join(f'x{a}' for a in node.args)})"
+        lines.append(f"//   x{i} = {what}: {node.space.value} {list(node.shape)}")
+    stored = [f"o{i} = x{out.node} ({out.dtype})" for i, out in enumerate(region.outputs)]
+    return "\n".join([*lines, f"//   {', '.join(stored)}"]) + "\n"
+
+
+def _stored(node: Node) -> Shape:
+    """The shape of an input's rows as they stand in memory."""
+    return (1, bits.words(node.shape)) if node.dtype == BITS else node.shape
+
+
+class _Writer(NestWriter):
+    """Writes the body of one kernel, top to bottom."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        self.plan: Plan = plan(region)
+        self.buffered = [i for i in region.softmaxes if is_buffered(self.nodes[i])]
+        self.scratch = sum(size_of(self.nodes[i].shape) for i in self.buffered)
+
+    def text(self) -> str:
+        self._walk()
+        self._entry()
+        return "\n".join(self.lines) + "\n"
+
+    # The kernel, from outside in.
+
+    def _tensors(self) -> list[tuple[str, str]]:
+        """(C++ pointer type, name) of every tensor argument."""
+        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
+        found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in positions(self.region)]
+        return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
+
+    def _walk(self) -> None:
+        """The function that computes a range of rows."""
+        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
+        sums = [("T*", "sums")] if self.region.sums_all else []
+        arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors() + sums]
+        self._put("// Computes the rows from `first` up to `last`; false if memory ran out.")
+        self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,")
+        self._put(*(f"{line}," for line in arguments[:-1]))
+        self._open(f"{arguments[-1]})")
+        self._row_pointers(Space.PARAMETER)
+        self._row_pointers(Space.FEATURE)
+        for nest in self.plan.setup:
+            self._nest(nest)
+        if self.scratch:
+            self._put("T* scratch = nullptr;", "int64_t capacity = 0;")
+        if self.plan.loops:
+            self._put("const int64_t stop = rowptr[last];")
+        self._open("for (int64_t row = first; row < last; ++row)")
+        self._row()
+        self._close()
+        if self.scratch:
+            self._put("__builtin_free(scratch);")
+        self._put("return true;")
+        self._close()
+        self._put("")
+
+    def _row(self) -> None:
+        if self.plan.loops:
+            self._put("const int64_t begin = rowptr[row], end = rowptr[row + 1];")
+        if self.scratch:
+            # Padded, so that vectors of logits have no remainder.
+            self._put("const int64_t padded = (end - begin + 15) / 16 * 16;")
+            self._put(f"if (!reserve(scratch, capacity, padded * {self.scratch})) return false;")
+            offset = 0
+            for i in self.buffered:
+                self._put(f"T* const alpha{i} = scratch + padded * {offset};")
+                offset += size_of(self.nodes[i].shape)
+        self._row_pointers(self.region.by)
+        for k in range(len(self.plan.loops)):
+            for nest in self.plan.rows[k]:
+                self._nest(nest)
+            self._loop(k)
+        for nest in self.plan.rows[-1]:
+            self._nest(nest)
+
+    def _loop(self, k: int) -> None:
+        """One loop over the edges of the row."""
+        steps = [s for nest in self.plan.loops[k] for s in nest.steps]
+        for step in steps:
+            self._accumulator(step)
+        sums = [(f"acc{s.node}", size_of(self.nodes[s.node].shape)) for s in steps if self._adds(s)]
+        self._put(*(long_rows.opening(sums) if sums else []))
+        self._open("for (int64_t p = part; p < until; ++p)" if sums else "for (int64_t p = begin; p < end; ++p)")
+        if any(nest.shape != (1, 1) for nest in self.plan.loops[k]):
+            self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
+        gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
+        self._prefetch([node for _, node in gathered], [s.output for s in steps if self._on_edges(s)])
+        read = {node.space for _, node in gathered}
+        if self.region.by.opposite in read:
+            self._put("const int64_t j = col[p];")
+        if Space.EDGE in read or any(self._numbers_edges(s) for s in steps):
+            self._put("const int64_t e = edge[p];")
+        for i, node in gathered:
+            self._pointer(i, node, {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j"))
+        for nest in self.plan.loops[k]:
+            self._nest(nest)
+        self._close()
+        self._put(*(long_rows.closing(sums) if sums else []))
+        for step in steps:
+            if step.kind is Kind.SOFTMAX:
+                self._finish_softmax(step.node)
+
+    def _adds(self, step: Step) -> bool:
+        return step.kind is Kind.REDUCE and self.nodes[step.node].op == "reduce_sum"
+
+    def _numbers_edges(self, step: Step) -> bool:
+        """Whether a step needs the edge's number in the original list."""
+        return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
+
+    def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
+        """Asks for the rows of edges further on that are read or written, as far as they are wide."""
+        rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
+        for at in stored:
+            out = self.region.outputs[at]
+            rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
+        ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
+        numbered: set[str] = set()
+        for name, (space, shape, dtype) in rows.items():
+            size, width = size_of(shape), size_of(shape) * WIDTH[STORAGE[dtype]]
+            if space is Space.ORDERED or (width < 64 and space is not Space.EDGE):
+                continue  # what is read in sequence the hardware sees
+            index, number = ("edge", "next_e") if space is Space.EDGE else ("col", "next_j")
+            if number not in numbered:
+                self._put(f"const int64_t {number} = {index}[{ahead}];")
+                numbered.add(number)
+            line, stop = max(1, 64 * size // width), min(size, PREFETCH_BYTES * size // width)
+            address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
+            self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")
+
+    def _entry(self) -> None:
+        """The function that shares rows out among threads."""
+        walks = bool(self.plan.loops)
+        self._open('extern "C" int run(const int64_t* arguments)')
+        self._put("const int64_t rows = arguments[0];")
+        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
+        tensors = index + self._tensors()
+        for at, (kind, name) in enumerate(tensors, 2):
+            self._put(f"{kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
+        self._put(f"const int64_t work = rows{' + rowptr[rows]' if walks else ''};")
+        self._put(f"const int64_t useful = 1 + work * {size_of(self.region.grid)} / {SERIAL_WORK};")
+        self._put("const int64_t threads = arguments[1] < useful ? arguments[1] : useful;")
+        names = ", ".join(name for _, name in tensors)
+        if self.region.sums_all:
+            self._shares(names)
+            return
+        self._put(f"if (threads <= 1) return !walk(0, rows, {names});")
+        self._put("int failed = 0;")
+        self._put("#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)")
+        self._open("for (int64_t t = 0; t < threads; ++t)")
+        if walks:
+            self._share("threads")
+        else:
+            self._put("const int64_t first = rows * t / threads, last = rows * (t + 1) / threads;")
+        self._put(f"failed |= !walk(first, last, {names});")
+        self._close()
+        self._put("return failed;")
+        self._close()
+
+    def _share(self, count: str) -> None:
+        """The rows of share `t` of so many."""
+        self._put(f"const int64_t first = share(rowptr, rows, work * t / {count});")
+        self._put(f"const int64_t last = t + 1 == {count} ? rows : share(rowptr, rows, work * (t + 1) / {count});")
+
+    def _shares(self, names: str) -> None:
+        """The rest of the entry for sums over all edges: as many partial sums as the graph is large, whatever the
+        number of threads.
+        """
+        self._put(f"const int64_t shares = useful < {SHARES} ? useful : {SHARES};")
+        self._put(f"T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length}, sizeof(T)));")
+        self._put("if (!sums) return 1;")
+        self._put("#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)")
+        self._open("for (int64_t t = 0; t < shares; ++t)")
+        self._share("shares")
+        self._put(f"walk(first, last, {names}, sums + t * {self.length});")
+        self._close()
+        for k, out in enumerate(self.region.outputs):
+            size = size_of(self.nodes[out.node].shape) * self.region.features(out.node)
+            self._open(f"for (int64_t i = 0; i < {size}; ++i)")
+            self._put("T total = 0;")
+            first = f"sums[t * {self.length} + {self.sums[out.node]} + i]"
+            self._put(f"for (int64_t t = 0; t < shares; ++t) total += {first};")
+            self._put(f"o{k}[i] = total;")
+            self._close()
+        self._put("__builtin_free(sums);", "return 0;")
+        self._close()
+
+    # What loops over edges leave behind.
+
+    def _accumulator(self, step: Step) -> None:
+        node, i = self.nodes[step.node], step.node
+        lowest = "begin == end ? T(0) : T(-__builtin_inf())"
+        if step.kind is Kind.SOFTMAX:
+            self._declare(f"max{i}", node.shape, "T(0)" if is_buffered(node) else lowest)
+            self._declare(f"sum{i}", node.shape, "T(0)")
+            if not is_buffered(node):
+                self._declare(f"lost{i}", node.shape, "T(0)")
+        elif step.kind is Kind.REDUCE:
+            highest = lowest.replace("-", "")
+            start = {"reduce_sum": "T(0)", "reduce_max": lowest, "reduce_min": highest}[node.op]
+            self._declare(f"acc{i}", node.shape, start)
+            if i in self.counted:
+                self._declare(f"ties{i}", node.shape, "T(0)")
+
+    def _finish_softmax(self, i: int) -> None:
+        shape = self.nodes[i].shape
+        at = "" if shape == (1, 1) else "[i]"
+        loop = "" if shape == (1, 1) else f"for (int i = 0; i < {size_of(shape)}; ++i) "
+        if is_buffered(self.nodes[i]):
+            first = f"alpha{i}" if shape == (1, 1) else f"alpha{i} + i * padded"
+            self._put(f"{loop}softmax_row({first}, end - begin, padded, max{i}{at}, sum{i}{at});")
+        else:
+            # An infinite maximum makes exp(logit - max) NaN somewhere in the row.
+            self._put(f"{loop}sum{i}{at} += max{i}{at} - max{i}{at};")
+
+    # Rows of tensors.
+
+    def _row_pointers(self, space: Space) -> None:
+        for i, node in enumerate(self.nodes):
+            if node.op == "input" and node.space is space:
+                self._pointer(i, node, "row" if space is self.region.by else "0")
+
+    def _pointer(self, i: int, node: Node, index: str) -> None:
+        if node.dtype == BITS:
+            words = bits.words(node.shape)
+            self._put(f"uint8_t p{i}[{words * bits.PER_WORD}];")
+            self._put(f"unpack(t{node.value} + {index} * {words}, {words}, p{i});")
+            return
+        kind, size = STORAGE[node.dtype], size_of(node.shape)
+        offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
+        self._put(f"const {kind}* const p{i} = t{node.value}{offset};")

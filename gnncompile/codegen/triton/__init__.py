@@ -1,0 +1,1 @@
+"""Writes a region as Triton source, and builds, keeps and launches the kernels."""

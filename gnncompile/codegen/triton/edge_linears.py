@@ -1,0 +1,114 @@
+"""Writes linear layers of edge features: ``c5_2`` is feature 2 of value 5, ``w7_2`` row 2 of the weights in value 7.
+
+The layer is a multiply-add for each feature and element of the tile. Features come in words of 64 bits, which halves
+the loads; all lanes of a warp ask for the same word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gnncompile.codegen.triton.costs import WEIGHTS, weights
+from gnncompile.codegen.triton.text import masked
+from gnncompile.ir.region import Node, Region, Shape
+
+if TYPE_CHECKING:
+    from gnncompile.codegen.triton.values import ValueWriter
+
+_BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
+
+
+def _per_word(node: Node) -> int:
+    """How many features a word holds; 1 where they are loaded one by one."""
+    per_word = 64 // _BITS.get(node.dtype, 64)
+    return per_word if node.op == "input" and node.shape[1] % per_word == 0 else 1
+
+
+def read_as_words(region: Region) -> frozenset[int]:
+    """Positions of the tensors that must stand at a multiple of 8 bytes."""
+    read = [region.nodes[at] for at in region.columns if _per_word(region.nodes[at]) > 1]
+    return frozenset(position for node in read for position in node.positions)
+
+
+def columns(writer: ValueWriter, i: int) -> None:
+    """The features of the edges one by one, as tiles without heads and channels."""
+    node = writer.region.nodes[i]
+    per_word, length = _per_word(node), node.shape[1]
+    if node.op != "input":
+        for k in range(length):
+            writer.line(f"c{i}_{k} = {_one_channel(writer, i, k)}")
+        return
+    place, masks = writer.place(replace(node, shape=(1, 1)))
+    if per_word > 1:
+        writer.line(f"words{i} = t{node.value}.to(tl.pointer_type(tl.int64)){place} * {length // per_word}")
+    for k in range(length):
+        if per_word == 1:
+            text = f"tl.load(t{node.value}{place} * {length} + {k}{masked(masks, other='0')})"
+        else:
+            if k % per_word == 0:
+                writer.line(f"word = tl.load(words{i} + {k // per_word}{masked(masks, other='0')})")
+            bits = _BITS[node.dtype]
+            part = f"(word >> {k % per_word * bits})" if k % per_word else "word"
+            text = f"{part}.to(tl.int{bits}).to(tl.{node.dtype}, bitcast=True)"
+        writer.line(f"c{i}_{k} = {text}.to({writer.compute})")
+
+
+def _one_channel(writer: ValueWriter, i: int, k: int) -> str:
+    length = writer.region.nodes[i].shape[1]
+    if length == 1:
+        return writer.operand(i)
+    axis = writer.axes.index("channel")
+    return f"tl.sum(tl.where(channel{length} == {k}, {writer.operand(i)}, 0.0), {axis}, keep_dims=True)"
+
+
+def linear(writer: ValueWriter, i: int) -> str:
+    """A linear layer; the last multiply-add is left to the caller."""
+    features, at = writer.region.nodes[i].args
+    total = ""
+    for k, row in enumerate(_rows(writer, i, at)):
+        if total:
+            writer.line(f"e{i} = {total}")
+        total = f"e{i} + c{features}_{k} * {row}" if k else f"c{features}_{k} * {row}"
+    return total
+
+
+def transposed(writer: ValueWriter, i: int) -> str:
+    """Dot products with all rows of the weights, side by side; the last one is left to the caller."""
+    node = writer.region.nodes[i]
+    value, at = node.args
+    shape, length, total = writer.region.nodes[at].shape, node.shape[1], ""
+    for k, row in enumerate(_rows(writer, i, at)):
+        if total:
+            writer.line(f"e{i} = {total}")
+        total = _sum_of_features(writer, f"{writer.operand(value)} * {row}", shape)
+        if k:
+            total = f"tl.where(channel{length} == {k}, {total}, e{i})"
+    return total
+
+
+def _rows(writer: ValueWriter, i: int, at: int) -> list[str]:
+    """Rows of the weights that a layer reads. If there are many, the compiler must not keep them in registers."""
+    node = writer.region.nodes[at]
+    size = node.shape[0] * node.shape[1]
+    offset, masks = writer.feature(node.shape)
+    if weights(writer.region) > WEIGHTS * writer.tile.num_warps:
+        writer.line(f"never = tl.where(start < 0, {_ALIGNED}, 0)")
+        offset = f" + never{offset}"
+    rows = []
+    for k in range(writer.region.features(i)):
+        text = f"tl.load(t{node.value} + {k * size}{offset}{masked(masks, other='0')})"
+        rows.append(f"{text}.to({writer.compute})")
+    return rows
+
+
+_ALIGNED = 1024
+"""An offset that leaves pointers as aligned as they are."""
+
+
+def _sum_of_features(writer: ValueWriter, text: str, shape: Shape) -> str:
+    for axis, length in zip(("head", "channel"), shape, strict=True):
+        if length > 1:
+            text = f"tl.where({axis}{length}_in, {text}, 0.0)" if writer.padded(axis, length) else text
+            text = f"tl.sum({text}, {writer.axes.index(axis)}, keep_dims=True)"
+    return text

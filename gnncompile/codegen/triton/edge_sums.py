@@ -1,0 +1,65 @@
+"""Writes the kernel of a region that sums over all edges, not over those of each row: the gradients of weights."""
+
+from __future__ import annotations
+
+from gnncompile.codegen.triton.plan import Part, Schedule, every_step, partials
+from gnncompile.codegen.triton.text import masked
+from gnncompile.codegen.triton.tile import Tile
+from gnncompile.codegen.triton.writer import Writer
+from gnncompile.ir.region import Node, Region, Space
+
+
+class TotalsWriter(Writer):
+    """A program walks an equal share of all edges, in the order of the rows, and stores what its share adds up to.
+
+    Rows are read once per edge, by the number of the row that each edge has: neighbours in a tile share them.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        super().__init__(region, plan, tile, part)
+        self.partials, self.partial_length = partials(region, plan)
+
+    def varies(self, node: Node) -> bool:
+        """Also what has a value per row does: a tile holds edges of many rows."""
+        return node.space not in (Space.PARAMETER, Space.FEATURE)
+
+    def _rows(self) -> None:
+        self.line("program = tl.program_id(0).to(tl.int64)")
+        self.line("total = tl.load(rowptr + num_rows)")
+        self.line("share = tl.cdiv(total, tl.num_programs(0))")
+        self.line("begin = program * share")
+        self.line("end = tl.minimum(begin + share, total)")
+
+    def _open_loop(self, needed: list[int], stores: bool) -> None:
+        super()._open_loop(needed, stores)
+        if "rows" in self.parameters:
+            self.line("row = tl.load(rows + position, mask=inside, other=0).to(tl.int64)")
+            self.line(f"row = {self.expand('row', 'edge')}")
+
+    def _body(self) -> None:
+        self._rows_before(0)
+        self._pass(0)
+        for i in self._reduced_in(0):
+            self._store_sum(i)
+
+    def _start(self, i: int) -> None:
+        node = self.region.nodes[i]
+        shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
+        for k in range(self.region.features(i)):
+            self.line(f"acc{i}_{k} = tl.full({shape}, 0.0, {self.compute})")
+
+    def _accumulate(self, i: int) -> None:
+        node = self.region.nodes[i]
+        features, value = node.args
+        self.line(f"x = tl.where(alive, {self.operand(value)}, 0.0)")
+        for k in range(self.region.features(i)):
+            text = f"c{features}_{k} * x"
+            self.line(f"acc{i}_{k} += {self.over_edges(text, node.shape) if every_step(node) else text}")
+
+    def _store_sum(self, i: int) -> None:
+        node = self.region.nodes[i]
+        offset, masks = self.feature(node.shape)
+        for k in range(self.region.features(i)):
+            total = f"acc{i}_{k}" if every_step(node) else self.over_edges(f"acc{i}_{k}", node.shape)
+            at = self.partials[i] + k * node.shape[0] * node.shape[1]
+            self.line(f"tl.store(partial + program * {self.partial_length} + {at}{offset}, {total}{masked(masks)})")

@@ -1,0 +1,344 @@
+"""How large a tile of a Triton kernel is: rows, edges, heads and channels that a program takes at a time, its warps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gnncompile.codegen.triton.costs import (
+    HEAVY,
+    WEIGHTS,
+    adds_rows,
+    arithmetic,
+    dots_per_edge,
+    halves,
+    light,
+    needs_whole_rows,
+    packs,
+    sums,
+    weights,
+    wide_lanes,
+    wide_streams,
+)
+from gnncompile.codegen.triton.plan import WIDE, Schedule
+from gnncompile.errors import Unsupported
+from gnncompile.ir.region import LAYERS, Region
+
+T = TypeVar("T")
+
+MAX_EDGE = 8192
+"""Largest number of elements (padded to powers of two) that one edge may take in a tile."""
+
+ELEMENTS = 2048
+"""Elements of a tile per warp, where no accumulator is as large as the tile."""
+
+MOST_EDGES = 16
+"""Most edges per step of a row."""
+
+SPLIT_WIDTH = 1024
+"""A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
+
+SUM_WIDTH = 128
+"""The same for a sum of rows of one head, on graphs of at least :data:`SEVERAL_EDGES` edges per row. In microseconds on
+an H200, 2.3M edges over 169,343 rows, and in the last line 100,000 over as many, by the channels of a program:
+
+================  =====  =====  =====  =====
+channels          512    256    128    64
+================  =====  =====  =====  =====
+512, float32      1086   906    803
+512, bfloat16     478    442    436
+256, float32             462    408    430
+256, bfloat16            234    232    239
+256, one edge            65     124
+================  =====  =====  =====  =====
+"""
+
+SEVERAL_EDGES = 8
+"""Edges for each row from which on more programs pay: a row takes 0.6 ns more to start, an edge of it 0.07 ns less."""
+
+MANY_EDGES = 32
+"""Edges for each row from which on sums have a tile for long rows (see :func:`tiles_by_degree`)."""
+
+LONG_STEP = 16
+"""Fewest edges of a step of that tile, and fewest channels."""
+
+HEADS_WIDTH = 256
+"""Elements of a program's heads, where programs share those of a row (see :func:`_shares_heads`)."""
+
+SUMMED = 256
+"""Elements of a tile per warp, where it is summed over all edges."""
+
+SUMS = 2048
+"""Sums of gradients of weights that a warp keeps in registers, if there are further warps for the rest."""
+
+SHARED = 128
+"""Elements of an edge that a warp takes. Where further warps take other edges, all wait for each other to add up each
+of the sums: 17 features of 128 channels took two warps 7.0 ms, 16 take one warp 0.58 (H200, 2.3M edges)."""
+
+PROGRAMS = 2048
+"""Programs that share the edges of a sum over all of them: about as many as a large GPU runs at a time. Always as many,
+so that the same numbers are added in the same order everywhere."""
+
+SHARE = 8
+"""Fewest steps of such a program, as long as there are not too many of them."""
+
+COUNTED_EDGES = 8
+"""Edges of a row that a program of several rows asks for at a time, where it counts ties."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes at a time; all but `num_warps` are powers of two.
+
+    Attributes:
+        rows: Rows per program.
+        edges: Edges per step and row.
+        channels: Channels per program; a second grid axis walks the rest of a wider row.
+        num_warps: Warps per program.
+        stages: In how many steps before it is needed Triton asks for the rows of a step, plus one.
+        steps: Steps that are written one behind the other, so that their rows are asked for together; 1 unless a
+            program walks several rows. Where it is 1, ptxas does so itself with a loop that is short enough.
+        heads: Heads per program, or 0 for all; otherwise the second grid axis walks the rest, and channels are whole.
+    """
+
+    rows: int
+    edges: int
+    channels: int
+    num_warps: int
+    stages: int = 1
+    steps: int = 1
+    heads: int = 0
+
+    def extent(self, grid: tuple[int, int], axis: int) -> int:
+        """How much of a feature axis (0: heads, 1: channels) of a region's grid a program has."""
+        padded = power_of_two(grid[axis])
+        return min(padded, self.channels if axis else self.heads or padded)
+
+    def width(self, grid: tuple[int, int]) -> int:
+        """Elements of one edge, of those that a program has."""
+        return self.extent(grid, 0) * self.extent(grid, 1)
+
+    def across(self, grid: tuple[int, int]) -> int:
+        """How many programs share a row."""
+        return math.prod(-(-grid[axis] // self.extent(grid, axis)) for axis in (0, 1))
+
+
+def _shares_heads(region: Region, plan: Schedule) -> bool:
+    """Whether programs that each have some heads of a row do better than one that has them all.
+
+    A dot product per edge and head then stays in a warp. In microseconds on an H200, 16 heads of 64 channels in float16
+    with features of edges, by the heads of a program (327,660 edges over 40,962 rows; 1,626,240 over 542,080):
+
+    ===========================  ==========  ==========  ==========  ==========
+    heads                        16          8           4           2
+    ===========================  ==========  ==========  ==========  ==========
+    attention                    471; 2702   438; 2563   394; 2542   431; 3103
+    its gradient by destination  557; 3409   551; 3294   539; 3272   653; 4406
+    by source, no dot products   522; 2561   514; 2637   536; 2787   605; 3076
+    ===========================  ==========  ==========  ==========  ==========
+    """
+    joined = any(n.op in LAYERS or n.op.endswith("heads") for n in region.nodes)
+    wide = power_of_two(region.grid[0]) * power_of_two(region.grid[1]) > HEADS_WIDTH
+    return wide and region.grid[0] > 1 and dots_per_edge(region, plan) and not joined and not packs(region)
+
+
+def warps_of(width: int) -> int:
+    """Warps of a program that has so many elements of an edge."""
+    return 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
+
+
+def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile:
+    """A tile whose values and accumulators fit the registers of its warps.
+
+    Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
+
+    Args:
+        region: What to compute.
+        plan: Its passes.
+        most: A wider row is split by channels, where no sum over channels needs it whole; :data:`SPLIT_WIDTH` if left
+            out.
+
+    Raises:
+        Unsupported: One edge of one row is too wide for a tile.
+    """
+    heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
+    shared = _shares_heads(region, plan)
+    if shared:
+        heads = max(HEADS_WIDTH // channels, 1)
+    elif not needs_whole_rows(region):
+        channels = min(channels, max((most or SPLIT_WIDTH) // heads, 1))
+    width = heads * channels
+    if width > MAX_EDGE:
+        raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
+    if plan.passes == 0:
+        rows = max(1024 // width, 1)
+        return Tile(rows, 1, channels, 8 if width > 4096 else 4)
+    num_warps = warps_of(width)
+    if region.sums_all:
+        num_warps = min(max(num_warps, power_of_two(-(-sums(region) // SUMS))), max(width // SHARED, 1), 8)
+        return Tile(1, max(num_warps * SUMMED // width, 1), channels, num_warps)
+    rows = _rows(region, plan, width)
+    elements, stages = _elements(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
+    edges = max(min(num_warps * elements // (rows * width), MOST_EDGES), 1)
+    return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
+
+
+def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
+    """Steps that are written one behind the other.
+
+    ptxas does so with four steps of a short loop, as those are that add rows up, or that find a maximum. To count its
+    ties as well makes a loop too long for it, so that one row would be asked for at a time.
+    """
+    long = region.softmaxes or wide_streams(region, plan) > 1 or arithmetic(region, plan) > HEAVY
+    if rows == 1 or long or not plan.counted:
+        return 1
+    return min(max(COUNTED_EDGES // edges, 1), 4)
+
+
+def _rows(region: Region, plan: Schedule, width: int) -> int:
+    """Rows per program.
+
+    A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
+    nanosecond. But all rows of a program wait for the one that has most edges.
+    """
+    if light(region, plan):
+        words = width // 2 if halves(region) else width
+        return 8 if words <= 8 else 4 if words < WIDE else 2 if words == WIDE else 1
+    if width < WIDE:
+        return 8 if width <= 8 else 2
+    return 2 if width == WIDE and region.softmaxes and dots_per_edge(region, plan) else 1
+
+
+def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
+    """Elements of a tile per warp, where a program walks several rows.
+
+    In microseconds on an H200 with 2.3M edges, by rows and edges of a step (in brackets: one row, 32 edges):
+
+    =================================  =========  =========  =========  =========  =========
+    width                              2x1        2x2        2x4        4x1        4x2
+    =================================  =========  =========  =========  =========  =========
+    16: GCN (106)                                 59         57         45         35
+    16: GAT, 4 heads (245)                        133        93         159        96
+    16: CGConv (531)                              189        189        225        221
+    32: GCN (119)                      74         63         71         59         70
+    32: GAT, 4 heads (439)             235        163        127        193        131
+    32: GATv2, 4 heads, last (614)     354        264        345        288        395
+    32: CGConv (1601)                  352        341        445        410        427
+    64: GCN (123)                      102        123        101        142        111
+    64: Transformer, 4 heads (435)     413        350        377        394        403
+    =================================  =========  =========  =========  =========  =========
+    """
+    if arithmetic(region, plan) > HEAVY:
+        return ELEMENTS // 32
+    gathers_little = wide_streams(region, plan) == 1 and not dots_per_edge(region, plan)
+    if width <= 16 or light(region, plan) or not (region.softmaxes or gathers_little):
+        return ELEMENTS // 16
+    return ELEMENTS // 8
+
+
+def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
+    """Elements of a tile per warp, and stages of the loop over edges.
+
+    More edges a step hide more latency, but the registers they take keep other rows off the chip, which hides more. In
+    microseconds on an H200, by the edges of a step (in brackets with two stages):
+
+    ====================================  ===========  ===========  ===========  ===========
+    128 channels, 2.3M edges              1            2            4            8
+    ====================================  ===========  ===========  ===========  ===========
+    mean of rows                          205 (308)    190 (239)    203 (210)    188 (225)
+    GAT, gradient by source               472 (680)    440 (612)    718 (627)    428 (519)
+    GEN (softmax per channel)             493 (527)    428 (456)    410 (483)    448 (549)
+    ResGated, two rows gathered           544 (571)    482 (481)    461 (463)    759 (591)
+    CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
+    ====================================  ===========  ===========  ===========  ===========
+    """
+    if packs(region):  # words that Triton asks for one step ahead take three times as long
+        return ELEMENTS // 4, 1
+    if arithmetic(region, plan) > HEAVY:
+        return ELEMENTS // 16, 1
+    if weights(region) > WEIGHTS:
+        return ELEMENTS // 4, 1
+    if _shares_heads(region, plan) and not region.softmaxes:
+        return ELEMENTS // 8, 2  # 3272 us where rows have three edges, with two at a time 3609
+    if width > HEADS_WIDTH and any(map(region.per_edge, region.outputs)) and not dots_per_edge(region, plan):
+        return ELEMENTS // 8, 1  # 522 us; with two edges 577, in two stages 531 and 555
+    if wide_streams(region, plan) > 1 or dots_per_edge(region, plan):
+        return _elements_of_heads(region, plan)
+    if region.softmaxes and any(wide_lanes(region, plan, step) for step in range(plan.passes)):
+        return ELEMENTS // 8, 1
+    # Attention of one head: 3 layers of GAT took 4.6 ms a step with 4 edges, 5.2 ms with the 8 that several heads want.
+    one_head = region.grid[0] == 1 and (region.softmaxes or needs_whole_rows(region))
+    return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
+
+
+def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
+    """The same where several wide rows are gathered, or channels are reduced, as in attention of several heads.
+
+    In microseconds on the same machine, 2.3M edges, 4 heads of 32 channels, by edges and stages of a step:
+
+    =====================================  =====  =====  =====  =====  =====
+    float32                                2x1    2x2    4x1    4x2    8x1
+    =====================================  =====  =====  =====  =====  =====
+    dot products                           484    503    462    464    470
+    GATv2                                  343    391    301    315    377
+    dot products, gradient by destination  530    544    507    504    596
+    GATv2, gradient by destination         437    453    456    409    554
+    dot products, gradient by source       595    659    777    642    1530
+    GATv2, gradient by source              553    610    636    606    1541
+    dot products, float16                  365    372    294    316    274
+    GATv2, float16                         350    344    291    309    306
+    dot products, float16, by source       478    440    456    433    1283
+    =====================================  =====  =====  =====  =====  =====
+    """
+    if region.grid[0] > 1 and not _shares_heads(region, plan):
+        if region.softmaxes:
+            return ELEMENTS // 4, 1
+        if not dots_per_edge(region, plan) and not halves(region):
+            return ELEMENTS // 8, 1
+    return ELEMENTS // 4, 2
+
+
+def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
+    """From how many edges per row, on average over a graph, it has which tile: the first is for all with fewer.
+
+    A long row fills its steps, and programs of few channels each, which share a row, gather from a part of the table,
+    of which the caches hold more. In microseconds on an H200 (in brackets the tile for graphs of fewer edges per row):
+
+    =============  ===========================  ===========================
+    channels       124M edges, 2.4M rows        115M edges, 233,000 rows
+    =============  ===========================  ===========================
+    32, float32    3646 (4021)                  1640 (1753)
+    64, float32    6685 (6943)                  3335 (3601)
+    128, float32   13437 (13864)                6737 (9051)
+    64, bfloat16   3657 (4139)                  1666 (1866)
+    128, bfloat16  6646 (7049)                  3422 (3825)
+    =============  ===========================  ===========================
+
+    In float32 the sum of 128 channels read 58 GB for the first graph: 13.5 ms at 4.3 TB/s, the memory's speed in a
+    copy. Other kernels have one tile: a maximum or attention over such rows takes longer with more edges a step.
+    """
+    found = [(0, choose_tile(region, plan))]
+    if adds_rows(region, plan):
+        found.append((SEVERAL_EDGES, choose_tile(region, plan, SUM_WIDTH)))
+        channels = min(power_of_two(region.grid[1]), 2 * WIDE if halves(region) else WIDE)
+        if channels >= LONG_STEP:
+            found.append((MANY_EDGES, Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)))
+    return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
+
+
+def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:
+    """The choice for graphs of so many edges per row on average.
+
+    Args:
+        choices: From how many edges per row each is, the fewest first, as :func:`tiles_by_degree` has tiles.
+        degree: Edges per row.
+        otherwise: For fewer than the first.
+    """
+    return next((one for least, one in reversed(choices) if degree >= least), otherwise)

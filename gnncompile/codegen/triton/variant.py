@@ -1,0 +1,157 @@
+"""One Triton kernel of a region: made from its generated text, and launched at little cost."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import itemgetter, or_
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from gnncompile.codegen.cache_dir import cache_dir, chosen, give_up
+from gnncompile.codegen.triton.edge_linears import read_as_words
+from gnncompile.codegen.triton.launcher import Launcher
+from gnncompile.codegen.triton.plan import Part, Schedule
+from gnncompile.codegen.triton.source import source
+from gnncompile.codegen.triton.tile import Tile
+from gnncompile.codegen.triton.writer import COUNTS, KERNEL, parameters
+from gnncompile.ir.bits import tensor_type
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Region
+
+GIVEN = (*Layout._fields, "hubs", "rows", "pieces", "partial")
+"""What a kernel is given before its outputs and tensors: the edges, which rows are hubs, the row of each edge, the
+pieces of hubs, and what pieces or programs reduce to."""
+
+
+class Variant:
+    """One kernel of a region with all that does not change between calls.
+
+    Attributes:
+        text: The generated module.
+        compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
+            not, since Triton compiles for alignment.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        names = parameters(region, plan, tile, part)
+        self.text = source(region, tile, part)
+        self._kernel: Any = getattr(_module(self.text), KERNEL)
+        self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
+        self._arguments = _arguments(region, names)
+        words = read_as_words(region)
+        # places of the arguments that are read as words of 64 bits, and must be aligned for it
+        self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
+        self._pick = itemgetter(*(at for at, _ in self._arguments))
+        self._columns = tile.across(region.grid)
+        self._options: dict[str, Any] = {}
+        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
+            self._options = {"num_warps": tile.num_warps, "enable_fp_fusion": region.contracts}
+        self.compiled: dict[int | tuple[int, ...], Launcher] = {}
+
+    def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
+        """Launches so many programs on the current device; its index is -1 under the interpreter.
+
+        `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors;
+        `counts` the numbers named in :data:`COUNTS`.
+        """
+        arguments: list[Any] = [given[at] for at, _ in self._arguments]
+        for k in self._words:
+            if arguments[k].data_ptr() & 7:
+                arguments[k] = arguments[k].clone()
+        pointers: list[int] = []
+        bits = 0
+        for tensor, (_, dtype) in zip(arguments, self._arguments, strict=True):
+            if tensor.dtype is not dtype or tensor.get_device() != device:
+                raise ValueError(_complaint(tensor, dtype, device))
+            pointer = tensor.data_ptr()
+            pointers.append(pointer)
+            bits |= pointer
+        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
+        key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
+        numbers = [counts[at] for at in self._counts]
+        launcher = self.compiled.get(key)
+        if launcher is not None:
+            launcher(programs, self._columns, device, pointers + numbers)
+            return
+        compiled = self._kernel[programs, self._columns, 1](*arguments, *numbers, **self._options)
+        if compiled is not None:  # the interpreter returns None
+            self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
+
+    def trusted(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
+        """The same without a look at types and devices."""
+        pointers = [tensor.data_ptr() for tensor in self._pick(given)]
+        launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
+        if launcher is None:
+            self(given, counts, device, programs)
+        else:
+            pointers += [counts[at] for at in self._counts]
+            launcher(programs, self._columns, device, pointers)
+
+
+def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
+    """Place among all that a call is given (see :meth:`Variant.__call__`) and type, of every pointer of a kernel."""
+    types = {int(n.value or 0): n.dtype for n in region.inputs}
+    found: list[tuple[int, torch.dtype]] = []
+    for name in names:
+        if name in GIVEN:
+            found.append((GIVEN.index(name), tensor_type(region.compute) if name == "partial" else torch.int32))
+        elif name.startswith("out"):
+            at = int(name[3:])
+            found.append((len(GIVEN) + at, tensor_type(region.outputs[at].dtype)))
+        elif name not in COUNTS:
+            at = int(name[1:])
+            found.append((len(GIVEN) + len(region.outputs) + at, tensor_type(types[at])))
+    return found
+
+
+def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+    where = "cpu" if device < 0 else f"cuda:{device}"
+    found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
+    return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
+
+
+def _module(text: str) -> ModuleType:
+    """A generated module. What is executed is `text`, never a file; its file is there for debuggers and profilers.
+
+    Triton reads a kernel's source as tracebacks do, through ``linecache``.
+    """
+    digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
+    path = Path("triton") / f"region_{digest[:32]}.py"
+    try:
+        path = cache_dir() / path
+        _keep(path, text)
+    except OSError as error:
+        give_up(chosen(), error.strerror or str(error))
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    # Without a time of change, what is remembered of the file is not compared with it.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _keep(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, since other processes may write and read it at the same time."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if path.exists() and path.read_bytes() == text.encode():
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")  # with mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,1 @@
+"""Captures forward, backward and whole steps in CUDA graphs, and replays them."""

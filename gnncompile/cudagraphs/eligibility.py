@@ -1,0 +1,61 @@
+"""Whether a captured graph can be recorded: whatever the host does in it would be done once only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
+
+from gnncompile.cudagraphs import cuda_graph
+from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.cudagraphs.recorder import RecordingSettings
+
+_HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
+
+
+def recordings(
+    run: Callable[..., Any],
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    structural: Sequence[int],
+    padded: Sequence[dict[int, int]],
+    own: dict[str, Any],
+) -> Recordings | str:
+    """What records a compiled graph, or why nothing can.
+
+    Args:
+        run: The graph, compiled.
+        gm: What was compiled.
+        inputs: Its inputs, for their devices.
+        structural: Positions of those that graph structure is built of.
+        padded: Which dimensions of its results are padded, and of which kind they are; empty where none is.
+        own: gnncompile's options.
+    """
+    devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
+    devices |= {t.device for t in inputs if isinstance(t, Tensor)}
+    if len(devices) != 1:
+        return f"it works on {len(devices)} devices: {', '.join(sorted(map(str, devices)))}"
+    device = devices.pop()
+    if not cuda_graph.records(device):
+        return f"its device is {device}"
+    given = {s for n in gm.graph.nodes if n.op == "placeholder" for s in _unknown_sizes(n)}
+    for node in gm.graph.nodes:
+        waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
+        if waits or not _unknown_sizes(node) <= given:
+            return f"{node.target} waits for the device"
+    settings = RecordingSettings(own["native"], own["backward_in_caller"])
+    return Recordings(run, own["recordings"], device, structural, settings, padded)
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    found = node.meta.get("val", node.meta.get("example_value"))
+    return [v for v in tree_leaves(found) if isinstance(v, Tensor)]
+
+
+def _unknown_sizes(node: fx.Node) -> set[Any]:
+    """Symbols of sizes that only data knows; structure of a graph may have some."""
+    return {symbol for t in _tensors(node) for symbol in free_unbacked_symbols(t)}

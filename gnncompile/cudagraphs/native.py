@@ -1,0 +1,81 @@
+"""The host's side of a replay in C++ (replay.cpp), which is built in the background when the first model is recorded.
+
+Until it is there, and where it can't be built, :mod:`gnncompile.cudagraphs.recorder` does the same in Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from gnncompile import _compat
+from gnncompile.codegen.cpp.compiler import load_module
+from gnncompile.errors import Unsupported
+
+logger = logging.getLogger(__name__)
+
+NAME = "gnncompile_replay"
+
+_SOURCE = Path(__file__).with_name("replay.cpp")
+
+
+class _Build:
+    """The one attempt of a process."""
+
+    def __init__(self) -> None:
+        self.module: ModuleType | None = None
+        self.problem = ""
+        self.thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        try:
+            source = _SOURCE.read_text(encoding="utf-8")
+            self.module = load_module(NAME, source, _compat.extension_flags(), _compat.extension_libraries())
+        except (Unsupported, ImportError, OSError) as error:
+            self.problem = str(error)
+            logger.info("recordings are replayed by Python: %s", error)
+
+
+_build = _Build()
+_lock = threading.Lock()
+
+
+def prepare() -> None:
+    """Begins to build it, if that has not begun: half a minute, once on a machine."""
+    with _lock:
+        if _build.thread is None:
+            _build.thread = threading.Thread(target=_build.run, name="gnncompile-native", daemon=True)
+            _build.thread.start()
+
+
+def module() -> ModuleType | None:
+    """It, if it is there."""
+    return _build.module
+
+
+def begun() -> bool:
+    """Whether it was asked for."""
+    return _build.thread is not None
+
+
+def wait() -> str:
+    """Waits for it. Returns why it is not there, or nothing."""
+    prepare()
+    assert _build.thread is not None
+    _build.thread.join()
+    return _build.problem
+
+
+def _after_fork() -> None:
+    """A forked process has no threads: what one did is not going to be done."""
+    global _build, _lock
+    _lock = threading.Lock()
+    if _build.module is None and not _build.problem:
+        _build = _Build()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

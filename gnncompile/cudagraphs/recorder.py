@@ -1,0 +1,387 @@
+"""A compiled graph's forward and backward, each captured as a whole and replayed over the same memory.
+
+An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Structure of a
+graph that stays was built before and is kept; of one that changes it is built by every replay. Results and
+gradients are copies, so that the next replay overwrites nothing that is still looked at; and what the forward keeps
+for its backward is overwritten by no other forward before that backward has run (:class:`Lease`). Results of a padded
+mini-batch are copied without their padding.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gnncompile import _compat
+from gnncompile.cudagraphs import backward_thread, native
+from gnncompile.cudagraphs.cuda_graph import Recorder
+from gnncompile.cudagraphs.static_inputs import StaticInputs
+from gnncompile.errors import Unsupported
+from gnncompile.layout import identity_cache
+from gnncompile.layout.batch_metadata import in_hand, true_rows
+
+ALIGNMENT = 16
+"""Bytes; kernels for vectors want the gradients in the common buffer at multiples of it."""
+
+SMALL = 2**20
+"""Bytes of a gradient that is copied together with others."""
+
+
+class Lease:
+    """The right to what a forward left for its backward; ends with the last reference."""
+
+    __slots__ = ("__weakref__",)
+
+
+class RecordingSettings(NamedTuple):
+    """How recordings are replayed.
+
+    Attributes:
+        native: Whether what the host does is done in C++, once that is built (:mod:`gnncompile.cudagraphs.native`).
+        backward_in_caller: Whether a backward runs in the thread that asks for it.
+    """
+
+    native: bool
+    backward_in_caller: bool = False
+
+
+class Unfinished(NamedTuple):
+    """What a graph returns that has a second part.
+
+    Attributes:
+        made: Its results.
+        finish: Does the rest, and returns what is to be called after each replay of it.
+    """
+
+    made: Any
+    finish: Callable[[], Callable[[], None]]
+
+
+def finished(made: Any) -> Any:
+    """A graph's results, all of it done."""
+    if isinstance(made, Unfinished):
+        made.finish()
+        return made.made
+    return made
+
+
+class Recording:
+    """One graph for one size and one place of its inputs.
+
+    Args:
+        run: The graph: called with `args`, returns tensors, numbers and None, or these :class:`Unfinished`. Kernels
+            that it needs are compiled; its backward's too.
+        args: Its inputs.
+        structural: Positions of the inputs that graph structure is built of.
+        copied: Positions of the inputs that are copied at each replay.
+        mutated: Positions of the inputs that the graph writes to.
+        record: What captures.
+        settings: How it is replayed.
+        padded: For each of the results, which dimensions are padded, and of which kind they are; empty where none is.
+
+    Raises:
+        Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
+        RuntimeError: From the capture.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        structural: frozenset[int],
+        copied: frozenset[int],
+        mutated: frozenset[int],
+        record: Recorder,
+        settings: RecordingSettings,
+        padded: Sequence[dict[int, int]] = (),
+    ) -> None:
+        if copied & mutated:
+            raise Unsupported("an input that it writes to is another tensor in each call")
+        self.copied, self._mutated = copied, sorted(mutated)
+        # Kept alive, so that no other tensor can take its place.
+        self.builds_structure = bool(structural & copied)
+        fixed = [(k, args[k]) for k in sorted(structural - copied)]
+        self._structural = [(k, a, a._version, _compat.storage_address(a)) for k, a in fixed]
+        self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
+        self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
+        # Dynamo has compared the shapes of parameters.
+        sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
+        self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
+        self._bytes = _bytes(args)
+        self._static = StaticInputs(args, sorted(copied))
+        inputs = [self._static.tensors.get(k, a) for k, a in enumerate(args)]
+        graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+        self._graded = graded if torch.is_grad_enabled() else []
+        for k in self._graded:
+            # A leaf of its own: the parameter's may be bound to another stream by an earlier step.
+            inputs[k] = inputs[k].detach().requires_grad_()
+        with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
+            self._forward, made = record(lambda: run(*inputs))
+            self._finish: Callable[[], None] | None = None
+            if isinstance(made, Unfinished):
+                self._finish, self._hand_out = record(made.finish)
+                made = made.made
+        _check_results(made, inputs)
+        self._kind = type(made)
+        self._made = [m.detach() if isinstance(m, Tensor) else m for m in made]
+        tensors = [m for m in made if isinstance(m, Tensor)]
+        self._padded = [dims for m, dims in zip(made, padded, strict=True) if isinstance(m, Tensor)] if padded else []
+        self.differentiable = [t.requires_grad for t in tensors]
+        self.saved = self._saved_inputs(tensors, args)
+        if any(self.differentiable):
+            self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
+        self.last_call = 0
+        self._settings = settings
+        self._inputs: Any = None
+        self._replay: Callable[..., tuple[Tensor, ...]] | None = None
+        self._lease: weakref.ref[Lease] | None = None
+        self._lock = threading.Lock()
+
+    def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:
+        self._cotangents = [torch.empty_like(m) for m in made]
+        self._backward, self._gradients = record(
+            lambda: Gradients(torch.autograd.grad(made, leaves, self._cotangents, allow_unused=True))
+        )
+
+    def _saved_inputs(self, made: list[Tensor], args: Sequence[Any]) -> list[int]:
+        """Positions of the inputs that the backward reads where the caller has them: to be kept as they are."""
+        saved = {t.untyped_storage().data_ptr() for t in _compat.saved_tensors(made)}
+        fixed = [k for k, a in enumerate(args) if isinstance(a, Tensor) and k not in self.copied]
+        return [k for k in fixed if args[k].untyped_storage().data_ptr() in saved]
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether these inputs are those of the recording, or can be copied there."""
+        if self._inputs is not None:
+            return self._inputs.fit(args) and self._static.lists_fit(args)
+        if not self._fits(args):
+            return False
+        if self._settings.native and (module := native.module()) is not None:
+            kept = [k for k, _, _, _ in self._structural]
+            self._inputs = module.Inputs(args, sorted(self.copied), kept, self._static.together)
+        return True
+
+    def _fits(self, args: Sequence[Any]) -> bool:
+        for k, value in self._numbers:
+            if args[k] != value:
+                return False
+        for k, place in self._places:
+            if args[k].data_ptr() != place:
+                return False
+        for k, shape, stride in self._sizes:
+            if args[k].shape != shape or args[k].stride() != stride:
+                return False
+        for k, _, version, storage in self._structural:
+            # Other tensors over the same memory, of an array say, count its changes anew.
+            if args[k]._version != version or _compat.storage_address(args[k]) != storage:
+                return False
+        return self._static.fits(args)
+
+    def fits_unguarded(self, args: Sequence[Any]) -> bool:
+        """Whether inputs fit that no guard has looked at yet: they may be of other kinds and types."""
+        return _bytes(args) == self._bytes and self.fits(args)
+
+    def lease(self) -> Lease | None:
+        """The right to run it, or None where a backward is still to come."""
+        with self._lock:
+            if not self.free:
+                return None
+            lease = Lease()
+            self._lease = weakref.ref(lease)
+            return lease
+
+    @property
+    def free(self) -> bool:
+        """Whether no backward is still to come."""
+        return self._lease is None or self._lease() is None
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self._lease = None
+
+    def __call__(self, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
+        """Replays it on inputs that fit.
+
+        Args:
+            args: The inputs.
+            lease: From :meth:`lease`.
+            begun: Whether :meth:`begin` was called with them.
+        """
+        if any(self.differentiable):
+            tensors = self._differentiable(args, lease)
+        else:
+            tensors = self.forward(args, begun)
+            self.release()
+        following = iter(tensors)
+        return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
+
+    def _differentiable(self, args: Sequence[Any], lease: Lease) -> tuple[Tensor, ...]:
+        """Replays it, and lets autograd know."""
+        if self._replay is None and self._settings.native and (module := native.module()) is not None:
+            self._replay = self._to_cpp(module)
+        if self._replay is not None:
+            batch = in_hand() if self._padded else None
+            return self._replay(args, lease, () if batch is None else batch.counts)
+        tensors: tuple[Tensor, ...] = _replay(self, args, lease, *[args[k] for k in self._graded])
+        if self._settings.backward_in_caller:
+            backward_thread.await_backward(tensors)
+        return tensors
+
+    def _to_cpp(self, module: ModuleType) -> Callable[..., tuple[Tensor, ...]]:
+        made = [m for m in self._made if isinstance(m, Tensor)]
+        padded = [(at, dim, kind) for at, dims in enumerate(self._padded) for dim, kind in dims.items()]
+        singles, together = self._static.parts()
+        backward_thread.hand_over(module)
+        return module.Recording(  # type: ignore[no-any-return]
+            made=made,
+            padded=padded,
+            differentiable=self.differentiable,
+            graded=self._graded,
+            saved=self.saved,
+            mutated=self._mutated,
+            cotangents=self._cotangents,
+            singles=singles,
+            together=together,
+            forward=self._forward,
+            backward=self._backward,
+            refuse=_compat.refuse_in_backward,
+            refuse_second=_refuse_second,
+            gradients=self._gradients.parts(),
+            backward_in_caller=self._settings.backward_in_caller and backward_thread.has_thread(made[0]),
+        )
+
+    def begin(self, args: Sequence[Any]) -> None:
+        """Launches its first part."""
+        self._static.copy(args)
+        self._forward()
+
+    def forward(self, args: Sequence[Any], begun: bool = False) -> tuple[Tensor, ...]:
+        """The resulting tensors, without a gradient."""
+        if not begun:
+            self.begin(args)
+        if self._finish is not None:
+            self._finish()
+            self._hand_out()
+        if self._mutated:
+            torch.autograd.graph.increment_version([args[k] for k in self._mutated])
+        made = [m for m in self._made if isinstance(m, Tensor)]
+        return tuple([m.clone() for m in (true_rows(made, self._padded) if self._padded else made)])
+
+    def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the inputs that have one; a cotangent may be for less than the whole result."""
+        for static, given in zip(self._cotangents, cotangents, strict=True):
+            if given is None or given.shape != static.shape:
+                static.zero_()
+            if given is not None:
+                static[tuple([slice(size) for size in given.shape])].copy_(given)
+        self._backward()
+        return self._gradients.copies()
+
+
+class Gradients:
+    """Gradients that are made anew by every replay; the small ones of one type stand in a common buffer.
+
+    Args:
+        made: The gradients.
+    """
+
+    def __init__(self, made: Sequence[Tensor | None]) -> None:
+        self._number = len(made)
+        self._alone: dict[int, Tensor] = {}
+        small: dict[torch.dtype, dict[int, Tensor]] = {}
+        for k, gradient in enumerate(made):
+            if gradient is not None:
+                is_small = gradient.numel() * gradient.element_size() <= SMALL
+                (small.setdefault(gradient.dtype, {}) if is_small else self._alone)[k] = gradient
+        self._common = [_Common(members) for members in small.values()]
+
+    def parts(self) -> tuple[list[tuple[int, Tensor]], list[tuple[Tensor, list[Any]]]]:
+        """The large ones by position; each common buffer with what stands there: position, sizes, strides, offset."""
+        buffers = [(c.buffer, [(k, *place) for k, place in c.places]) for c in self._common]
+        return list(self._alone.items()), buffers
+
+    def copies(self) -> list[Tensor | None]:
+        """The gradients, for the caller to keep."""
+        found: list[Tensor | None] = [None] * self._number
+        for k, gradient in self._alone.items():
+            found[k] = gradient.clone()
+        for common in self._common:
+            common.copy_to(found)
+        return found
+
+
+class _Common:
+    """Copies of gradients of one type, in one buffer."""
+
+    def __init__(self, members: dict[int, Tensor]) -> None:
+        self.places: list[tuple[int, tuple[Any, Any, int]]] = []
+        end = 0
+        for k, gradient in members.items():
+            self.places.append((k, (gradient.shape, _contiguous(gradient.shape), end)))
+            step = max(ALIGNMENT // gradient.element_size(), 1)
+            end += -(-gradient.numel() // step) * step
+        gradients = [gradient.contiguous() for gradient in members.values()]
+        self.buffer = gradients[0].new_empty(end)
+        _compat.copy_each([self.buffer.as_strided(*place) for _, place in self.places], gradients)
+
+    def copy_to(self, found: list[Tensor | None]) -> None:
+        """Puts views of a copy where they belong."""
+        buffer = self.buffer.clone()
+        for k, place in self.places:
+            found[k] = buffer.as_strided(*place)
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, args: Sequence[Any], lease: Lease, *graded: Tensor) -> Any:
+        made = recording.forward(args)
+        ctx.set_materialize_grads(False)
+        ctx.recording, ctx.lease, ctx.spent = recording, lease, False
+        ctx.mark_non_differentiable(*[m for m, d in zip(made, recording.differentiable, strict=True) if not d])
+        # Keeps them alive, and raises torch's own error where one was changed before the backward.
+        ctx.save_for_backward(*[args[k] for k in recording.saved])
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        _compat.refuse_in_backward(cotangents)
+        ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
+        recording: Recording = ctx.recording
+        if ctx.spent:
+            _refuse_second()
+        ctx.spent = True
+        gradients = recording.backward([c for c, d in zip(cotangents, recording.differentiable, strict=True) if d])
+        if not _compat.keeps_graph():
+            ctx.lease = None
+        return None, None, None, *gradients
+
+
+_replay = _compat.applies(_Replay)
+
+
+def _refuse_second() -> None:
+    raise RuntimeError(
+        "backward: found a second backward through one forward of a recorded model, whose first has overwritten what "
+        'it needs. Compile the model without mode="reduce-overhead".'
+    )
+
+
+def _bytes(args: Sequence[Any]) -> list[int | None]:
+    return [a.nbytes if isinstance(a, Tensor) else None for a in args]
+
+
+def _contiguous(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def _check_results(made: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Raises Unsupported for a result that is an input, or a view of one: a copy would not be."""
+    given = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)} - {0}
+    if any(isinstance(m, Tensor) and m.untyped_storage().data_ptr() in given for m in made):
+        raise Unsupported("a result shares memory with an input")

@@ -1,0 +1,16 @@
+"""The operations that captured graphs hold: schema, implementation, fake, gradient, and how Inductor calls them.
+
+To import this package is to define all of them: ``torch.ops.gnncompile.<name>``.
+"""
+
+import gnncompile.ops.colors
+import gnncompile.ops.gemm
+import gnncompile.ops.gradient
+import gnncompile.ops.higher_order
+import gnncompile.ops.matching
+import gnncompile.ops.opaque
+import gnncompile.ops.region
+import gnncompile.ops.sampling
+import gnncompile.ops.segment
+import gnncompile.ops.segment_gradients
+import gnncompile.ops.structure  # noqa: F401

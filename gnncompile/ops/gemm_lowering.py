@@ -1,0 +1,150 @@
+"""How Inductor calls our products of matrices: into its own buffers, or into a matrix that nobody reads afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gnncompile._compat import inductor_call
+from gnncompile._compat.inductor import V, ir
+from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of, writable
+from gnncompile.ops import gemm  # noqa: F401  (defines the ops)
+
+_own = torch.ops.gnncompile
+_IMPORT = "from gnncompile.runtime import dense_ops as _gnncompile_dense"
+
+
+class ProductInPlace(Call):
+    """Adds ``left @ right`` to `total`: ``[n, m] += [n, k] @ [k, m]``, given in this order."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        total, left, right = self.references()
+        wrapper.writeline(f"extern_kernels.addmm({total}, {left}, {right}, alpha=1, beta=1, out={total})")
+
+
+class Product(Call):
+    """Fills its result, or what is added to, with a product or the sum of two: the matrices, what is added and the
+    gate, without those that are None.
+
+    Its constants are which of these there are, whether a ReLU follows, and which input is written to, if any.
+    """
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        there, relu, in_place = self.constant_args
+        references = iter(self.references())
+        given = [next(references) if is_there else "None" for is_there in there]
+        out = given[in_place] if in_place is not None else self.filled(wrapper)[0]
+        name = "write_product" if len(given) == 4 else "write_sum_of_products"
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_dense.{name}({', '.join(given)}, {relu}, {out})")
+
+
+class ProductOverRows(Call):
+    """Fills ``left.T @ right``, and the sums of left's rows where they are wanted."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        wrapper.add_import_once(_IMPORT)
+        given = ", ".join([*self.references(), *self.filled(wrapper)])
+        wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({given})")
+
+
+class TwoProductsOverRows(Call):
+    """Fills two such products, and the sums of each left matrix's rows where they are wanted.
+
+    Its constants are whether the sums of the first are wanted, and of the second.
+    """
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        matrices, results = iter(self.references()), iter(self.filled(wrapper))
+        given: list[str] = []
+        for sums in self.constant_args:
+            given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_dense.write_two_products_over_rows({', '.join(given)})")
+
+
+class SumsOverRows(Call):
+    """Fills ``rows.sum(0)``: of the rows, once another tensor is there."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call."""
+        (rows, _), (out,) = self.references(), self.filled(wrapper)
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_dense.write_sums_over_rows({rows}, {out})")
+
+
+def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
+    total = writable(total, V.graph.current_node.args[0])
+    ProductInPlace([total, *map(ir.ExternKernel.realize_input, (left, right))], written=[total])
+    return tensor_of(total)
+
+
+def _lower_product(*args: Any) -> Any:
+    *factors, added, gate, relu, in_place = args
+    if in_place:
+        added = writable(added, V.graph.current_node.args[-4])
+    left, right = factors[:2]
+    matrices = [ir.ExternKernel.realize_input(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
+    extra = [None if t is None else contiguous(t) for t in (added, gate)]
+    given = [*matrices, *extra]
+    there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
+    if in_place:
+        Product(inputs, written=[extra[0]], constants=(there, relu, len(matrices)))
+        return tensor_of(added)
+    out = _result(left, left.get_size()[0], right.get_size()[1])
+    Product(inputs, [out], constants=(there, relu, None))
+    return tensor_of(out)
+
+
+def _lower_product_over_rows(left: Any, right: Any) -> Any:
+    results = _results(left, right, sums=False)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return tensor_of(results[0])
+
+
+def _lower_product_and_sums(left: Any, right: Any) -> list[Any]:
+    results = _results(left, right, sums=True)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return [tensor_of(result) for result in results]
+
+
+def _lower_two_products(
+    left: Any, right: Any, sums: bool, other_left: Any, other_right: Any, other_sums: bool
+) -> list[Any]:
+    results = [*_results(left, right, sums), *_results(other_left, other_right, other_sums)]
+    given = [contiguous(t) for t in (left, right, other_left, other_right)]
+    TwoProductsOverRows(given, results, constants=(sums, other_sums))
+    return [tensor_of(result) for result in results]
+
+
+def _results(left: Any, right: Any, sums: bool) -> list[Result]:
+    """Memory for a product over rows, and for the sums of its left matrix's rows."""
+    columns = left.get_size()[1]
+    product = _result(left, columns, right.get_size()[1])
+    return [product, _result(left, columns)] if sums else [product]
+
+
+def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
+    out = _result(rows, rows.get_size()[1])
+    SumsOverRows([contiguous(rows), ir.ExternKernel.realize_input(behind)], [out])
+    return tensor_of(out)
+
+
+def _result(like: Any, *size: Any) -> Result:
+    return Result(size, like.get_dtype(), like.get_device())
+
+
+def install() -> None:
+    """Tells Inductor."""
+    inductor_call.install(_own.add_product.default, _lower_add_product)
+    inductor_call.install(_own.product.default, _lower_product)
+    inductor_call.install(_own.sum_of_products.default, _lower_product)
+    inductor_call.install(_own.product_over_rows.default, _lower_product_over_rows)
+    inductor_call.install(_own.product_and_sums_over_rows.default, _lower_product_and_sums)
+    inductor_call.install(_own.two_products_over_rows.default, _lower_two_products)
+    inductor_call.install(_own.sums_over_rows.default, _lower_sums_over_rows)

@@ -1,0 +1,73 @@
+"""How Inductor calls a region's kernel: straight from the code it writes, into memory that it allocates.
+
+A call through the dispatcher with lists of tensors costs several times the host time of a launch, which is what a step
+on a small graph consists of. Here Inductor's wrapper holds one line per region and step, and the outputs are buffers
+of its own: allocated as fast as any other, and used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gnncompile._compat import inductor_call
+from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile.ir.bits import tensor_type
+from gnncompile.ir.region import parse
+from gnncompile.runtime import launch
+
+_OP = torch.ops.gnncompile.region_kernel.default
+_IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
+
+
+class RegionCall(Call):
+    """Fills the outputs of a region.
+
+    Args:
+        tensors: The region's tensors, realized and contiguous.
+        layout: rowptr, col and edge of the walk, likewise.
+        outputs: The buffers to fill.
+        spec: The region as a string.
+    """
+
+    def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Result], spec: str) -> None:
+        self.spec, self.count = spec, len(tensors)
+        super().__init__([*tensors, *layout], outputs, constants=(spec,))
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call; the kernel is looked up once, where the wrapper is imported."""
+        device = self.device.type
+        name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
+        wrapper.add_import_once(_IMPORT)
+        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r})")
+        given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
+        for output, reference in zip(region.outputs, outputs, strict=True):
+            if region.cleared(output):
+                wrapper.writeline(f"{reference}.zero_()")
+        lists = given[: self.count], given[self.count :], outputs
+        wrapper.writeline(f"{name}({', '.join('(' + ''.join(f'{one}, ' for one in part) + ')' for part in lists)})")
+
+
+def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
+    layout = layout[:3]  # the rest is for the gradient
+    given = [contiguous(t) for t in (*tensors, *layout)]
+    outputs = _results(layout, spec)
+    call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
+    launch.prepare(spec, call.device.type)
+    return [tensor_of(out) for out in outputs]
+
+
+def _results(layout: Sequence[Any], spec: str) -> list[Result]:
+    """Buffers for the outputs."""
+    region, device = parse(spec), layout[0].get_device()
+    rows, edges = layout[0].get_size()[0] - 1, layout[1].get_size()[0]
+    sizes = [[region.rows(out, rows, edges), *out.trailing] for out in region.outputs]
+    return [Result(size, tensor_type(out.dtype), device) for size, out in zip(sizes, region.outputs, strict=True)]
+
+
+def install() -> None:
+    """Tells Inductor."""
+    inductor_call.install(_OP, _lower)

@@ -1,0 +1,250 @@
+"""Marker ops that a captured graph carries from capture to region forming.
+
+They exist in captured graphs only: the passes fuse them or write them out in torch ops (:data:`WRITTEN_OUT`).
+
+- ``segment_reduce(src, index, num_segments, reduce)``: PyG's ``scatter`` along the first dimension.
+- ``segment_softmax(src, index, num_segments)``: PyG's ``softmax`` along the first dimension.
+- ``edge_dropout(src, seed, p)``: dropout of rows per edge by the mask that regions make of the same seed.
+- ``mark_dead(index, alive)``: ``index`` itself, with the knowledge that columns where ``alive`` is False are to be
+  ignored: how self loops are removed without a data-dependent size.
+- ``num_segments(index)``, ``longest_segment(index)`` and ``sized(index, carrier)``: the number of segments and the
+  length of the longest, taken from the carrier's dimensions where the caller attached one
+  (:mod:`gnncompile.capture.inputs`).
+- ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
+- ``sorted_index(index)``: the index itself, if it is sorted.
+- ``laid_out(row, col, layout)``: the ends of edges themselves, with the knowledge of their layouts: rowptr, col and
+  edge by `col`, then perhaps by `row`.
+- ``front(row, col, nodes, sources, edges)``: likewise, with the knowledge that the edges to the first nodes come from
+  the first sources (tensors of so many rows): their ends, rowptr, and perhaps rowptr, col and edge by source.
+- ``padded(value, counts, rows, values)``: the tensor itself, with the knowledge that only its first ``counts[rows]``
+  rows are true, and that it numbers things of the kind `values` (-1: of none).
+- ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.ir import philox
+from gnncompile.ops.region import LIBRARY
+
+LIBRARY.define("segment_reduce(Tensor src, Tensor index, SymInt num_segments, str reduce) -> Tensor")
+LIBRARY.define("segment_softmax(Tensor src, Tensor index, SymInt num_segments) -> Tensor")
+LIBRARY.define("edge_dropout(Tensor src, Tensor seed, float p) -> Tensor")
+LIBRARY.define("mark_dead(Tensor index, Tensor alive) -> Tensor")
+LIBRARY.define("num_segments(Tensor index) -> SymInt")
+LIBRARY.define("longest_segment(Tensor index) -> SymInt")
+LIBRARY.define("sorted_index(Tensor index) -> Tensor")
+LIBRARY.define("adjacency(Tensor row, Tensor col, Tensor values, Tensor shape) -> Tensor")
+LIBRARY.define("chosen_rows(Tensor index, Tensor table, Tensor rows) -> Tensor")
+LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
+LIBRARY.define("laid_out(Tensor row, Tensor col, Tensor[] layout) -> (Tensor, Tensor)")
+LIBRARY.define("front(Tensor row, Tensor col, Tensor nodes, Tensor sources, Tensor[] edges) -> (Tensor, Tensor)")
+LIBRARY.define("padded(Tensor value, Tensor counts, int rows, int values) -> Tensor")
+
+
+def _expand(index: Tensor, like: Tensor) -> Tensor:
+    # In int64: with an expanded int32 index the gradient of scatter_reduce is wrong (seen in torch 2.13 on a CPU).
+    return index.long().view([-1] + [1] * (like.dim() - 1)).expand_as(like)
+
+
+def segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
+    """Reduces rows of `src` ``[num_items, ...]`` by segment: ``[num_segments, ...]``; empty segments give 0."""
+    size = [num_segments, *src.shape[1:]]
+    if reduce in ("sum", "mean"):
+        out = src.new_zeros(size).index_add(0, index, src)
+        if reduce == "sum":
+            return out
+        count = src.new_zeros(num_segments).index_add(0, index, src.new_ones(src.size(0))).clamp(min=1)
+        return out / count.view([-1] + [1] * (src.dim() - 1))
+    if reduce == "mul":
+        return src.new_ones(size).scatter_reduce(0, _expand(index, src), src, "prod", include_self=True)
+    return src.new_zeros(size).scatter_reduce(0, _expand(index, src), src, f"a{reduce}", include_self=False)
+
+
+def segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    """Softmax of `src` ``[num_items, ...]`` within each segment."""
+    highest = segment_reduce(src.detach(), index, num_segments, "max")
+    out = (src - highest.index_select(0, index)).exp()
+    return out / (segment_reduce(out, index, num_segments, "sum") + 1e-16).index_select(0, index)
+
+
+def edge_dropout(src: Tensor, seed: Tensor, p: float) -> Tensor:
+    """Dropout of `src` ``[num_edges, ...]``, ``0 < p < 1``, with a seed ``[1]``, int64, instead of a generator."""
+    edge = torch.arange(src.size(0), device=src.device).view([-1] + [1] * (src.dim() - 1))
+    feature = torch.arange(math.prod(src.shape[1:]), device=src.device).view(src.shape[1:])
+    return src * philox.factors(seed, edge, feature, p, src.dtype)
+
+
+def _num_segments(index: Tensor) -> int:
+    return int(index.max()) + 1 if index.numel() else 0
+
+
+class SizeNeeded(_compat.Recapture):
+    """A number of segments is wanted of a model input that carries none; the caller attaches it and traces again."""
+
+    def __init__(self, source: str, longest: bool = False) -> None:
+        super().__init__(source)
+        self.source, self.longest = source, longest
+
+
+_SEGMENTS, _LONGEST, _SOURCE = "_gnncompile_segments", "_gnncompile_longest", "_gnncompile_source"
+
+
+def _fake_num_segments(index: Tensor) -> Any:
+    return _size_of(index, longest=False)
+
+
+def _fake_longest_segment(index: Tensor) -> Any:
+    return _size_of(index, longest=True)
+
+
+def _size_of(index: Tensor, longest: bool) -> Any:
+    """What the caller attached to an index, or is asked to attach; else a size that only the data knows."""
+    known = getattr(index, _LONGEST if longest else _SEGMENTS, None)
+    if known is not None:
+        return known
+    request_size(index, longest)
+    # Not a size yet: integers that are all negative have a largest as well, and are no index.
+    return _compat.unknown_number()
+
+
+def request_size(index: Tensor, longest: bool = False) -> None:
+    """Asks the caller for the number of segments of a model input (and the length of the longest), once; returns where
+    there is nobody to ask.
+    """
+    source = _source(index)
+    backend = _compat.current_backend() if source is not None else None
+    if backend is None or source is None or not getattr(backend, "attaches_sizes", False):
+        return
+    if (source, longest) not in backend.asked:
+        backend.asked.add((source, longest))
+        raise SizeNeeded(source, longest)
+
+
+def _longest_segment(index: Tensor) -> int:
+    return int(torch.bincount(index).max()) if index.numel() else 0
+
+
+def _copy(index: Tensor) -> Tensor:
+    return index.clone(memory_format=torch.contiguous_format)
+
+
+def _contiguous_like(index: Tensor) -> Tensor:
+    """A fake result; without ``empty_like``, which divides by sizes to find out about strides, and so fails for 0."""
+    return index.new_empty(index.shape)
+
+
+def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
+    out = _contiguous_like(index)
+    setattr(out, _SEGMENTS, carrier.size(0))
+    setattr(out, _SOURCE, _source(index))
+    if carrier.dim() > 2:
+        setattr(out, _LONGEST, carrier.size(1))
+    return out
+
+
+def _sorted_index(index: Tensor) -> Tensor:
+    if not bool((index[:-1] <= index[1:]).all()):
+        raise ValueError(
+            "index: found an unsorted index, expected a sorted one, as this aggregation needs; sort the edges by "
+            "destination, e.g. with data.sort(sort_by_row=False)"
+        )
+    return _copy(index)
+
+
+def _fake_sorted_index(index: Tensor) -> Tensor:
+    out = _contiguous_like(index)
+    for name in (_SEGMENTS, _LONGEST, _SOURCE):
+        if hasattr(index, name):
+            setattr(out, name, getattr(index, name))
+    if not hasattr(out, _SOURCE):
+        setattr(out, _SOURCE, _source(index))
+    return out
+
+
+def _source(index: Tensor) -> str | None:
+    """Where an index stands in the arguments, without the names of the fields that it was put in."""
+    known: str | None = getattr(index, _SOURCE, None)
+    if known is not None:
+        return known
+    name = _compat.tracked_input_name(index) if _compat.takes_arguments() else None  # not behind a graph break
+    for field in (".segment", ".numbered", ".padded"):
+        name = name.removesuffix(field) if name is not None else None
+    return name
+
+
+def _fake_known(index: Tensor) -> Tensor:
+    out = _contiguous_like(index)
+    for name in (_SEGMENTS, _LONGEST):
+        if hasattr(index, name):
+            setattr(out, name, getattr(index, name))
+    setattr(out, _SOURCE, _source(index))
+    return out
+
+
+WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.gnncompile.segment_reduce: segment_reduce,
+    torch.ops.gnncompile.segment_reduce.default: segment_reduce,
+    torch.ops.gnncompile.segment_softmax: segment_softmax,
+    torch.ops.gnncompile.segment_softmax.default: segment_softmax,
+    torch.ops.gnncompile.edge_dropout.default: edge_dropout,
+}
+"""What each differentiable marker means in torch ops."""
+
+
+def _check_index(index: Tensor) -> None:
+    """Raises TypeError where torch's own scatter would refuse an index: its values would be cut to integers."""
+    if index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"index (of edges, or batch): found dtype {index.dtype}, expected torch.int64 (or int32). Convert it with "
+            "index.long()."
+        )
+
+
+def _fake_segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Tensor:
+    _check_index(index)
+    torch._check(src.size(0) == index.size(0), lambda: "segment_reduce: src and index differ in length")
+    return src.new_empty((num_segments, *src.shape[1:]))
+
+
+def _fake_segment_softmax(src: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    _check_index(index)
+    torch._check(src.size(0) == index.size(0), lambda: "segment_softmax: src and index differ in length")
+    return torch.empty_like(src)
+
+
+LIBRARY.impl("segment_reduce", segment_reduce, "CompositeExplicitAutograd")
+LIBRARY.impl("segment_softmax", segment_softmax, "CompositeExplicitAutograd")
+LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
+LIBRARY.impl("mark_dead", lambda index, alive: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("sized", lambda index, carrier: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("laid_out", lambda row, col, layout: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
+LIBRARY.impl("front", lambda row, col, *_: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
+LIBRARY.impl("padded", lambda value, counts, rows, values: _copy(value), "CompositeExplicitAutograd")
+LIBRARY.impl("chosen_rows", lambda index, table, rows: _copy(index), "CompositeExplicitAutograd")
+LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
+LIBRARY.impl("longest_segment", _longest_segment, "CompositeExplicitAutograd")
+LIBRARY.impl("sorted_index", _sorted_index, "CompositeExplicitAutograd")
+for _name, _fake in (
+    ("segment_reduce", _fake_segment_reduce),
+    ("segment_softmax", _fake_segment_softmax),
+    ("edge_dropout", lambda src, seed, p: torch.empty_like(src)),
+    ("mark_dead", lambda index, alive: _contiguous_like(index)),
+    ("chosen_rows", lambda index, table, rows: _contiguous_like(index)),
+    ("sized", _fake_sized),
+    ("laid_out", lambda row, col, layout: (_fake_known(row), _fake_known(col))),
+    ("front", lambda row, col, *_: (_fake_known(row), _fake_known(col))),
+    ("padded", lambda value, counts, rows, values: _fake_known(value)),
+    ("num_segments", _fake_num_segments),
+    ("longest_segment", _fake_longest_segment),
+    ("sorted_index", _fake_sorted_index),
+    ("adjacency", lambda row, col, values, shape: values.new_empty(shape.shape[:2])),
+):
+    torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)

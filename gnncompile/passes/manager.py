@@ -1,0 +1,210 @@
+"""The passes in the order in which they run, and what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from gnncompile import _compat
+from gnncompile.layout.structure_program import StructureProgram
+from gnncompile.passes.context import Context, PassLog, depends_on_chance
+from gnncompile.passes.padded import mask_padding
+from gnncompile.passes.post_grad import delay_row_sums, fuse_epilogue, fuse_gemm_pairs, gemm_epilogue, lower_gemm
+from gnncompile.passes.pre_grad import (
+    canonicalize,
+    check_unbacked_sizes,
+    cse,
+    drop_edge_ids,
+    expand_gradients,
+    factor_row_scales,
+    flatten_axes,
+    form_regions,
+    functionalize,
+    hoist_structure,
+    lower_sparse_matrices,
+    lower_unfused,
+    mark_gradients,
+    merge_linears,
+    merge_sibling_regions,
+    normalize_sizes,
+    permute_edge_data,
+    push_edge_linear_to_nodes,
+    push_linear_through_gather,
+    read_batch_metadata,
+    rematerialize,
+    reorder_linear_aggregate,
+    resolve_edge_lists,
+    reuse_loader_csr,
+    slice_to_seeds,
+    trim_to_layer,
+    wrap_negative_indices,
+)
+
+Stage = Literal["pre_grad", "post_grad"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rewrite of a graph.
+
+    Attributes:
+        name: The name of its file.
+        option: The option that turns the pass off, or None: the pass always runs.
+        stage: Whether it runs before or after differentiation.
+        run: Rewrites the graph of a :class:`Context` (before differentiation), or an ``fx.Graph`` (after it).
+    """
+
+    name: str
+    option: str | None
+    stage: Stage
+    run: Callable[[Any], None]
+
+
+def _before(module: ModuleType, option: str | None = None) -> Pass:
+    return Pass(module.__name__.rpartition(".")[2], option, "pre_grad", module.run)
+
+
+def _after(module: ModuleType, option: str | None = None) -> Pass:
+    return Pass(module.__name__.rpartition(".")[2], option, "post_grad", module.run)
+
+
+PRE_GRAD: tuple[Pass, ...] = (
+    _before(read_batch_metadata),
+    _before(lower_sparse_matrices),
+    _before(functionalize),
+    _before(normalize_sizes),
+    _before(resolve_edge_lists),
+    _before(canonicalize),
+    _before(flatten_axes),
+    _before(expand_gradients),
+    _before(check_unbacked_sizes),
+    _before(slice_to_seeds),
+    _before(mask_padding),
+    _before(trim_to_layer),
+    _before(cse),
+    _before(push_linear_through_gather),
+    _before(push_edge_linear_to_nodes, "per_node"),
+    _before(factor_row_scales),
+    _before(merge_linears),
+    _before(mark_gradients),
+    _before(reorder_linear_aggregate, "narrower"),
+    _before(form_regions, "regions"),
+    _before(merge_sibling_regions, "siblings"),
+    _before(lower_unfused),
+    _before(permute_edge_data),
+    _before(rematerialize),
+    _before(reuse_loader_csr),
+    _before(drop_edge_ids),
+    _before(wrap_negative_indices),
+    _before(hoist_structure, "hoist"),
+)
+"""Run once on each captured graph, in this order. ``hoist_structure`` is last, because it splits the graph."""
+
+POST_GRAD: tuple[Pass, ...] = (
+    _after(fuse_epilogue, "epilogues"),
+    _after(gemm_epilogue, "epilogues"),
+    _after(lower_gemm, "products"),
+    _after(fuse_gemm_pairs, "products"),
+    _after(delay_row_sums),
+)
+"""Run after differentiation, on the graph of each forward and of each backward, in this order."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the passes make of a captured graph.
+
+    Attributes:
+        rest: The graph that Inductor compiles.
+        structure: The structure program, or None where nothing depends on structure alone.
+        log: What the passes did and left alone.
+    """
+
+    rest: fx.GraphModule
+    structure: StructureProgram | None
+    log: PassLog
+
+
+class Observer(Protocol):
+    """Who wants to know what the passes make of a graph."""
+
+    def before(self, ctx: Context, sources: list[str]) -> None:
+        """Sees the traced graph; `sources` says what each input is, as Dynamo writes it."""
+
+    def after(self, ctx: Context, structure: StructureProgram | None) -> None:
+        """Sees what is left for Inductor, and the structure program."""
+
+
+def run_pre_grad(
+    gm: fx.GraphModule, options: dict[str, Any], observer: Observer | None = None, leads_on: bool = False
+) -> Result:
+    """Runs :data:`PRE_GRAD` on a graph that Dynamo captured.
+
+    Args:
+        gm: The graph.
+        options: Options of gnncompile, complete.
+        observer: Sees the graph before the first pass and after the last one.
+        leads_on: Whether another captured graph may go on with the results.
+    """
+    ctx = _context(gm, options, leads_on)
+    sources = [_compat.input_source(node) for node in _inputs(gm)]
+    ctx.edge_lists = _edge_lists(dict(zip(sources, _inputs(ctx.gm), strict=True)))
+    if observer is not None:
+        observer.before(ctx, sources)
+    for one in PRE_GRAD:
+        if one.option is None or options.get(one.option, True):
+            one.run(ctx)
+            ctx.graph.lint()
+    ctx.gm.recompile()
+    if observer is not None:
+        observer.after(ctx, ctx.structure)
+    return Result(ctx.gm, ctx.structure, ctx.log)
+
+
+def run_post_grad(graph: fx.Graph, options: dict[str, Any]) -> None:
+    """Runs :data:`POST_GRAD` on the graph of a forward or of a backward."""
+    for one in POST_GRAD:
+        if one.option is None or options.get(one.option, True):
+            one.run(graph)
+
+
+def _context(gm: fx.GraphModule, options: dict[str, Any], leads_on: bool) -> Context:
+    """The graph in aten operations, each with its fake value."""
+    fakes = _compat.placeholders_as_fakes(gm)
+    traced = _compat.trace_aten(gm, fakes)
+    mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
+    for node, fake in zip(_inputs(traced), fakes, strict=True):
+        node.meta["val"] = fake
+    for node in traced.graph.nodes:
+        if depends_on_chance(node):
+            node.meta.pop("recompute", None)  # it would draw other numbers
+        found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
+        if _compat.assumed_sizes(found):
+            node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
+    ctx = Context(traced, mode, set(), options)
+    ctx.leads_on = leads_on
+    return ctx
+
+
+def _edge_lists(inputs: dict[str, fx.Node]) -> set[tuple[fx.Node, fx.Node]]:
+    """The rows of the edge lists that were taken apart: see ``gnncompile.capture.inputs.EdgePair``."""
+    found = set()
+    for source, node in inputs.items():
+        whole, row, segment = source.rpartition(".row")
+        if _compat.takes_arguments() and row and segment in ("", ".segment", ".numbered"):
+            found |= {(node, inputs[other]) for other in _others(whole) if other in inputs}
+    return found
+
+
+def _others(edge_list: str) -> list[str]:
+    return [f"{edge_list}.col{part}" for part in ("", ".segment", ".numbered")]
+
+
+def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if n.op == "placeholder"]

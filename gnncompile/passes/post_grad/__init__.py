@@ -1,0 +1,1 @@
+"""The passes that run after differentiation, on each graph."""

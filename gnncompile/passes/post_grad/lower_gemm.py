@@ -1,0 +1,166 @@
+"""Products of many rows go to kernels that compute them on tensor cores. Runs after differentiation, on each graph.
+
+Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with float32 rows of nodes
+After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_over_rows(dy, x)``
+Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
+layers are half of the time of most models' steps. With each number in three bfloat16 parts, six products on tensor
+cores have smaller errors than one in float32, in half of its time (:mod:`gnncompile.codegen.gemm.kernels`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ops.gemm import LEAST_BY_ROWS, in_parts
+from gnncompile.passes.context import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
+
+NARROWEST = 16
+"""Columns of the matrices: tensor cores multiply blocks of 16."""
+
+SMALLEST_WEIGHT = 2048
+"""Elements of a weight: with fewer, the library's products wait for memory as ours do."""
+
+
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    for target in _PRODUCTS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            _by_rows(graph, node)
+    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+        _over_rows(graph, node)
+    for node in graph.find_nodes(op="call_function", target=aten.relu.default):
+        _take_in(graph, node, node.args[0], relu=True)
+    for node in graph.find_nodes(op="call_function", target=aten.where.self):
+        gate = _gate(node)
+        if gate is not None:
+            _take_in(graph, node, node.args[2], gate=gate)
+    for node in graph.find_nodes(op="call_function", target=own.product_over_rows.default):
+        _take_in_sums(graph, node)
+
+
+def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
+    args: Any = node.args
+    left, right = args[-2:]
+    added = args[0] if len(args) == 3 else None
+    if node.kwargs or not _fits(left, right) or not _is_weight(right) or not _has_rows(left, value(right).shape[1]):
+        return
+    if added is not None and not (_is_row(added, node) or alike(added, node)):
+        return
+    relu = node.target is aten._addmm_activation.default
+    in_place = node.target is own.add_product.default and _is_written_by_us(added)
+    _replace(graph, node, own.product.default, left, right, added, None, relu, in_place)
+
+
+def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
+    transposed, right = node.args
+    left = _before_transposing(transposed)
+    if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not is_packed(value(right)):
+        return
+    columns = value(right).shape[1]
+    if columns % 4 == 0 and _has_rows(left, columns):
+        _replace(graph, node, own.product_over_rows.default, left, right)
+
+
+def _take_in(graph: fx.Graph, node: fx.Node, product: Any, *, relu: bool = False, gate: fx.Node | None = None) -> None:
+    """Lets a product do what a node does with it, if nobody else reads it."""
+    if product.target is own.product.default and len(product.users) == 1 and product.args[3] is None:
+        left, right, added, _, clamped, in_place = product.args
+        _replace(graph, node, own.product.default, left, right, added, gate, relu or clamped, in_place)
+        graph.erase_node(product)
+
+
+def _gate(node: fx.Node) -> fx.Node | None:
+    """The matrix without whose positive elements a node puts zeros in a product: the gradient of a ReLU."""
+    condition, zeros, product = node.args
+    if not isinstance(condition, fx.Node) or condition.target is not aten.le.Scalar or condition.args[1] != 0:
+        return None
+    if not isinstance(zeros, fx.Node) or zeros.target is not aten.full.default or zeros.args != ([], 0):
+        return None
+    gate: Any = condition.args[0]
+    return gate if alike(gate, product) and alike(gate, node) and is_packed(value(gate)) else None
+
+
+def _take_in_sums(graph: fx.Graph, node: fx.Node) -> None:
+    """Lets a product over rows sum the rows of its left matrix, which it reads anyway."""
+    left, right = node.all_input_nodes[0], node.all_input_nodes[-1]
+    sums = [user for user in left.users if sums_rows(user)]
+    if not sums:
+        return
+    place = max(left, right).next
+    while place.op == "placeholder":
+        place = place.next
+    with graph.inserting_before(place):
+        both = graph.call_function(own.product_and_sums_over_rows.default, (left, right))
+        product, total = (graph.call_function(operator.getitem, (both, at)) for at in (0, 1))
+    made = value(node), value(sums[0]).reshape(-1)
+    both.meta["val"], product.meta["val"], total.meta["val"] = made, *made
+    node.replace_all_uses_with(product)
+    graph.erase_node(node)
+    for one in sums:
+        with graph.inserting_before(one):
+            shaped = graph.call_function(aten.reshape.default, (total, list(value(one).shape)))
+        shaped.meta = one.meta
+        one.replace_all_uses_with(shaped)
+        graph.erase_node(one)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, target: Any, *args: Any) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args)
+    made.meta = node.meta
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _fits(left: Any, right: Any) -> bool:
+    """Whether two matrices are of the types and widths that the kernels take, but for their rows."""
+    if not is_tensor(left) or not is_tensor(right):
+        return False
+    one, other = value(left), value(right)
+    if one.dim() != 2 or one.dtype != torch.float32 or other.dtype != torch.float32 or not in_parts(one.device):
+        return False
+    widths = one.shape[1], other.shape[1]
+    if not all(isinstance(width, int) and width >= NARROWEST for width in widths):
+        return False
+    return widths[0] % 4 == 0 and is_packed(one)
+
+
+def _has_rows(left: fx.Node, columns: int) -> bool:
+    """Whether a matrix has many rows, or nobody knows how many."""
+    rows, depth = value(left).shape
+    known = known_size(rows)
+    return known is None or known * depth * columns >= LEAST_BY_ROWS
+
+
+def _is_weight(right: fx.Node) -> bool:
+    """Whether a matrix's size is known and not too small, and it or its transpose lies in memory row by row."""
+    depth, columns = value(right).shape
+    if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < SMALLEST_WEIGHT:
+        return False
+    return is_packed(value(right)) or is_packed(value(right).t())
+
+
+def _is_row(added: fx.Node, node: fx.Node) -> bool:
+    return tuple(value(added).shape) == (value(node).shape[1],) and value(added).dtype == value(node).dtype
+
+
+def _is_written_by_us(matrix: Any) -> bool:
+    """Whether a matrix that nobody reads afterwards lies in memory row by row, whatever Inductor does."""
+    made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
+    return made_by.target in (own.product.default, own.region.default)
+
+
+def _before_transposing(node: Any) -> fx.Node | None:
+    """What a node transposes."""
+    if not is_tensor(node) or value(node).dim() != 2:
+        return None
+    if node.target is aten.permute.default and [dim % 2 for dim in node.args[1]] == [1, 0]:
+        return node.args[0]  # type: ignore[no-any-return]
+    return node.args[0] if node.target is aten.t.default else None

@@ -1,0 +1,189 @@
+"""The largest fusable message around each reduction becomes one region.
+
+Before: ``segment_reduce(index_select(x, 0, src) * w.view(-1, 1), dst, n, "sum")``
+After:  ``region([x, w], csr(dst, src) + csr(src, dst), "<program>")[0]``
+Why it pays: nothing of size [num_edges, features] is written, and no atomic is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir.region import Output
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.verify import verify
+from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
+from gnncompile.passes.pointwise import POINTWISE, NotFusable
+from gnncompile.passes.pre_grad import dropout, wrap_negative_indices
+from gnncompile.passes.pre_grad.message import Message, size_node
+from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    forming = _Forming(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is own.segment_reduce.default:
+            forming.reduction(node)
+    dropout.settle(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is own.segment_softmax.default:
+            forming.softmax(node)
+    dropout.settle(ctx)
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.linear.default and node.args[0].target in POINTWISE:
+            forming.arithmetic(node.args[0])
+    for node in list(ctx.graph.nodes):
+        if node.target is aten.index_select.default and forming.feeds_regions(node):
+            forming.gather(node)
+
+
+class _Forming:
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.layouts: dict[tuple[Any, ...], list[fx.Node]] = {}
+        self.masked: dict[fx.Node, bool] = {}
+
+    def reduction(self, node: fx.Node) -> None:
+        """Replaces one segment_reduce by a region, or records why not."""
+        src, index, size, kind = node.args
+        try:
+            if kind == "mul":
+                raise NotFusable("the reduction 'mul' has no kernel yet")
+            message = self._message(node, src, index, size)  # type: ignore[arg-type]
+            reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), message.root(src))  # type: ignore[arg-type]
+            if kind == "mean":
+                reduced = message.builder.op("mul", reduced, message.inverse_degree())
+            new = self._emit(node, message, reduced)
+        except NotFusable as reason:
+            self.ctx.skip(f"{kind} aggregation", str(reason), node)
+            return
+        node.replace_all_uses_with(new)
+
+    def softmax(self, node: fx.Node) -> None:
+        """A softmax that is used otherwise than by a sum leaves its region as one value per edge."""
+        src, index, size = node.args
+        try:
+            message = self._message(node, src, index, size)  # type: ignore[arg-type]
+            new = self._emit(node, message, message.builder.softmax(message.root(src)))  # type: ignore[arg-type]
+        except NotFusable as reason:
+            self.ctx.skip("softmax over edges", str(reason), node)
+            return
+        node.replace_all_uses_with(new)
+
+    def arithmetic(self, node: fx.Node) -> None:
+        """Arithmetic on gathered rows that a layer reads for every edge is stored by a region. Its gradient becomes a
+        walk by each end of the edges instead of additions with atomics.
+        """
+        if node not in self.ctx.needs_grad or node in self.ctx.written or value(node).dim() != 2:
+            return
+        for (index, other, num_rows, _), layout in list(self.layouts.items()):
+            if max(layout) > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
+                continue  # not known yet, or an edge that is dead here may be alive where the rows are read
+            try:
+                message = self._message(node, node, index, num_rows)
+                result = message.builder.on_edges(message.lower(node, (1,), strict=True))
+                gathers = message.source is not None and other in (index, message.source)
+                if not gathers or message.builder.nodes[result].op == "input":
+                    continue  # nothing is gathered, or by the ends of other edges, as many by chance
+                new = self._emit(node, message, result)
+            except NotFusable:
+                continue
+            node.replace_all_uses_with(new)
+            return
+
+    def feeds_regions(self, node: fx.Node) -> bool:
+        """Whether a gather of rows that a gradient flows to, left outside of regions, is read by them alone."""
+        if node.args[1] != 0 or node.args[0] not in self.ctx.needs_grad or node in self.ctx.written:
+            return False
+        return all(user.target is own.region.default for user in node.users)
+
+    def gather(self, node: fx.Node) -> None:
+        """Rows gathered by an index that is neither end of a region's edges are stored per edge. Their gradient becomes
+        a walk instead of an addition with atomics.
+        """
+        table, index = node.args[0], node.args[2]
+        with self.ctx.graph.inserting_before(node):
+            if alive_of(self.ctx, index) is not None:  # type: ignore[arg-type]
+                return  # an edge that is dead here may be alive where the rows are read
+            size = size_node(self.ctx, table, node)  # type: ignore[arg-type]
+        try:
+            message = self._message(node, node, index, size)  # type: ignore[arg-type]
+            new = self._emit(node, message, message.rows_per_edge(node))
+        except NotFusable:
+            return  # recorded where a region reads it
+        node.replace_all_uses_with(new)
+
+    def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
+        if value(src).dtype not in _FLOATS:
+            raise NotFusable(f"messages of type {value(src).dtype} have no kernel")
+        if not same_size(value(src).shape[0], value(index).shape[0]):
+            raise NotFusable("the index has another length than the messages")
+        if index in self.ctx.written:
+            raise NotFusable("its index is written to in place")
+        return Message(self.ctx, node, index, size)
+
+    def _emit(self, node: fx.Node, message: Message, result: int) -> fx.Node:
+        fake, graph = value(node), self.ctx.graph
+        full = tuple(int(s) for s in fake.shape[1:])
+        made = message.builder.nodes[result].shape
+        # What an expanded message reduces to is expanded as well, outside.
+        trailing = full if math.prod(full) == math.prod(made) else made[-len(full) :]
+        dtype = str(fake.dtype).removeprefix("torch.")
+        region = message.builder.finish([Output(result, dtype, trailing)])
+        with graph.inserting_before(node):
+            layout = self._layout(message)
+            region, tensors = message.bind(replace(region, whole=self._whole(layout)), layout)
+            region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
+            verify(region)
+            out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
+            first = self.ctx.call(operator.getitem, out, 0, like=node)
+            if trailing != full:
+                first = self.ctx.call(aten.expand.default, first, [-1, *full], like=node)
+                first = self.ctx.call(aten.clone.default, first, like=node, memory_format=torch.contiguous_format)
+        shape = f"{(fake.shape[0], *trailing)}"
+        self.ctx.log.regions.append(RegionRecord(region.spec, user_line(message.at), shape))
+        return first
+
+    def _layout(self, message: Message) -> list[fx.Node]:
+        """rowptr, col, edge by destination, and by source where a gradient will need them."""
+        source = message.source if message.source is not None else message.index
+        sizes = (message.num_rows, message.num_columns if message.source is not None else message.num_rows)
+        layout = self._csr(message.index, source, *sizes)
+        if message.source is not None and message.source_needs_grad:
+            layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
+        return layout
+
+    def _whole(self, layout: list[fx.Node]) -> bool:
+        """Whether the layout leaves no edge out."""
+        made: Any = layout[0].args[0]
+        return not self.masked[made]
+
+    def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
+        key = (index, other, num_rows, num_columns)
+        if key not in self.layouts:
+            # Structure is shared by all regions of the graph, so it stands where its inputs first allow it.
+            with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
+                marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
+            with self.ctx.graph.inserting_before(marker):
+                alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
+                counted = [wrap_negative_indices.counts(self.ctx, end) for end in (index, other)]
+                args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
+                made = self.ctx.call(own.csr.default, index, other, *args, like=index)
+                self.masked[made] = alive is not None
+                self.layouts[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
+            self.ctx.graph.erase_node(marker)
+        return list(self.layouts[key])
+
+
+def _last(nodes: list[Any]) -> fx.Node:
+    found = [n for n in nodes if isinstance(n, fx.Node)]
+    return max(found)

@@ -1,0 +1,224 @@
+"""Reductions over the same edges that read the same rows share one walk. Runs before differentiation.
+
+Before: ``a = region([x], csr, "max")[0]; b = region([x], csr, "sum of squares")[0]``
+After:  ``both = region([x], csr, "max, sum of squares"); a = both[0]; b = both[1]``
+Why it pays: rows are gathered once for all aggregations of a layer, and once again for the gradients of all of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir.merge import Part, merge
+from gnncompile.ir.region import Region, Space, parse
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.verify import verify
+from gnncompile.passes.context import (
+    Context,
+    RegionRecord,
+    aten,
+    drop_unused,
+    is_switch,
+    mutates,
+    origins,
+    own,
+    structural_nodes,
+    user_line,
+    value,
+    written_nodes,
+)
+
+MOST_REDUCTIONS = 8
+"""Reductions and softmaxes that one region may hold: each keeps a row of its own in registers."""
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    written = written_nodes(ctx.graph)
+    calls = _calls(ctx, written)
+    while calls:
+        group = _group(ctx, calls, written)
+        calls = [c for c in calls if c not in group]
+        if len(group) > 1:
+            _replace(ctx, group, written)
+    drop_unused(ctx.graph)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a region that may be merged.
+
+    Attributes:
+        node: The call.
+        region: Its region.
+        kept: Positions of the outputs that are read.
+        rows: What the region reads once per edge, and how many elements of it.
+        mode: How many switches (of gradients, autocast) stand before it.
+    """
+
+    node: fx.Node
+    region: Region
+    kept: tuple[int, ...]
+    rows: dict[fx.Node, int]
+    mode: int
+
+    @property
+    def part(self) -> Part:
+        return Part(self.region, self.node.args[0], self.kept)  # type: ignore[arg-type]
+
+    def layout(self) -> list[fx.Node]:
+        return list(self.node.args[1])  # type: ignore[arg-type]
+
+    def edges(self) -> tuple[Any, ...]:
+        """What the walk is made from; the other end of the edges only where it is read."""
+        index, other, num_rows, num_columns, alive = self.layout()[0].args[0].args[:5]  # type: ignore[union-attr]
+        ends = (other, num_columns) if self.region.needs_opposite else ()
+        return (index, num_rows, alive, *ends)
+
+
+def _calls(ctx: Context, written: set[fx.Node]) -> list[_Call]:
+    if len(ctx.graph.find_nodes(op="call_function", target=own.region.default)) < 2:
+        return []
+    structural, switches = structural_nodes(ctx), 0
+    found = []
+    for node in ctx.graph.nodes:
+        switches += node.op == "call_function" and is_switch(node)
+        if node.target is own.region.default and node not in structural and node not in written:
+            call = _call(node, switches)
+            if call.kept and not any(call.region.per_edge(call.region.outputs[k]) for k in call.kept):
+                found.append(call)
+    return found
+
+
+def _call(node: fx.Node, mode: int) -> _Call:
+    region: Region = parse(node.args[2])  # type: ignore[arg-type]
+    kept = tuple(sorted({int(user.args[1]) for user in node.users}))  # type: ignore[arg-type]
+    rows: dict[fx.Node, int] = {}
+    for read in region.inputs:
+        if read.space not in (region.by, Space.PARAMETER, Space.FEATURE):
+            rows[node.args[0][int(read.value or 0)]] = prod(read.shape)  # type: ignore[index]
+    return _Call(node, region, kept, rows, mode)
+
+
+def _group(ctx: Context, calls: list[_Call], written: set[fx.Node]) -> list[_Call]:
+    """The first call and what can share its walk."""
+    group = calls[:1]
+    for call in calls[1:]:
+        if not any(_alike(call, other) and _share(call, other) for other in group):
+            continue
+        if not all(_alike(call, other) for other in group) or _before(call, group, written) is None:
+            continue
+        tried = merge([c.part for c in (*group, call)])
+        if tried.region.grid not in {c.region.grid for c in (*group, call)}:
+            continue  # rows of one, heads of another: a tile would be larger than any of them needs
+        if len(tried.region.reductions) + len(tried.region.softmaxes) > MOST_REDUCTIONS:
+            ctx.skip("one walk for several aggregations", f"a region holds {MOST_REDUCTIONS} reductions", call.node)
+            continue
+        group.append(call)
+    return group
+
+
+def _alike(one: _Call, other: _Call) -> bool:
+    """Whether both walk the same edges, and compute in the same way."""
+    if one.region.by is not other.region.by or one.region.compute != other.region.compute or one.mode != other.mode:
+        return False
+    return all(a is b or a == b for a, b in zip(one.edges(), other.edges(), strict=False))
+
+
+def _share(one: _Call, other: _Call) -> bool:
+    """Whether at least half of what the smaller of two regions gathers is gathered by the other one as well, or whether
+    both weigh their messages by one softmax.
+    """
+    common = sum(size for node, size in one.rows.items() if node in other.rows)
+    if common == 0:
+        return False
+    if 2 * common >= min(sum(one.rows.values()), sum(other.rows.values())):
+        return True
+    both = len(one.region.softmaxes) + len(other.region.softmaxes)
+    return len(merge([one.part, other.part]).region.softmaxes) < both
+
+
+def _before(call: _Call, group: list[_Call], written: set[fx.Node]) -> list[fx.Node] | None:
+    """What must move to stand before the first of a group so that `call` may join it; None if something can't.
+
+    Nothing that is made of a member's result can: the merged region would wait for itself.
+    """
+    first, members = group[0].node, {c.node for c in group}
+    found: set[fx.Node] = set()
+    todo = list(call.node.all_input_nodes)
+    while todo:
+        node = todo.pop()
+        if node in found or node < first:
+            continue
+        if node in members or not _movable(node) or written.intersection([node, *node.all_input_nodes]):
+            return None
+        found.add(node)
+        todo.extend(node.all_input_nodes)
+    return sorted(found)
+
+
+def _movable(node: fx.Node) -> bool:
+    """Whether a node gives the same result at an earlier place; only arithmetic on values is known to."""
+    target = node.target
+    if node.op != "call_function" or mutates(node) or node.is_impure():
+        return False
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") == "_operator"
+    return torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
+    """One call in the place of the first one."""
+    first = group[0].node
+    for k, call in enumerate(group[1:], 1):
+        for node in _before(call, group[:k], written) or []:
+            first.prepend(node)
+    merged = merge([c.part for c in group])
+    tensors = list(merged.tensors)
+    region = with_residuals(merged.region, tuple(t in ctx.needs_grad for t in tensors))
+    verify(region)
+    with ctx.graph.inserting_before(first):
+        out = ctx.call(own.region.default, tensors, _layout(group), region.spec, like=first)
+        out.meta["origins"] = tuple(name for c in group for name in origins(c.node))
+        items = [ctx.call(operator.getitem, out, k, like=first) for k in range(len(merged.region.outputs))]
+    _record(ctx, group, region, items)
+    for call, places in zip(group, merged.outputs, strict=True):
+        position = dict(zip(call.kept, places, strict=True))
+        for user in list(call.node.users):
+            result = items[position[user.args[1]]]  # type: ignore[index]
+            if out in ctx.needs_grad and call.node not in ctx.needs_grad:
+                result = _without_gradient(ctx, result)
+            user.replace_all_uses_with(result)
+            ctx.graph.erase_node(user)
+        ctx.graph.erase_node(call.node)
+
+
+def _without_gradient(ctx: Context, result: fx.Node) -> fx.Node:
+    """A result beside others that have a gradient, for those who were formed to read one that has none."""
+    with ctx.graph.inserting_after(result):
+        made = ctx.call(aten.detach.default, result, like=result)
+    ctx.needs_grad.discard(made)
+    return made
+
+
+def _layout(group: list[_Call]) -> list[fx.Node]:
+    """The layout that serves all: with the other end of the edges and its walk, if anyone needs them."""
+    return max(group, key=lambda c: (c.region.needs_opposite, len(c.layout()))).layout()
+
+
+def _record(ctx: Context, group: list[_Call], region: Region, items: list[fx.Node]) -> None:
+    """The record of the first region becomes that of them all."""
+    records, places = ctx.log.regions, []
+    for call in group:
+        places.append(ctx.log.position(call.region.spec, user_line(call.node)))
+        del records[places[-1]]
+    shapes = Counter(str(tuple(value(item).shape)) for item in items)
+    shape = ", ".join(f"{count} x {text}" if count > 1 else text for text, count in shapes.items())
+    records.insert(places[0], RegionRecord(region.spec, user_line(group[0].node), shape))

@@ -1,0 +1,414 @@
+"""Writes the per-edge message in front of a reduction as region nodes.
+
+Feature axes of torch tensors are mapped to the two axes of a region, (heads, channels): slot 0 and slot 1. What
+cannot be expressed becomes an input of the region, computed outside and stored per edge, and is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
+from gnncompile.passes.context import Context, aten, guarded_same, is_one, own, same_size, value
+from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
+from gnncompile.passes.pre_grad import edge_linears
+from gnncompile.passes.pre_grad.dropout import seed_of
+from gnncompile.passes.pre_grad.normalize_sizes import Symbols
+
+MAX_WIDTH = 8192
+
+_INVERSE_DEGREE = -1
+"""Position of the tensor that :meth:`Message.bind` makes from the layout."""
+
+
+class Message:
+    """One message under construction, reduced by `index` to `num_rows` rows."""
+
+    def __init__(self, ctx: Context, at: fx.Node, index: fx.Node, num_rows: Any) -> None:
+        self.ctx, self.at, self.index, self.num_rows = ctx, at, index, num_rows
+        self.source: fx.Node | None = None
+        self.num_columns: Any = None
+        self.source_needs_grad = False
+        self.builder = Builder(Space.DESTINATION)
+        self.tensors: list[tuple[fx.Node, Space]] = []
+        self.known: dict[tuple[fx.Node, Slots], int] = {}
+
+    def root(self, src: fx.Node) -> int:
+        """The message itself; raises NotFusable if it has more than two feature axes."""
+        rank = value(src).dim() - 1
+        if rank > 2:
+            raise NotFusable(f"messages with {rank} feature axes have no kernel yet; found shape {_shape(src)}")
+        try:
+            return self.lower(src, ((), (1,), (0, 1))[rank], strict=True)
+        except NotFusable:
+            # [num_edges, heads] in front of a dot product: its only axis is then the first one.
+            return self.lower(src, ((), (0,), (0, 1))[rank])
+
+    def rows_per_edge(self, gather: fx.Node) -> int:
+        """Rows gathered by the index that this message is reduced by."""
+        rank = value(gather).dim() - 1
+        if rank > 2:
+            raise NotFusable(f"rows with {rank} feature axes have no kernel yet")
+        return self.builder.on_edges(self._gather(gather, ((), (1,), (0, 1))[rank]))
+
+    def lower(self, node: fx.Node, slots: Slots, strict: bool = False) -> int:
+        """The value of a tensor with a row per edge; an input of its own if it cannot be taken apart.
+
+        With `strict`, a feature sum that finds no free axis raises instead.
+        """
+        key = (node, slots)
+        if key not in self.known:
+            saved = dict(self.known), self.source, self.num_columns
+            try:
+                self.known[key] = self._operation(node, slots, strict)
+            except NotFusable as reason:
+                if strict and "free axis" in str(reason):
+                    raise
+                self.known, self.source, self.num_columns = saved
+                if _is_message_op(node):
+                    self.ctx.skip(f"{_name(node)} stored per edge", str(reason), node)
+                self.known[key] = self.input(node, Space.EDGE, slots)
+        return self.known[key]
+
+    # Leaves.
+
+    def input(self, node: fx.Node, space: Space, slots: Slots) -> int:
+        """A tensor that the region reads; raises NotFusable if it can't."""
+        fake = value(node)
+        if node in self.ctx.written:
+            raise NotFusable("it reads a tensor that is written to in place")
+        if fake.dtype == torch.bool:
+            dtype = BOOL
+        elif fake.dtype.is_floating_point:
+            dtype = str(fake.dtype).removeprefix("torch.")
+        else:
+            raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
+        position = self._position(node, space)
+        sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
+        shape = _region_shape(sizes, slots)
+        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
+            raise NotFusable("a tensor is read with two different feature shapes")
+        return self.builder.input(position, space, shape, dtype)
+
+    def _position(self, node: fx.Node, space: Space) -> int:
+        if (node, space) not in self.tensors:
+            self.tensors.append((node, space))
+        return self.tensors.index((node, space))
+
+    def _gather(self, node: fx.Node, slots: Slots) -> int:
+        table, index = node.args[0], node.args[2]
+        assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
+        if index in self.ctx.written:
+            raise NotFusable("its index is written to in place")
+        if not self.visible(table):
+            raise NotFusable("it is gathered under another gradient or autocast mode")
+        rows = value(table).shape[0]
+        if index is self.index:
+            if not guarded_same(rows, number_of(self.num_rows)):
+                raise NotFusable("rows gathered at the destination are not as many as the result's")
+            return self.input(table, Space.DESTINATION, slots)
+        if not same_size(value(index).shape[0], value(self.index).shape[0]):
+            raise NotFusable("its index has another length than the edges")
+        if self.source is not None and (index is not self.source or not guarded_same(rows, self._columns())):
+            raise NotFusable("a message can gather from one other end of its edges only")
+        found = self.input(table, Space.SOURCE, slots)
+        if self.source is None:
+            self.source = index
+            with self.ctx.graph.inserting_before(self.at):
+                self.num_columns = self._size_node(table)
+        self.source_needs_grad |= table in self.ctx.needs_grad
+        return found
+
+    def _columns(self) -> Any:
+        return number_of(self.num_columns)
+
+    def _size_node(self, table: fx.Node) -> Any:
+        rows = value(table).shape[0]
+        if isinstance(rows, int):
+            return rows
+        if same_size(rows, number_of(self.num_rows)):
+            return self.num_rows
+        return size_node(self.ctx, table, self.at)
+
+    def inverse_degree(self) -> int:
+        """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""
+        dtype = "float64" if value(self.at).dtype == torch.float64 else "float32"
+        return self.builder.input(_INVERSE_DEGREE, Space.DESTINATION, (1, 1), dtype)
+
+    def bind(self, region: Region, layout: list[fx.Node]) -> tuple[Region, list[fx.Node]]:
+        """The region's tensors, renumbered so that only those it reads are passed."""
+        tensors: list[fx.Node] = []
+        nodes = []
+        for node in region.nodes:
+            if node.op == "input":
+                old = int(node.value or 0)
+                inverse = old == _INVERSE_DEGREE
+                tensor = self._inverse_degree(layout[0], node.dtype) if inverse else self.tensors[old][0]
+                nodes.append(Node(node.op, (), node.space, node.shape, node.dtype, len(tensors)))
+                tensors.append(tensor)
+            else:
+                nodes.append(node)
+        return replace(region, nodes=tuple(nodes)), tensors
+
+    def _inverse_degree(self, rowptr: fx.Node, dtype: str) -> fx.Node:
+        key = f"inverse degree of {rowptr.name} in {dtype}"
+        if key not in self.ctx.shared_nodes:
+            with self.ctx.graph.inserting_after(rowptr):
+                marker = self.ctx.graph.call_function(aten.sym_size.int, (rowptr, 0))
+            with self.ctx.graph.inserting_before(marker):
+                self.ctx.shared_nodes[key] = self.ctx.call(own.inverse_degree.default, rowptr, dtype)
+            self.ctx.graph.erase_node(marker)
+        return self.ctx.shared_nodes[key]
+
+    # Operations.
+
+    def visible(self, node: fx.Node) -> bool:
+        """Whether computing a node inside the region, at the reduction, means the same as where it stands."""
+        switches = self.ctx.switches
+        return not switches or switches.get(node) == switches.get(self.at)
+
+    def _operation(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        if node.op != "call_function" or not self.visible(node):
+            raise NotFusable("it is an input")
+        if node in self.ctx.written:
+            raise NotFusable("it is written to in place")
+        if self.ctx.structural.get(node) and value(node).dtype.is_floating_point:
+            return self.input(node, Space.EDGE, slots)  # computed once per graph, outside the step
+        if node.target is aten.index_select.default and node.args[1] == 0:
+            return self._gather(node, slots)
+        if node.target is own.mark_dead.default:
+            return self.lower(node.args[0], slots, strict)  # type: ignore[arg-type]
+        if node.target is own.segment_softmax.default:
+            if node.args[1] is not self.index:
+                raise NotFusable("a softmax over other groups than the reduction's")
+            return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
+        if (layer := edge_linears.layer_of(node)).target is aten.linear.default:
+            return self._layer(layer, node, slots)
+        if node.target in _RESHAPES:
+            return self._reshape(node, slots, strict)
+        if node.target in (aten.dropout.default, own.edge_dropout.default):
+            return self._dropout(node, slots, strict)
+        if node.target is aten.sum.dim_IntList:
+            return self._feature_sum(node, slots, strict)
+        if node.target in _FEATURE_SOFTMAXES:
+            return self._feature_softmax(node, slots, strict)
+        if node.target in POINTWISE:
+            return POINTWISE[node.target](self, node, slots, strict)
+        raise NotFusable(f"{_name(node)} is not a pointwise operation")
+
+    def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
+        """A linear layer of edge features, perhaps with its own features taken apart into heads."""
+        reason = edge_linears.refusal(self.ctx, layer)
+        if not reason and not (self.visible(layer) and makes_messages(layer)):
+            reason = "its rows are used otherwise as well, or made in another mode"
+        if reason:
+            self.ctx.skip("linear layer stored per edge", reason, layer)
+            raise NotFusable(reason)
+        rows, weight = layer.args[:2]
+        features = self.input(rows, Space.EDGE, (1,))  # type: ignore[arg-type]
+        shape = _region_shape(value(node).shape[1:], slots)
+        position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE)  # type: ignore[arg-type]
+        dtype = str(value(weight).dtype).removeprefix("torch.")  # type: ignore[arg-type]
+        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
+            raise NotFusable("the weights of a linear layer are read with two different feature shapes")
+        return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
+
+    def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
+        """An operand of a pointwise operation, broadcast as torch does."""
+        if isinstance(arg, (bool, int, float)):
+            return self.builder.const(float(arg))
+        if not isinstance(arg, fx.Node) or not isinstance(value(arg), torch.Tensor):
+            raise NotFusable("an operand is a symbolic number")
+        rank, full = value(arg).dim(), value(of).dim()
+        if rank == full and same_size(value(arg).shape[0], value(of).shape[0]):
+            return self.lower(arg, narrow(value(arg).shape[1:], slots), strict)
+        if rank == full and not is_one(value(arg).shape[0]):
+            raise NotFusable(f"an operand of shape {_shape(arg)} does not have a row per edge")
+        sizes = value(arg).shape[1:] if rank == full else value(arg).shape
+        kept = slots[len(slots) - len(sizes) :]
+        narrowed = narrow(sizes, kept)
+        return self.input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
+
+    def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Views that add, drop or widen axes of length 1."""
+        inner = node.args[0]
+        assert isinstance(inner, fx.Node)
+        before, after = value(inner).shape, value(node).shape
+        if len(before) == 0 or len(after) == 0 or not same_size(before[0], after[0]):
+            raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
+        if node.target in (aten.expand.default, aten.expand_as.default):
+            if len(before) != len(after):
+                raise NotFusable("it adds an axis")
+            return self.lower(inner, narrow(before[1:], slots), strict)
+        wide = [(s, k) for s, k in zip(after[1:], slots, strict=True) if not is_one(s)]
+        kept = [s for s in before[1:] if not is_one(s)]
+        if len(kept) != len(wide) or not all(same_size(a, b) for a, (b, _) in zip(kept, wide, strict=True)):
+            raise NotFusable(f"it reshapes {_shape(inner)} to {_shape(node)}")
+        remaining = iter(k for _, k in wide)
+        return self.lower(inner, tuple(-1 if is_one(s) else next(remaining) for s in before[1:]), strict)
+
+    def _dropout(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Dropout while training: the functional pass has removed all other."""
+        inner, b = node.args[0], self.builder
+        p = node.args[1] if node.target is aten.dropout.default else node.args[2]
+        if not isinstance(inner, fx.Node) or not isinstance(p, (int, float)):
+            raise NotFusable("the probability of a zero is not a number")
+        kept = self.lower(inner, slots, strict)
+        if p == 1:
+            return b.op("mul", kept, b.const(0))
+        shape = _region_shape(value(node).shape[1:], slots)
+        seed = seed_of(self.ctx, node) if node.target is aten.dropout.default else node.args[1]
+        position = self._position(seed, Space.PARAMETER)  # type: ignore[arg-type]
+        factor = b.dropout(b.input(position, Space.PARAMETER, (1, 1), SEED), float(p), shape)
+        return b.op("mul", kept, factor)
+
+    def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        inner: Any = node.args[0]
+        dims: Any = node.args[1]
+        keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
+        rank = value(inner).dim()
+        axes = sorted(d % rank for d in dims)
+        if len(axes) != 1 or axes[0] == 0 or node.kwargs.get("dtype") is not None:
+            raise NotFusable("it sums over more than one feature axis")
+        at = axes[0] - 1
+        outer = list(slots[:at]) + list(slots[at + 1 :] if keep else slots[at:])
+        taken = [k for k in outer if k >= 0]
+        free = [k for k in (1, 0) if k not in taken and all((k > t) == (at > i) for i, t in enumerate(outer) if t >= 0)]
+        if not free:
+            raise NotFusable("its sum over a feature axis finds no free axis")
+        inside = (*outer[:at], free[0], *outer[at:])
+        summed = self.lower(inner, tuple(inside), strict)
+        return self._sum(summed, free[0], int(value(inner).shape[axes[0]]))
+
+    def _sum(self, summed: int, axis: int, length: int) -> int:
+        """The sum over a feature axis, along which a value that broadcasts has length 1."""
+        full = self.builder.nodes[summed].shape
+        full = (length, full[1]) if axis == 0 else (full[0], length)
+        return self.builder.sum_to(summed, (1, full[1]) if axis == 0 else (full[0], 1), full)
+
+    def _feature_softmax(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        """Softmax over a feature axis, or its logarithm."""
+        b, args = self.builder, node.args
+        axis = int(args[1]) % value(node).dim()  # type: ignore[arg-type]
+        if axis == 0 or len(args) > 2 or node.kwargs.get("dtype") is not None:
+            raise NotFusable("it is a softmax over edges, or in another type")
+        slot = slots[axis - 1]  # -1 for an axis of length 1
+        logits = self.operand(args[0], node, slots, strict)
+        shifted = b.op("sub", logits, b.over_features(FEATURE_MAXIMA[slot], logits) if slot >= 0 else logits)
+        powers = b.op("exp", shifted)
+        total = self._sum(powers, slot, int(value(node).shape[axis])) if slot >= 0 else powers
+        if node.target is aten.log_softmax.int:
+            return b.op("sub", shifted, b.op("log", total))
+        return b.op("div", powers, total)
+
+
+def makes_messages(node: fx.Node) -> bool:
+    """Whether the rows of a node reach reductions over edges, and nothing else, through what regions compute."""
+    seen: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        at = todo.pop()
+        if at.target is own.segment_reduce.default:
+            continue
+        if at in seen:
+            continue
+        if not at.users or (at is not node and not (at.target in _COMPUTED and _as_many_rows(at, node))):
+            return False
+        seen.add(at)
+        todo.extend(at.users)
+    return True
+
+
+def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
+    a, b = value(one).shape, value(other).shape
+    return len(a) > 0 and same_size(a[0], b[0])
+
+
+def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
+    """The size of a table, known before `at`: a number, or one node for one size, since layouts are shared by what they
+    are made of.
+    """
+    rows = value(table).shape[axis]
+    if isinstance(rows, int):
+        return rows
+    key = f"size {rows}"
+    known = ctx.shared_nodes.get(key)
+    if known is None or at < known:
+        size = Symbols(ctx).node(rows)
+        known = size if size is not None else ctx.call(aten.sym_size.int, table, axis)
+        ctx.shared_nodes[key] = known
+    return known
+
+
+def narrow(sizes: Iterable[Any], slots: Slots) -> Slots:
+    """The slots of a tensor that broadcasts to one with these slots: none for its axes of length 1."""
+    return tuple(-1 if is_one(s) else k for s, k in zip(sizes, slots, strict=True))
+
+
+def number_of(number: Any) -> Any:
+    """The (symbolic) number behind a size that may be a node."""
+    return value(number) if isinstance(number, fx.Node) else number
+
+
+def _region_shape(sizes: Any, slots: Slots) -> Shape:
+    shape = [1, 1]
+    order = [k for k in slots if k >= 0]
+    if order != sorted(set(order)):
+        raise NotFusable("its axes are not in the order of the message's")
+    for size, slot in zip(sizes, slots, strict=True):
+        if slot >= 0:
+            shape[slot] = int(size)  # widths are static: a symbolic one is specialised here
+    if shape[0] * shape[1] > MAX_WIDTH:
+        raise NotFusable(f"rows of {shape[0] * shape[1]} elements are wider than the {MAX_WIDTH} a kernel takes")
+    if 0 in shape:
+        raise NotFusable("it has an axis of length 0")
+    return shape[0], shape[1]
+
+
+def _shape(node: fx.Node) -> str:
+    return str(tuple(value(node).shape))
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+
+
+def _is_message_op(node: fx.Node) -> bool:
+    """Whether not fusing a node costs an edge tensor that could have been avoided (an input or a linear layer could
+    not).
+    """
+    return node.op == "call_function" and (
+        node.target in POINTWISE
+        or node.target in (aten.index_select.default, own.segment_softmax.default, aten.dropout.default)
+    )
+
+
+_RESHAPES = {
+    aten.view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.expand.default,
+    aten.expand_as.default,
+    aten._unsafe_view.default,
+}
+
+_FEATURE_SOFTMAXES = {aten.softmax.int, aten.log_softmax.int}
+
+_COMPUTED = {
+    *POINTWISE,
+    *_RESHAPES,
+    *_FEATURE_SOFTMAXES,
+    aten.sum.dim_IntList,
+    aten.dropout.default,
+    own.edge_dropout.default,
+    own.mark_dead.default,
+    own.segment_softmax.default,
+}
+"""What a region can compute per edge."""

@@ -1,0 +1,34 @@
+"""Results have the rows of the seeds alone, where the user reads no others (``options={"only_seeds": True}``).
+
+Before: ``out``, with a row for each node that was sampled
+After:  ``out[:batch_size]``
+Why it pays: a loop that cuts results to the seeds does so outside of what is compiled; with the cut inside,
+        :mod:`gnncompile.passes.pre_grad.trim_to_layer` leaves out of each layer what no seed needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from gnncompile.passes.context import Context, PaddedInputs, aten, is_tensor, value
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    if ctx.padded is None or not ctx.padded.fronts or not ctx.options["only_seeds"]:
+        return
+    (output,) = ctx.graph.find_nodes(op="output")
+    results: Any = output.args[0]
+    with ctx.graph.inserting_before(output):
+        output.args = (tuple([_cut(ctx, ctx.padded, result) for result in results]),)
+
+
+def _cut(ctx: Context, known: PaddedInputs, result: Any) -> Any:
+    """The rows of the seeds, if there is a row for each node."""
+    nodes = known.values[known.fronts[0].of[1]]
+    if not is_tensor(result) or not value(result).dim() or known.kind(value(result).shape[0]) != nodes:
+        return result
+    seeds: fx.Node = ctx.call(aten.sym_size.int, known.fronts[0].nodes, 0)
+    return ctx.call(aten.slice.Tensor, result, 0, 0, seeds)

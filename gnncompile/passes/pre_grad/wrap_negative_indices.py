@@ -1,0 +1,79 @@
+"""Negative entries of an index count from the end where Python's indexing says so, and are an error elsewhere.
+
+Before: ``index_select(x, 0, idx)``, which stands for the user's ``x[idx]`` as well
+After:  ``x[idx]`` where the user wrote that
+Why it pays: it does not; compiled code takes and refuses the indices that eager takes and refuses. The layouts of
+regions replace negative entries while they are built: see :func:`gnncompile.layout.csr.csr`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from gnncompile import _compat
+from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.pre_grad.message import size_node
+
+_COUNTS, _REFUSES = "counts from the end", "refuses negative entries"
+
+_INDEXING = {aten.index.Tensor, aten.index_put.default}
+if _compat.TAKE_ALONG_DIM_COUNTS:
+    _INDEXING.add(aten.take_along_dim.default)
+
+
+def note_markers(ctx: Context) -> None:
+    """Notes that PyG's reductions refuse negative entries, as ``scatter`` does."""
+    for op in (own.segment_reduce.default, own.segment_softmax.default):
+        for node in ctx.graph.find_nodes(op="call_function", target=op):
+            _note(node.args[1], _REFUSES)
+
+
+def note(node: fx.Node, index: fx.Node) -> None:
+    """Notes what the operation `node` of the user's makes of negative entries of its index."""
+    _note(index, _COUNTS if node.target in _INDEXING else _REFUSES)
+
+
+def note_indexing(index: fx.Node) -> None:
+    """Notes that an index is one of Python's indexing."""
+    _note(index, _COUNTS)
+
+
+def _note(index: Any, what: str) -> None:
+    if isinstance(index, fx.Node):
+        index.meta[what] = True
+
+
+def take_over(index: fx.Node, other: fx.Node) -> None:
+    """Notes for an index what is noted for an equal one, which it replaces."""
+    index.meta.update({what: True for what in (_COUNTS, _REFUSES) if what in other.meta})
+
+
+def counts(ctx: Context, index: fx.Node) -> bool:
+    """Whether negative entries of an index count from the end.
+
+    Where another operation refuses them they are an error in any case. The end of a padded mini-batch is padding.
+    """
+    return ctx.padded is None and _COUNTS in index.meta and _REFUSES not in index.meta
+
+
+def run(ctx: Context) -> None:
+    """Rewrites the graph in place."""
+    fused = ctx.options["inductor"] and not ctx.options["double_backward"]
+    made: dict[tuple[fx.Node, Any], fx.Node] = {}
+    for node in list(ctx.graph.find_nodes(op="call_function", target=aten.index_select.default)):
+        source, dim, index = node.args
+        if dim != 0 or not isinstance(index, fx.Node) or not counts(ctx, index) or value(index).dim() != 1:
+            continue
+        if fused:
+            node.target, node.args = aten.index.Tensor, (source, [index])
+            continue
+        # The gradient of ``x[idx]`` is slow. With structure, entries are replaced once for each graph.
+        with ctx.graph.inserting_before(node):
+            rows = size_node(ctx, source, node)
+            key = index, rows
+            if key not in made:
+                last = ctx.call(aten.add.Tensor, index, rows, like=index)
+                made[key] = ctx.call(aten.where.self, ctx.call(aten.lt.Scalar, index, 0, like=index), last, index)
+        node.args = source, dim, made[key]

@@ -1,0 +1,89 @@
+"""Torch's composite operations that compare sizes, decomposed without, while gnncompile captures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.ops.opaque import whole
+
+aten = torch.ops.aten
+
+
+def cdist(
+    ordinary: Callable[..., Tensor], x1: Tensor, x2: Tensor, p: float = 2, compute_mode: int | None = None
+) -> Any:
+    """See :func:`torch.cdist`: up to 25 rows it takes differences, of more rows products of matrices."""
+    if p != 2 or compute_mode in (1, 2) or x1.dtype != x2.dtype:
+        return ordinary(x1, x2, p, compute_mode)
+    return whole("distances", (x1, x2))[0]
+
+
+def attention(
+    ordinary: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """See :func:`torch.nn.functional.scaled_dot_product_attention`: whether a mask is for all rows it asks by sizes.
+
+    Of float64 the fused op's fake tells the wrong type of what it saves for its gradient, up to torch 2.12.
+    """
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
+    if query.dtype is torch.float64 and torch.__version__ < "2.13":
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.where(attn_mask, query.new_zeros(()), -math.inf)
+        plain = aten._scaled_dot_product_attention_math.default
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)[0]
+    return ordinary(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+
+
+def batch_norm(
+    ordinary: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """See :func:`torch.nn.functional.batch_norm`: whether there are rows it asks by sizes.
+
+    The statistics of no rows are NaN. They reach neither the running statistics nor the gradient of the weight: both
+    are chosen per channel, on the device.
+    """
+    values: Any = math.prod(size for dim, size in enumerate(x.shape) if dim != 1)
+    settings = training, momentum, eps, cudnn_enabled
+    if not training or isinstance(values, int):
+        return ordinary(x, weight, bias, running_mean, running_var, *settings)
+    # A float32 number, four times as large as the flag: of a larger one the backward would be given the flag.
+    occupied = torch.full((), values, dtype=torch.float32, device=x.device) > 0
+    if weight is not None:
+        weight = torch.where(occupied, weight, weight.detach())
+    if running_mean is None or running_var is None:
+        return ordinary(x, weight, bias, running_mean, running_var, *settings)
+    mean, var = running_mean.clone(), running_var.clone()
+    out = ordinary(x, weight, bias, mean, var, *settings)
+    running_mean.copy_(torch.where(occupied, mean, running_mean))
+    running_var.copy_(torch.where(occupied, var, running_var))
+    return out
+
+
+def install() -> None:
+    """Registers them with torch."""
+    _compat.decompose(aten.cdist.default, cdist)
+    _compat.decompose(aten.scaled_dot_product_attention.default, attention)
+    _compat.decompose(aten.batch_norm.default, batch_norm)

@@ -1,0 +1,100 @@
+"""What PyG runs in uncompiled code only: its own hooks on message passing, and the masks of an explainer.
+
+PyG leaves ``register_message_forward_hook`` and the like out under any compiler, without a word. A layer that is being
+explained takes another mask in each call, for the edges that PyG itself would pass messages along. A call in which a
+layer has either runs uncompiled. Hooks of ``torch.nn.Module`` run in compiled code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from gnncompile import _compat
+from gnncompile.substitutes.submodules import modules_of
+
+_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+_HOOKS = {
+    f"_{step}_forward{pre}_hooks": f"register_{step}_forward{pre}_hook" for step in _STEPS for pre in ("_pre", "")
+}
+_NAMES = tuple(_HOOKS)
+_EXPLAINED = attrgetter("_explain")
+
+
+class LayerWatch:
+    """Watches the message-passing layers of a model: those in its modules, and those that only a trace finds.
+
+    A call of it takes a few microseconds, however many hooks there could be.
+    """
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self._target = target
+        self._found: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._names: dict[nn.Module, str] = {}
+        self._tables: list[dict[str, Any]] = []
+        self._parts: list[Any] = []
+        self._layers: list[nn.Module] = []
+        self._hooks: list[Any] = []
+        self._read()
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._names
+
+    def __call__(self) -> tuple[str, str] | None:
+        """Why a call made now must run uncompiled, and what to do about that; None if it need not."""
+        if list(chain.from_iterable(map(dict.values, self._tables))) != self._parts:
+            self._read()
+        if not any(self._hooks) and not any(map(_EXPLAINED, self._layers)) and not self._found:
+            return None
+        return next(filter(None, map(self._reason, [*self._names, *self._found])), None)
+
+    def add(self, layer: nn.Module) -> None:
+        """Watches a layer that belongs to none of the modules."""
+        self._found.add(layer)
+
+    def _read(self) -> None:
+        roots = modules_of(self._target)
+        modules = list(dict.fromkeys(chain.from_iterable(root.modules() for root in roots)))
+        self._tables = [module._modules for module in modules if module._modules]
+        self._parts = list(chain.from_iterable(table.values() for table in self._tables))
+        named = chain.from_iterable(root.named_modules() for root in roots)
+        self._names = {layer: name for name, layer in named if isinstance(layer, MessagePassing)}
+        self._layers = [layer for layer in self._names if hasattr(layer, "_explain")]
+        self._hooks = [getattr(layer, hooks) for layer in self._names for hooks in _HOOKS if hasattr(layer, hooks)]
+
+    def _reason(self, layer: Any) -> tuple[str, str] | None:
+        name = f"{self._names.get(layer) or 'the layer'} ({type(layer).__name__})"
+        if getattr(layer, "_explain", False):
+            return (
+                f"{name} is being explained (explain=True), and PyG masks its messages in uncompiled code; calls "
+                "meanwhile",
+                "Calls without an explainer run compiled again.",
+            )
+        registered = next((register for hooks, register in _HOOKS.items() if getattr(layer, hooks, None)), None)
+        if registered is None:
+            return None
+        return (
+            f"{name} has a hook of {registered}, which PyG runs in uncompiled code only; calls meanwhile",
+            "Remove the hook, or use register_forward_hook, which runs in compiled code.",
+        )
+
+
+def refuse_hooks(layer: Any) -> None:
+    """While Dynamo traces: a layer that no :class:`LayerWatch` knows is watched from now on by Dynamo's guards.
+
+    Raises:
+        _compat.HookedLayer: It has hooks, or is being explained.
+    """
+    if _compat.is_watched(layer):
+        return
+    if layer._explain:
+        _compat.refuse_layer(layer)
+    for hooks in _NAMES:
+        if len(getattr(layer, hooks)):  # whether it is empty Dynamo would not guard on
+            _compat.refuse_layer(layer)

@@ -1,0 +1,1 @@
+"""Substitutes for modules of ``torch_geometric.nn``."""

@@ -1,0 +1,319 @@
+"""PyG's layers whose own code looks at data, without the look where there is a way around it.
+
+What is not PyG's own layer on a plain edge list is traced as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch_geometric.nn import (
+    Aggregation,
+    BatchNorm,
+    ChebConv,
+    ClusterGCNConv,
+    JumpingKnowledge,
+    LCMAggregation,
+    MessagePassing,
+    MFConv,
+    Set2Set,
+    SuperGATConv,
+    WLConv,
+)
+from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
+
+from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
+from gnncompile.ops.opaque import whole
+from gnncompile.substitutes.message_hooks import refuse_hooks
+from gnncompile.substitutes.nn.conv.typed_linear import is_plain, typed_linear
+from gnncompile.substitutes.relation_tables import is_edge_list
+
+_OPS: Any = torch.ops.gnncompile
+
+_mf_forward = copy_of(MFConv.forward)
+_cheb_norm = copy_of(ChebConv.__norm__)
+_cluster_gcn_forward = copy_of(ClusterGCNConv.forward)
+_jumping_forward = copy_of(JumpingKnowledge.forward)
+_set2set_forward = copy_of(Set2Set.forward)
+_check_input = copy_of(MessagePassing._check_input)
+_batch_norm_forward = copy_of(BatchNorm.forward)
+_lcm_forward = copy_of(LCMAggregation.forward)
+_wl_forward = copy_of(WLConv.forward)
+_gru_cell = copy_of(nn.GRUCell.forward)
+
+
+def positive_sampling(self: Any, edge_index: Tensor) -> Tensor:
+    """See :meth:`torch_geometric.nn.SuperGATConv.positive_sampling`."""
+    live: Tensor = _OPS.live_edges(edge_index)
+    p = 1.0 - self.edge_sample_ratio
+    return _OPS.dropped_edges(live, p) if self.training and p > 0 else live
+
+
+def negative_sampling(self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None) -> Tensor:
+    """See :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`."""
+    ratio = self.neg_sample_ratio * self.edge_sample_ratio
+    live = _OPS.live_edges(edge_index)
+    return _OPS.negative_edges(live, num_nodes, ratio, self.is_undirected, batch)  # type: ignore[no-any-return]
+
+
+def cheb_norm(
+    self: Any,
+    edge_index: Any,
+    num_nodes: Any,
+    edge_weight: Any,
+    normalization: Any,
+    lambda_max: Any = None,
+    dtype: Any = None,
+    batch: Any = None,
+) -> Any:
+    """See :meth:`torch_geometric.nn.ChebConv.__norm__`."""
+    if type(edge_index) is not Tensor or type(self).__norm__ is not ChebConv.__norm__:
+        return _cheb_norm(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
+    index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+    # The Laplacian's diagonal stands behind all other edges, of which removed self loops may be but masked.
+    diagonal = torch.cat([weight.new_zeros(index.size(1) - num_nodes), weight.new_ones(num_nodes)])
+    if lambda_max is None:
+        alive = torch.logical_or(diagonal > 0, index[0] != index[1])
+        all_in_one = _OPS.mark_dead(torch.zeros_like(index[0]), alive)
+        lambda_max = 2.0 * _OPS.segment_reduce(weight, all_in_one, 1, "max")
+    elif not isinstance(lambda_max, Tensor):
+        lambda_max = torch.tensor(lambda_max, dtype=dtype, device=edge_index.device)
+    if batch is not None and lambda_max.numel() > 1:
+        lambda_max = lambda_max[batch[index[0]]]
+    weight = (2.0 * weight) / lambda_max
+    return index, weight.masked_fill(weight == float("inf"), 0) - diagonal
+
+
+def mf_forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
+    """See :meth:`torch_geometric.nn.MFConv.forward`: every node's rows times the weights of its degree.
+
+    All products are made, a few degrees at a time, and the right one is taken: ``max_degree + 1`` times the arithmetic
+    of one layer, which a GPU has done before it could have asked how many nodes have which degree.
+    """
+    ends = (x, x) if isinstance(x, Tensor) else x
+    plain = type(edge_index) is Tensor and edge_index.layout == torch.strided and ends[0].dim() == 2
+    if not plain or type(self).forward is not MFConv.forward:
+        return _mf_forward(self, x, edge_index, size)
+    x_r = ends[1]
+    num_rows = x_r.size(0) if x_r is not None else (size[1] if size is not None else ends[0].size(0))
+    index = edge_index[1 if self.flow == "source_to_target" else 0]
+    kind = degree(index, num_rows, dtype=torch.long).clamp(max=self.max_degree)
+    h = self.propagate(edge_index, x=ends, size=size)
+    out = typed_linear(self.lins_l, h, kind)
+    return out if x_r is None else out + typed_linear(self.lins_r, x_r, kind)
+
+
+def dense_rows(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    fill_value: float = 0.0,
+    max_num_elements: int | None = None,
+) -> Any:
+    """See ``torch_geometric.nn.Aggregation.to_dense_batch``; whether the index is sorted is asked once per index."""
+    self.assert_index_present(index)
+    self.assert_two_dimensional_input(x, dim)
+    return to_dense_batch(x, _OPS.sorted_index(index), fill_value, max_num_elements, dim_size)
+
+
+def gru_cell(self: Any, x: Tensor, hx: Tensor | None = None) -> Tensor:
+    """See :meth:`torch.nn.GRUCell.forward`: torch's own compares the number of rows with 1, which becomes a guard."""
+    if x.dim() != 2 or hx is None:
+        return _gru_cell(self, x, hx)  # type: ignore[no-any-return]
+    ours = linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
+    theirs = linear(hx, self.weight_hh, self.bias_hh).chunk(3, 1)
+    reset, update = torch.sigmoid(ours[0] + theirs[0]), torch.sigmoid(ours[1] + theirs[1])
+    new = torch.tanh(ours[2] + reset * theirs[2])
+    return new + update * (hx - new)
+
+
+def cluster_gcn_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+    """See :meth:`torch_geometric.nn.ClusterGCNConv.forward`: the diagonal is added where the loops are known to be."""
+    if type(edge_index) is not Tensor or not self.add_self_loops or type(self).forward is not ClusterGCNConv.forward:
+        return _cluster_gcn_forward(self, x, edge_index)
+    nodes = x.size(self.node_dim)
+    index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=nodes)
+    inverse = 1.0 / degree(index[1], num_nodes=nodes).clamp(min=1.0)
+    weight = inverse.index_select(0, index[1])
+    loops = torch.cat([weight.new_zeros(index.size(1) - nodes), weight.new_ones(nodes)])
+    out = self.propagate(index, x=x, edge_weight=weight * (1.0 + self.diag_lambda * loops))
+    return self.lin_out(out) + self.lin_root(x)
+
+
+def set2set_forward(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+) -> Any:
+    """See :class:`torch_geometric.nn.Set2Set`: every step of the LSTM as arithmetic, which Dynamo can trace."""
+    if not _is_plain(self.lstm) or index is None or ptr is not None or x.dim() != 2 or dim not in (-2, 0):
+        return _set2set_forward(self, x, index, ptr, dim_size, dim)
+    assert dim_size is not None  # the aggregation's own call sees to it
+    states = [(x.new_zeros(dim_size, x.size(1)),) * 2 for _ in range(self.lstm.num_layers)]
+    q_star = x.new_zeros(dim_size, self.out_channels)
+    for _ in range(self.processing_steps):
+        q = q_star
+        for layer in range(self.lstm.num_layers):
+            states[layer] = _lstm_step(self.lstm, f"_l{layer}", q, states[layer])
+            q = states[layer][0]
+        attention = softmax((x * q.index_select(0, index)).sum(dim=-1, keepdim=True), index, None, dim_size)
+        q_star = torch.cat([q, self.reduce(attention * x, index, ptr, dim_size, dim, reduce="sum")], dim=-1)
+    return q_star
+
+
+def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
+    """See :class:`torch_geometric.nn.JumpingKnowledge`: likewise."""
+    if self.mode != "lstm":
+        return _jumping_forward(self, xs)
+    both = []
+    for suffix, order in (("", xs), ("_reverse", xs[::-1])):
+        state = (xs[0].new_zeros(xs[0].size(0), self.lstm.hidden_size),) * 2
+        found = []
+        for x in order:
+            state = _lstm_step(self.lstm, f"_l0{suffix}", x, state)
+            found.append(state[0])
+        both.append(found[::-1] if suffix else found)
+    scores = [self.att(torch.cat([ahead, back], dim=-1)) for ahead, back in zip(*both, strict=True)]
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+    return (torch.stack(xs, dim=1) * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
+    """See :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
+
+    They would be unrolled over time, and captured anew for every length. With dropout, or on packed or single
+    sequences, they break the graph.
+    """
+    dropped = self.training and self.dropout > 0
+    if not isinstance(input, Tensor) or input.dim() != 3 or dropped or torch.is_autocast_enabled(input.device.type):
+        return uncaptured()
+    lstm, ways = isinstance(self, nn.LSTM), 2 if self.bidirectional else 1
+    if hx is None:
+        rows, count = input.size(0 if self.batch_first else 1), self.num_layers * ways
+        first = input.new_zeros(count, rows, self.proj_size or self.hidden_size)
+        hx = (first, input.new_zeros(count, rows, self.hidden_size)) if lstm else first
+    weights = [weight for layer in self.all_weights for weight in layer]
+    found = whole(
+        "recurrent",
+        [input, *(hx if lstm else [hx]), *weights],
+        mode=self.mode,
+        layers=self.num_layers,
+        biases=self.bias,
+        both_ways=self.bidirectional,
+        batch_first=self.batch_first,
+    )
+    return found[0], (found[1], found[2]) if lstm else found[1]
+
+
+def batch_norm_forward(self: Any, x: Tensor) -> Any:
+    """See :class:`torch_geometric.nn.BatchNorm`: that a single row takes the running statistics is no guard."""
+    norm = self.module
+    if self.allow_single_element and not norm.training and norm.running_mean is not None:
+        return norm(x)
+    by_hand = self.allow_single_element and is_plain(norm, nn.BatchNorm1d) and norm.momentum is not None
+    if not by_hand or norm.running_mean is None or x.dim() != 2 or x.dtype != norm.running_mean.dtype:
+        return _batch_norm_forward(self, x)
+    rows = torch.ones((), dtype=torch.float32, device=x.device) * x.size(0)
+    many = rows > 1
+    mean = x.mean(0)
+    var = (x - mean).square().mean(0)
+    with torch.no_grad():
+        unbiased = (rows / (rows - 1).clamp(min=1)).to(x.dtype) * var
+        for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+            running.copy_(torch.where(many, running.lerp(new, norm.momentum), running))
+        norm.num_batches_tracked.add_(many)
+    mean, var = torch.where(many, mean, norm.running_mean), torch.where(many, var, norm.running_var)
+    out = (x - mean) * torch.rsqrt(var + norm.eps)
+    return out * norm.weight + norm.bias if norm.affine else out
+
+
+def lcm_forward(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    max_num_elements: int | None = None,
+) -> Any:
+    """See :class:`torch_geometric.nn.LCMAggregation`: the depth of its tree is that of the longest group."""
+    cell = self.gru_cell
+    if type(cell) is not nn.GRUCell or torch.is_autocast_enabled(x.device.type):
+        return _lcm_forward(self, x, index, ptr, dim_size, dim, max_num_elements)
+    x = self.lin(x).relu() if self.project else x
+    dense, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+    weights = [cell.weight_ih, cell.weight_hh, *([cell.bias_ih, cell.bias_hh] if cell.bias else [])]
+    return whole("paired", [dense.permute(1, 0, 2).contiguous(), *weights])[0]
+
+
+def uncaptured(*args: Any, **kwargs: Any) -> None:
+    """Breaks the graph, so that what must not be traced runs as it is."""
+    torch._dynamo.graph_break()
+
+
+def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+    """See :class:`torch_geometric.nn.WLConv`: hashes of Python are the layer's own."""
+    if not is_edge_list(edge_index) or type(self).forward is not WLConv.forward:
+        return _wl_forward(self, x, edge_index)
+    return _OPS.refined_colors(x.detach(), edge_index, identified(self))
+
+
+def wl_table(*args: Any, **kwargs: Any) -> None:
+    """What a :class:`torch_geometric.nn.WLConv` has in its table is known when it has run."""
+    torch._dynamo.graph_break(msg="the model reads the table of a WLConv, which the layer fills")
+
+
+def _is_plain(lstm: nn.LSTM) -> bool:
+    return not (lstm.bidirectional or lstm.batch_first or lstm.dropout or lstm.proj_size)
+
+
+def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Hidden and cell state behind one step of one layer (the formula of :class:`torch.nn.LSTM`)."""
+    biases = (getattr(lstm, f"bias_ih{which}"), getattr(lstm, f"bias_hh{which}")) if lstm.bias else (None, None)
+    gates = linear(x, getattr(lstm, f"weight_ih{which}"), biases[0])
+    gates = gates + linear(state[0], getattr(lstm, f"weight_hh{which}"), biases[1])
+    into, forget, new, out = gates.chunk(4, 1)
+    cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
+def check_input(self: Any, edge_index: Any, size: Any) -> Any:
+    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own.
+
+    Every layer that passes messages comes through here, one with hooks too.
+    """
+    refuse_hooks(self)
+    tables = kept_with(edge_index, EDGE_INDEX)
+    if tables is None:
+        return _check_input(self, edge_index, size)
+    return [None if table is None else table.size(0) for table in tables]
+
+
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
+    ChebConv.__norm__: cheb_norm,
+    MessagePassing._check_input: check_input,
+    ClusterGCNConv.forward: cluster_gcn_forward,
+    nn.GRUCell.forward: gru_cell,
+    **dict.fromkeys((nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward), recurrent_forward),
+    BatchNorm.forward: batch_norm_forward,
+    LCMAggregation.forward: lcm_forward,
+    JumpingKnowledge.forward: jumping_forward,
+    MFConv.forward: mf_forward,
+    WLConv.forward: wl_forward,
+    WLConv.histogram: wl_table,
+    Set2Set.forward: set2set_forward,
+    Aggregation.to_dense_batch: dense_rows,
+    SuperGATConv.positive_sampling: positive_sampling,
+    SuperGATConv.negative_sampling: negative_sampling,
+}
+"""What is traced in place of PyG's methods."""

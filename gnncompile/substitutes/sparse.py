@@ -1,0 +1,266 @@
+"""``torch.sparse`` matrices as adjacency (``adj_t``: rows are destinations, columns sources), and torch-sparse's
+``SparseTensor`` without values.
+
+Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph
+as one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is
+traced as the functions below, and every other use has the model run as it is. So does a matrix that the model makes;
+every other use of one breaks the graph where it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import add_self_loops as pyg_add_self_loops
+from torch_geometric.utils import spmm as pyg_spmm
+from torch_geometric.utils import to_edge_index as pyg_to_edge_index
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
+from torch_geometric.utils.loop import compute_loop_attr
+from torch_geometric.utils.sparse import set_sparse_value as pyg_set_sparse_value
+
+from gnncompile import _compat
+from gnncompile._compat import ADJACENCY, NeedsOriginal, copy_of, keep_with, kept_with, use_original
+from gnncompile.substitutes.relation_tables import is_edge_list
+from gnncompile.substitutes.utils import merged
+
+_OPS: Any = torch.ops.gnncompile
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+CLEAN, LOOPLESS, DOUBLE = "clean", "without self loops", "with several entries at one place"
+
+
+class Matrix(NamedTuple):
+    """A sparse matrix as its entries: row and column of each, its value (None: all are 1),
+    and a tensor ``[n, m, 0]`` for the shape.
+    """
+
+    row: Any
+    col: Any
+    values: Tensor | None
+    shape: Tensor
+
+
+def take_apart(matrix: Tensor, rows: Callable[[Tensor], list[Tensor]], spread: Callable[..., list[Tensor]]) -> Matrix:
+    """The entries of a matrix.
+
+    Args:
+        matrix: In COO, CSR or CSC layout.
+        rows: Both rows of indices ``[2, num_entries]`` as tensors of their own.
+        spread: Both rows from compressed ones: the pointers of one and the numbers of the other.
+
+    Raises:
+        NeedsOriginal: Its values have features or a gradient, or entries at one place would have to be added up.
+    """
+    for unable, what in (
+        (matrix.requires_grad, "gradient"),
+        (matrix.dim() != 2 or matrix.dense_dim() > 0, "dense dimensions"),
+        (matrix.layout == torch.sparse_coo and not matrix.is_coalesced(), "uncoalesced entries"),
+    ):
+        if unable:
+            raise NeedsOriginal(matrix.layout, what)
+    if matrix.layout == torch.sparse_coo:
+        row, col = rows(matrix._indices())
+        values = matrix._values()
+    else:
+        values = matrix.values().detach()
+        if matrix.layout == torch.sparse_csr:
+            row, col = spread(matrix.crow_indices(), matrix.col_indices())
+        else:
+            col, row = spread(matrix.ccol_indices(), matrix.row_indices())
+    return Matrix(row, col, values, torch.empty(*matrix.shape, 0, device=matrix.device))
+
+
+def take_edges(adj: SparseTensor) -> Matrix:
+    """The entries of a ``SparseTensor`` without values.
+
+    Raises:
+        NeedsOriginal: It has values: some layers weight messages by them, and others leave them out.
+    """
+    if adj.has_value():
+        raise NeedsOriginal(SparseTensor, "values")
+    row, col, _ = adj.coo()
+    shape = torch.empty(*adj.sparse_sizes(), 0, device=row.device)
+    return Matrix(_compat.without_base(row), _compat.without_base(col), None, shape)
+
+
+def make(row: Tensor, col: Tensor, values: Tensor | None, shape: Tensor, state: str = CLEAN) -> Tensor:
+    """The matrix of these entries, traced by Dynamo."""
+    matrix: Tensor = _OPS.adjacency(row, col, _ones(row) if values is None else values, shape)
+    keep_with(matrix, (row, col, values, shape, state), ADJACENCY)
+    return matrix
+
+
+def _ones(row: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.ones(row.size(0), dtype=dtype, device=row.device)
+
+
+_spmm, _to_edge_index = copy_of(pyg_spmm), copy_of(pyg_to_edge_index)
+_add_self_loops, _gcn_norm = copy_of(pyg_add_self_loops), copy_of(pyg_gcn_norm)
+_set_sparse_value = copy_of(pyg_set_sparse_value)
+
+
+def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Any:
+    """See :func:`torch_geometric.utils.spmm`."""
+    kept = kept_with(src, ADJACENCY)
+    if kept is None:
+        return _spmm(src, other, reduce)
+    row, col, values, shape, state = kept
+    reduce = "sum" if reduce == "add" else reduce
+    if other.dim() != 2 or reduce not in ("sum", "mean", "min", "max") or (state == DOUBLE and reduce != "sum"):
+        use_original("spmm")
+    messages = other.index_select(0, col)
+    if values is not None:
+        messages = values.view(-1, 1) * messages
+    return _OPS.segment_reduce(messages, row, shape.size(0), reduce)
+
+
+def to_edge_index(adj: Any) -> Any:
+    """See :func:`torch_geometric.utils.to_edge_index`."""
+    kept = kept_with(adj, ADJACENCY)
+    if kept is None:
+        return _to_edge_index(adj)
+    row, col, values, _, state = kept
+    if state == DOUBLE:
+        use_original("to_edge_index")
+    return torch.stack([row, col]).long(), _ones(row) if values is None else values
+
+
+def set_sparse_value(adj: Any, value: Tensor) -> Any:
+    """See ``torch_geometric.utils.sparse.set_sparse_value``."""
+    kept = kept_with(adj, ADJACENCY)
+    if kept is None:
+        return _set_sparse_value(adj, value)
+    row, col, _, shape, state = kept
+    if value.dim() != 1:
+        use_original("set_sparse_value")
+    return make(row, col, value, shape, state)
+
+
+def without_self_loops(adj: Tensor) -> Tensor:
+    """The matrix with the entries on its diagonal marked dead."""
+    row, col, values, shape, _ = kept_with(adj, ADJACENCY)
+    alive = row != col
+    edges = _OPS.mark_dead(torch.stack([row, col]), alive)
+    values = None if values is None else _OPS.mark_dead(values, alive)
+    return make(edges[0], edges[1], values, shape, LOOPLESS)
+
+
+def add_self_loops(
+    edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
+) -> Any:
+    """See :func:`torch_geometric.utils.add_self_loops`, which adds up entries at one place: here they stay several."""
+    kept = kept_with(edge_index, ADJACENCY)
+    if kept is None:
+        return _add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    row, col, values, shape, state = kept
+    if state == DOUBLE:
+        use_original("add_self_loops")
+    loops = torch.arange(torch.sym_min(shape.size(0), shape.size(1)), device=row.device, dtype=row.dtype)
+    if values is not None:
+        added = compute_loop_attr(torch.stack([row, col]), values, loops.size(0), True, fill_value)
+        values = torch.cat([values, added])
+    row, col = torch.cat([row, loops]), torch.cat([col, loops])
+    return make(row, col, values, shape, CLEAN if state == LOOPLESS else DOUBLE), None
+
+
+def gcn_norm(
+    edge_index: Any,
+    edge_weight: Any = None,
+    num_nodes: Any = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: Any = None,
+) -> Any:
+    """See ``torch_geometric.nn.conv.gcn_conv.gcn_norm``."""
+    if kept_with(edge_index, ADJACENCY) is None:
+        return _gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
+    adj = _with_ones(edge_index, dtype, add_self_loops)
+    adj = _with_loops(adj, 2.0 if improved else 1.0, num_nodes) if add_self_loops else adj
+    row, col, values, shape, state = kept_with(adj, ADJACENCY)
+    degree = _OPS.segment_reduce(values, row, shape.size(0) if num_nodes is None else num_nodes, "sum")
+    scale = degree.pow(-0.5)
+    scale = scale.masked_fill(scale == float("inf"), 0)
+    return make(row, col, scale[col] * values * scale[row], shape, state), None
+
+
+def _with_ones(adj: Tensor, dtype: torch.dtype | None, replaces_loops: bool) -> Tensor:
+    """A matrix that has values: of a ``SparseTensor`` loops are replaced, of other matrices they are added to."""
+    row, col, values, shape, state = kept_with(adj, ADJACENCY)
+    if values is not None:
+        return adj
+    adj = make(row, col, _ones(row, dtype), shape, state)
+    return without_self_loops(adj) if replaces_loops else adj
+
+
+def _with_loops(adj: Tensor, fill_value: float, num_nodes: Any) -> Any:
+    return add_self_loops(adj, None, fill_value, num_nodes)[0]
+
+
+@torch.compiler.assume_constant_result
+def _makes_matrices() -> bool:
+    """Whether a matrix that the model makes may stand in the captured graph as one op."""
+    return bool(getattr(_compat.current_backend(), "makes_matrices", False))
+
+
+def _maker(original: Callable[..., Any], by_row: bool) -> Callable[..., Any]:
+    """What is traced for a function that makes a matrix of edges; its entries are sorted by row, or by column."""
+    theirs = copy_of(original)
+
+    def made(edge_index: Any, edge_attr: Any = None, size: Any = None, is_coalesced: bool = False) -> Any:
+        plain = is_edge_list(edge_index) and (
+            edge_attr is None or (edge_attr.dim() == 1 and edge_attr.dtype != torch.bool)
+        )
+        if not plain or not _makes_matrices():
+            return theirs(edge_index, edge_attr, size, is_coalesced)
+        if size is None:
+            size = int(edge_index.max()) + 1
+        rows, cols = size if isinstance(size, (tuple, list)) else (size, size)
+        rows = int(edge_index[0].max()) + 1 if rows is None else rows
+        cols = int(edge_index[1].max()) + 1 if cols is None else cols
+        attributes = [] if edge_attr is None else [edge_attr]
+        if not is_coalesced:
+            edge_index, attributes = merged(edge_index, attributes, cols if by_row else rows, sort_by_row=by_row)
+        values = attributes[0] if attributes else torch.ones(edge_index.size(1), device=edge_index.device)
+        return make(edge_index[0], edge_index[1], values, torch.empty(rows, cols, 0, device=values.device))
+
+    return made
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    pyg_spmm: spmm,
+    pyg_to_edge_index: to_edge_index,
+    pyg_set_sparse_value: set_sparse_value,
+    pyg_add_self_loops: add_self_loops,
+    pyg_gcn_norm: gcn_norm,
+    to_torch_coo_tensor: _maker(to_torch_coo_tensor, by_row=True),
+    to_torch_csr_tensor: _maker(to_torch_csr_tensor, by_row=True),
+    to_torch_csc_tensor: _maker(to_torch_csc_tensor, by_row=False),
+}
+"""What is traced in place of PyG's functions."""
+
+
+def indices(matrix: Tensor) -> Tensor:
+    """``matrix.indices()``."""
+    row, col, _, _, state = kept_with(matrix, ADJACENCY)
+    if state == DOUBLE:
+        use_original("indices")
+    return torch.stack([row, col])
+
+
+def values(matrix: Tensor) -> Tensor:
+    """``matrix.values()``."""
+    row, _, held, _, state = kept_with(matrix, ADJACENCY)
+    if state == DOUBLE:
+        use_original("values")
+    return _ones(row) if held is None else held
+
+
+METHODS = {"indices": indices, "_indices": indices, "values": values, "_values": values}
+"""Methods of a matrix; every matrix is one in COO layout to the model."""
