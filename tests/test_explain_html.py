@@ -26,7 +26,7 @@ from gnncompile.codegen.triton import plan as triton_plan
 from gnncompile.codegen.triton import tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
-from gnncompile.passes.context import Skip
+from gnncompile.passes.log import Skip
 from gnncompile.report import launches, traffic
 from gnncompile.report.html import page
 from gnncompile.runtime import launch

@@ -15,7 +15,7 @@ from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile.capture.compile import program_of
-from gnncompile.passes.context import RegionRecord
+from gnncompile.passes.log import RegionRecord
 from gnncompile.testing import awkward
 from tests.harness import light
 

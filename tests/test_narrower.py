@@ -13,7 +13,7 @@ from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile.ir.region import Space, parse
-from gnncompile.passes.context import aten, own
+from gnncompile.passes.analysis import aten, own
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, look_at_graphs, needs_interpreter
 

@@ -14,7 +14,7 @@ from torch_geometric.nn import CGConv, EdgeConv, GINEConv, MessagePassing, PNACo
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.passes.context import aten
+from gnncompile.passes.analysis import aten
 from tests.graphs import EDGE_LISTS
 from tests.harness import light, look_at_graphs, needs_interpreter
 

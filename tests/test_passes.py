@@ -16,7 +16,8 @@ import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compile import program_of
 from gnncompile.ir.region import Space, parse
-from gnncompile.passes.context import Masked, Skip, written_nodes
+from gnncompile.passes.analysis import written_nodes
+from gnncompile.passes.log import Masked, Skip
 from tests.harness import light
 from tests.tracing import WIDTH, Traced, add, check, data, wide, zeros
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch_geometric.nn import PNAConv
 
 import gnncompile
-from gnncompile.passes.context import aten, value
+from gnncompile.passes.analysis import aten, value
 from tests.graphs import EDGE_LISTS
 from tests.harness import light, look_at_graphs
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gnncompile
-from gnncompile.passes.context import aten
+from gnncompile.passes.analysis import aten
 from tests.graphs import EDGE_LISTS
 from tests.harness import light, look_at_graphs
 

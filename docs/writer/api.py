@@ -29,7 +29,7 @@ PARTS = (
     Part("gnncompile", "gnncompile/__init__.py"),
     Part("What a report holds", "gnncompile/report/explain.py", ("RegionReport", "KernelReport")),
     Part("", "gnncompile/report/traffic.py", ("Work",)),
-    Part("", "gnncompile/passes/context.py", ("Skip",)),
+    Part("", "gnncompile/passes/log.py", ("Skip",)),
     Part("", "gnncompile/report/model_graph.py", ("ModelGraph", "Box", "Operation")),
     Part("gnncompile.transforms", "transforms/__init__.py"),
     Part("What prepare reports", "transforms/prepare.py", ("Moved", "Left")),

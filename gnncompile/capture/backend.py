@@ -27,7 +27,8 @@ from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import gemm_lowering, gradient, region_lowering
 from gnncompile.options import resolve
 from gnncompile.passes import manager
-from gnncompile.passes.context import Masked, Nested, NotPadded, PassLog, Skip, line_of, same_when_repeated
+from gnncompile.passes.analysis import same_when_repeated
+from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
 from gnncompile.substitutes import registry
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.compiled_callable import Program
+from gnncompile.capture.rehearsal import run_ahead
 from gnncompile.options import resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,8 +68,6 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
 
 def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Compiles, and records, for calls like this one: see :func:`gnncompile.warmup`. Returns the module or function."""
-    from gnncompile.capture.warmup import run_ahead
-
     run_ahead(self._gnncompile_program, args, kwargs)
     return self
 

@@ -22,7 +22,7 @@ from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
-from gnncompile.passes.context import PADDING, NotPadded, Skip
+from gnncompile.passes.log import PADDING, NotPadded, Skip
 from gnncompile.substitutes.message_hooks import LayerWatch
 from gnncompile.substitutes.submodules import modules_of
 

@@ -15,7 +15,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.inputs import Derived
 from gnncompile.ops.segment import SizeNeeded
-from gnncompile.passes.context import Masked, Nested, NotPadded, Skip, WrittenInput
+from gnncompile.passes.log import Masked, Nested, NotPadded, Skip, WrittenInput
 
 ATTEMPTS = 2
 """Calls in which a frame may fail to be captured before it is left to Python for good."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import carries_gradient, mutates
+from gnncompile.passes.analysis import carries_gradient, mutates
 
 
 def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:

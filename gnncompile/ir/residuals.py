@@ -16,7 +16,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import trailing
 from gnncompile.ir.region import BITS, LAYERS, REDUCTIONS, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
-from gnncompile.ir.vjp import Differentiation, missing
+from gnncompile.ir.vjp import Differentiation
 
 MOST_BITS = 1024
 """Widest region whose comparisons are kept, in elements of an edge (padded to powers of two): no kernel splits it."""
@@ -51,7 +51,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
     region = kept.finish(b)
     given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)
-    for at in missing(Differentiation(region, given).backward(wanted or (True,) * region.count)):
+    for at in Differentiation(region, given).backward(wanted or (True,) * region.count).missing:
         kept.add(b, at)
     region = kept.finish(b)
     given += (False,) * (len(region.outputs) - len(given))

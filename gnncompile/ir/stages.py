@@ -44,6 +44,11 @@ class Backward:
     stages: tuple[Stage, ...]
     gradients: tuple[Gradient | None, ...]
 
+    @property
+    def missing(self) -> list[int]:
+        """Positions of the forward's reductions that a gradient reads, though the forward does not return them."""
+        return sorted({o.index for stage in self.stages for o in stage.operands if o.kind == "missing"})
+
 
 def share_walks(backward: Backward) -> Backward:
     """The same backward with fewer stages, where several walk the same rows and none waits for another."""

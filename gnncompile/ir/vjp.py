@@ -40,11 +40,6 @@ from gnncompile.ir.rules import GRADIENTS
 from gnncompile.ir.stages import Backward, Gradient, Operand, share_walks
 
 
-def missing(plan: Backward) -> list[int]:
-    """Reductions of the forward that a gradient reads, but that are no outputs."""
-    return sorted({o.index for stage in plan.stages for o in stage.operands if o.kind == "missing"})
-
-
 @lru_cache(maxsize=1024)
 def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
     """The backward of a region that has its residuals.
@@ -55,16 +50,14 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
         given: For each forward output, whether it has a cotangent.
     """
     plan = Differentiation(region, given).backward(wanted)
-    if lacking := missing(plan):
+    if lacking := plan.missing:
         raise ValueError(f"region has no output for %{lacking[0]}, which its gradient reads: call with_residuals first")
     return plan
 
 
 @dataclass
 class _Cotangents:
-    """Of one forward value: what arrives once per edge (to be summed over edges) and what arrives once per row; of the
-    weights of linear layers, the sums over all edges that they are to add up to.
-    """
+    """The cotangents of one forward value: one per edge, one per row, and for weights the sums over all edges."""
 
     edge: int | None = None
     row: int | None = None

@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from gnncompile import _compat
 from gnncompile.layout.structure_program import StructureProgram
-from gnncompile.passes.context import Context, PassLog, depends_on_chance
+from gnncompile.passes.analysis import depends_on_chance
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.post_grad import delay_row_sums, fuse_epilogue, fuse_gemm_pairs, gemm_epilogue, lower_gemm
 from gnncompile.passes.pre_grad import (

@@ -13,7 +13,7 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.pointwise import POINTWISE as IR_POINTWISE
 from gnncompile.ir.region import BOOL
-from gnncompile.passes.context import aten, value
+from gnncompile.passes.analysis import aten, value
 
 Slots = tuple[int, ...]
 """For each feature axis of a tensor, its region axis: 0, 1, or -1 for a length of 1."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnncompile.report.layered import Place
 from gnncompile.report.look import GREY, PALETTE, Picture, box_lines, many, pictured
-
-if TYPE_CHECKING:
-    from gnncompile.report.explain import Report
+from gnncompile.report.tables import Findings
 
 ENDINGS = (".png", ".svg", ".pdf")
 INCH = 90.0
@@ -21,7 +19,7 @@ MARGIN, HEAD, BETWEEN, NARROWEST = 24.0, 76.0, 60.0, 560.0
 MOST_PIXELS = 2**15
 
 
-def draw(report: Report, path: str | PathLike[str]) -> None:
+def draw(report: Findings, path: str | PathLike[str]) -> None:
     """See :meth:`gnncompile.Report.draw`."""
     ending = Path(fspath(path)).suffix.lower()
     if ending not in ENDINGS:
@@ -59,7 +57,7 @@ def _write(axes: Any, x: float, y: float, text: str, **how: Any) -> None:
     axes.text(x, y, text, va="center", parse_math=False, **how)
 
 
-def _title(report: Report) -> str:
+def _title(report: Findings) -> str:
     return f"{report.model}: {many(len(report.regions), 'region')}, {many(report.graph_breaks, 'graph break')}"
 
 

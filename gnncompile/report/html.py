@@ -10,15 +10,12 @@ from html import escape
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gnncompile.report.look import PALETTE, Picture, box_lines, many, pictured
 from gnncompile.report.model_graph import TIMES, Box
 from gnncompile.report.page import SCRIPT, STYLE, colours
+from gnncompile.report.tables import Findings, KernelReport, RegionReport
 from gnncompile.report.traffic import rates_of
-
-if TYPE_CHECKING:
-    from gnncompile.report.explain import KernelReport, RegionReport, Report
 
 BAR = 220.0
 """Width of the longest bar, in pixels."""
@@ -32,12 +29,12 @@ KINDS = {
 }
 
 
-def write(report: Report, path: str | PathLike[str]) -> None:
+def write(report: Findings, path: str | PathLike[str]) -> None:
     """See :meth:`gnncompile.Report.to_html`."""
     Path(path).write_text(page(report), encoding="utf-8", errors="replace")
 
 
-def page(report: Report) -> str:
+def page(report: Findings) -> str:
     """The page as text."""
     style = STYLE + colours()
     policy = f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(SCRIPT)}'"
@@ -79,7 +76,7 @@ def _text(value: object) -> str:
     )
 
 
-def _header(report: Report) -> Iterable[str]:
+def _header(report: Findings) -> Iterable[str]:
     facts = [
         many(len(report.regions), "region"),
         f"{many(report.structure_nodes, 'operation')} on graph structure run once per graph",
@@ -110,7 +107,7 @@ def _header(report: Report) -> Iterable[str]:
     yield "</div>\n</header>"
 
 
-def _times(report: Report) -> str:
+def _times(report: Findings) -> str:
     kernels = [k for r in report.regions for k in r.kernels] + list(report.others)
     spent = [sum(k.milliseconds or 0.0 for k in kernels if k.gradient == g) for g in (False, True)]
     text = f"forward {_ms(report.forward)}, {_ms(spent[0])} of it in regions"
@@ -195,7 +192,7 @@ def _line(line: str) -> str:
     return "" if line in ("", "?") else f'<br><span class="line soft">{_text(line)}</span>'
 
 
-def _regions(report: Report) -> Iterable[str]:
+def _regions(report: Findings) -> Iterable[str]:
     if not report.regions:
         return
     longest = max(
@@ -274,7 +271,7 @@ def _kernel(kernel: KernelReport, device: str) -> str:
     return f'<div class="kernel"><p>{_text("; ".join(facts))}</p>{program}{source}</div>'
 
 
-def _skipped(report: Report) -> Iterable[str]:
+def _skipped(report: Findings) -> Iterable[str]:
     yield "<h2>Not fused</h2>"
     if report.skipped:
         yield '<div class="wide"><table>\n<tr><th>what</th><th>why</th><th>from</th></tr>'

@@ -16,7 +16,9 @@ from gnncompile import _compat
 from gnncompile.ir.printer import summary
 from gnncompile.ir.region import parse
 from gnncompile.layout.structure_program import StructureProgram
-from gnncompile.passes.context import Context, makes_new_tensor, origins, own, structural_nodes, user_line
+from gnncompile.passes.analysis import makes_new_tensor, origins, own, structural_nodes, written_nodes
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import user_line
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -111,8 +113,8 @@ class Trace:
         for node, source in zip(inputs, sources, strict=True):
             if not source.startswith(_MODEL) and isinstance(node.meta.get("val"), torch.Tensor):
                 self._shown_inputs[node.name] = input_name(source, self.parameters)
-        # A context of its own: what that one remembers of the graph it would else remember from before the first pass.
-        structural = structural_nodes(replace(ctx)) if ctx.options["hoist"] else {}
+        # Not ctx.structural, nor ctx.written: the passes would then remember them from before the first pass.
+        structural = structural_nodes(ctx.graph, written_nodes(ctx.graph)) if ctx.options["hoist"] else {}
         shown = _shown(ctx.graph, self._shown_inputs)
         self._edges = _edges(ctx.graph, shown)
         for node in ctx.graph.nodes:

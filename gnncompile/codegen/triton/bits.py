@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.tile import power_of_two
 from gnncompile.errors import Unsupported
 from gnncompile.ir.bits import PER_WORD, packable, words
 from gnncompile.ir.region import Node
 
-if TYPE_CHECKING:
-    from gnncompile.codegen.triton.values import ValueWriter
 
+class PackedBools:
+    """Writes the statements that load and store packed bools."""
 
-def load(writer: ValueWriter, i: int) -> str:
-    """The bools of an input: its words, each spread over as many lanes as it has bits.
+    def __init__(self, text: KernelText) -> None:
+        self.text = text
 
-    If every lane asked for its word itself, a walk by source that takes 322 us (H200, 128 channels, 2.3M edges) would
-    take 437.
-    """
-    node = writer.region.nodes[i]
-    shape = _shape(writer, node)
-    at, mask = _address(writer, node, shape)
-    writer.line(f"words = tl.load(t{node.value} + {at}, mask={mask}, other=0)")
-    bits = f"tl.reshape(words, {[*shape[:-1], 1]}) >> tl.arange(0, {shape[-1]})[{'None, ' * (len(shape) - 1)}:]"
-    return f"(tl.reshape({bits}, {writer.tile_shape(node.shape, writer.tile.edges)}) & 1) != 0"
+    def load(self, i: int) -> str:
+        """The bools of an input: its words, each spread over as many lanes as it has bits.
 
+        If every lane asked for its word itself, a walk by source that takes 322 us (H200, 128 channels, 2.3M edges)
+        would take 437.
+        """
+        node = self.text.region.nodes[i]
+        shape = self._shape(node)
+        at, mask = self._address(node, shape)
+        self.text.line(f"words = tl.load(t{node.value} + {at}, mask={mask}, other=0)")
+        bits = f"tl.reshape(words, {[*shape[:-1], 1]}) >> tl.arange(0, {shape[-1]})[{'None, ' * (len(shape) - 1)}:]"
+        return f"(tl.reshape({bits}, {self.text.tile_shape(node.shape, self.text.tile.edges)}) & 1) != 0"
 
-def store(writer: ValueWriter, k: int, i: int) -> None:
-    """The bools of a value, shifted to their places and added up, those of a word by as many lanes."""
-    node = writer.region.nodes[i]
-    shape = _shape(writer, node)
-    masks = writer.feature(node.shape)[1]
-    kept = " & ".join(["alive", *masks, writer.operand(i)])
-    place = f"channel{node.shape[1]} % {PER_WORD}" if node.shape[1] > 1 else "0"
-    writer.line(f"bit = tl.where({kept}, tl.full((), 1, tl.int32) << {place}, 0)")
-    writer.line(f"words = tl.sum(tl.reshape(bit, {shape}), {len(shape) - 1})")
-    at, mask = _address(writer, node, shape)
-    writer.line(f"tl.store(out{k} + {at}, words, mask={mask})")
+    def store(self, k: int, i: int) -> None:
+        """The bools of a value, shifted to their places and added up, those of a word by as many lanes."""
+        node = self.text.region.nodes[i]
+        shape = self._shape(node)
+        masks = self.text.feature(node.shape)[1]
+        kept = " & ".join(["alive", *masks, self.text.operand(i)])
+        place = f"channel{node.shape[1]} % {PER_WORD}" if node.shape[1] > 1 else "0"
+        self.text.line(f"bit = tl.where({kept}, tl.full((), 1, tl.int32) << {place}, 0)")
+        self.text.line(f"words = tl.sum(tl.reshape(bit, {shape}), {len(shape) - 1})")
+        at, mask = self._address(node, shape)
+        self.text.line(f"tl.store(out{k} + {at}, words, mask={mask})")
 
+    def _shape(self, node: Node) -> list[int]:
+        """The lengths of a tile of bits: its edge axes, heads, words of a head and lanes of a word."""
+        heads, channels = (self.text.extent(axis, n) for axis, n in zip(("head", "channel"), node.shape, strict=True))
+        if channels < power_of_two(node.shape[1]) or not packable(node.shape):
+            raise Unsupported(f"no packed bools of shape {node.shape} where a program has {heads} x {channels} of them")
+        edges = [self.text.tile.edges] if self.text.tile.rows == 1 else [self.text.tile.rows, self.text.tile.edges]
+        per_word = min(channels, PER_WORD)
+        return [*edges, heads, channels // per_word, per_word]
 
-def _shape(writer: ValueWriter, node: Node) -> list[int]:
-    """The lengths of a tile of bits: its edge axes, heads, words of a head and lanes of a word."""
-    heads, channels = (writer.extent(axis, n) for axis, n in zip(("head", "channel"), node.shape, strict=True))
-    if channels < power_of_two(node.shape[1]) or not packable(node.shape):
-        raise Unsupported(f"no packed bools of shape {node.shape} where a program has {heads} x {channels} of them")
-    edges = [writer.tile.edges] if writer.tile.rows == 1 else [writer.tile.rows, writer.tile.edges]
-    per_word = min(channels, PER_WORD)
-    return [*edges, heads, channels // per_word, per_word]
-
-
-def _address(writer: ValueWriter, node: Node, shape: list[int]) -> tuple[str, str]:
-    """The offset of the words of a tile, and their mask."""
-    (heads, channels), (padded_heads, padded_words) = node.shape, shape[-3:-1]
-    edges = "None, " * (len(shape) - 3)
-    column = [*shape[:-3], 1, 1]
-    a_head = words((1, channels))
-    head, word = f"tl.arange(0, {padded_heads})[{edges}:, None]", f"tl.arange(0, {padded_words})[{edges}None, :]"
-    masks = [f"tl.reshape(inside, {column})"]
-    masks += [f"({head} < {heads})"] if padded_heads > heads else []
-    masks += [f"({word} < {a_head})"] if padded_words > a_head else []
-    return f"tl.reshape(edge_at, {column}) * {words(node.shape)} + {head} * {a_head} + {word}", " & ".join(masks)
+    def _address(self, node: Node, shape: list[int]) -> tuple[str, str]:
+        """The offset of the words of a tile, and their mask."""
+        (heads, channels), (padded_heads, padded_words) = node.shape, shape[-3:-1]
+        edges = "None, " * (len(shape) - 3)
+        column = [*shape[:-3], 1, 1]
+        a_head = words((1, channels))
+        head, word = f"tl.arange(0, {padded_heads})[{edges}:, None]", f"tl.arange(0, {padded_words})[{edges}None, :]"
+        masks = [f"tl.reshape(inside, {column})"]
+        masks += [f"({head} < {heads})"] if padded_heads > heads else []
+        masks += [f"({word} < {a_head})"] if padded_words > a_head else []
+        return f"tl.reshape(edge_at, {column}) * {words(node.shape)} + {head} * {a_head} + {word}", " & ".join(masks)

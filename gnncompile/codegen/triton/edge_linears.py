@@ -7,14 +7,11 @@ the loads; all lanes of a warp ask for the same word.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gnncompile.codegen.triton.costs import WEIGHTS, weights
+from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.text import masked
 from gnncompile.ir.region import Node, Region, Shape
-
-if TYPE_CHECKING:
-    from gnncompile.codegen.triton.values import ValueWriter
 
 _BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
@@ -31,84 +28,85 @@ def read_as_words(region: Region) -> frozenset[int]:
     return frozenset(position for node in read for position in node.positions)
 
 
-def columns(writer: ValueWriter, i: int) -> None:
-    """The features of the edges one by one, as tiles without heads and channels."""
-    node = writer.region.nodes[i]
-    per_word, length = _per_word(node), node.shape[1]
-    if node.op != "input":
-        for k in range(length):
-            writer.line(f"c{i}_{k} = {_one_channel(writer, i, k)}")
-        return
-    place, masks = writer.place(replace(node, shape=(1, 1)))
-    if per_word > 1:
-        writer.line(f"words{i} = t{node.value}.to(tl.pointer_type(tl.int64)){place} * {length // per_word}")
-    for k in range(length):
-        if per_word == 1:
-            text = f"tl.load(t{node.value}{place} * {length} + {k}{masked(masks, other='0')})"
-        else:
-            if k % per_word == 0:
-                writer.line(f"word = tl.load(words{i} + {k // per_word}{masked(masks, other='0')})")
-            bits = _BITS[node.dtype]
-            part = f"(word >> {k % per_word * bits})" if k % per_word else "word"
-            text = f"{part}.to(tl.int{bits}).to(tl.{node.dtype}, bitcast=True)"
-        writer.line(f"c{i}_{k} = {text}.to({writer.compute})")
-
-
-def _one_channel(writer: ValueWriter, i: int, k: int) -> str:
-    length = writer.region.nodes[i].shape[1]
-    if length == 1:
-        return writer.operand(i)
-    axis = writer.axes.index("channel")
-    return f"tl.sum(tl.where(channel{length} == {k}, {writer.operand(i)}, 0.0), {axis}, keep_dims=True)"
-
-
-def linear(writer: ValueWriter, i: int) -> str:
-    """A linear layer; the last multiply-add is left to the caller."""
-    features, at = writer.region.nodes[i].args
-    total = ""
-    for k, row in enumerate(_rows(writer, i, at)):
-        if total:
-            writer.line(f"e{i} = {total}")
-        total = f"e{i} + c{features}_{k} * {row}" if k else f"c{features}_{k} * {row}"
-    return total
-
-
-def transposed(writer: ValueWriter, i: int) -> str:
-    """Dot products with all rows of the weights, side by side; the last one is left to the caller."""
-    node = writer.region.nodes[i]
-    value, at = node.args
-    shape, length, total = writer.region.nodes[at].shape, node.shape[1], ""
-    for k, row in enumerate(_rows(writer, i, at)):
-        if total:
-            writer.line(f"e{i} = {total}")
-        total = _sum_of_features(writer, f"{writer.operand(value)} * {row}", shape)
-        if k:
-            total = f"tl.where(channel{length} == {k}, {total}, e{i})"
-    return total
-
-
-def _rows(writer: ValueWriter, i: int, at: int) -> list[str]:
-    """Rows of the weights that a layer reads. If there are many, the compiler must not keep them in registers."""
-    node = writer.region.nodes[at]
-    size = node.shape[0] * node.shape[1]
-    offset, masks = writer.feature(node.shape)
-    if weights(writer.region) > WEIGHTS * writer.tile.num_warps:
-        writer.line(f"never = tl.where(start < 0, {_ALIGNED}, 0)")
-        offset = f" + never{offset}"
-    rows = []
-    for k in range(writer.region.features(i)):
-        text = f"tl.load(t{node.value} + {k * size}{offset}{masked(masks, other='0')})"
-        rows.append(f"{text}.to({writer.compute})")
-    return rows
-
-
 _ALIGNED = 1024
 """An offset that leaves pointers as aligned as they are."""
 
 
-def _sum_of_features(writer: ValueWriter, text: str, shape: Shape) -> str:
-    for axis, length in zip(("head", "channel"), shape, strict=True):
-        if length > 1:
-            text = f"tl.where({axis}{length}_in, {text}, 0.0)" if writer.padded(axis, length) else text
-            text = f"tl.sum({text}, {writer.axes.index(axis)}, keep_dims=True)"
-    return text
+class EdgeLinears:
+    """Writes the statements of linear layers of edge features."""
+
+    def __init__(self, text: KernelText) -> None:
+        self.text = text
+
+    def columns(self, i: int) -> None:
+        """The features of the edges one by one, as tiles without heads and channels."""
+        node = self.text.region.nodes[i]
+        per_word, length = _per_word(node), node.shape[1]
+        if node.op != "input":
+            for k in range(length):
+                self.text.line(f"c{i}_{k} = {self._one_channel(i, k)}")
+            return
+        place, masks = self.text.place(replace(node, shape=(1, 1)))
+        if per_word > 1:
+            self.text.line(f"words{i} = t{node.value}.to(tl.pointer_type(tl.int64)){place} * {length // per_word}")
+        for k in range(length):
+            if per_word == 1:
+                text = f"tl.load(t{node.value}{place} * {length} + {k}{masked(masks, other='0')})"
+            else:
+                if k % per_word == 0:
+                    self.text.line(f"word = tl.load(words{i} + {k // per_word}{masked(masks, other='0')})")
+                bits = _BITS[node.dtype]
+                part = f"(word >> {k % per_word * bits})" if k % per_word else "word"
+                text = f"{part}.to(tl.int{bits}).to(tl.{node.dtype}, bitcast=True)"
+            self.text.line(f"c{i}_{k} = {text}.to({self.text.compute})")
+
+    def _one_channel(self, i: int, k: int) -> str:
+        length = self.text.region.nodes[i].shape[1]
+        if length == 1:
+            return self.text.operand(i)
+        axis = self.text.axes.index("channel")
+        return f"tl.sum(tl.where(channel{length} == {k}, {self.text.operand(i)}, 0.0), {axis}, keep_dims=True)"
+
+    def linear(self, i: int) -> str:
+        """A linear layer; the last multiply-add is left to the caller."""
+        features, at = self.text.region.nodes[i].args
+        total = ""
+        for k, row in enumerate(self._rows(i, at)):
+            if total:
+                self.text.line(f"e{i} = {total}")
+            total = f"e{i} + c{features}_{k} * {row}" if k else f"c{features}_{k} * {row}"
+        return total
+
+    def transposed(self, i: int) -> str:
+        """Dot products with all rows of the weights, side by side; the last one is left to the caller."""
+        node = self.text.region.nodes[i]
+        value, at = node.args
+        shape, length, total = self.text.region.nodes[at].shape, node.shape[1], ""
+        for k, row in enumerate(self._rows(i, at)):
+            if total:
+                self.text.line(f"e{i} = {total}")
+            total = self._sum_of_features(f"{self.text.operand(value)} * {row}", shape)
+            if k:
+                total = f"tl.where(channel{length} == {k}, {total}, e{i})"
+        return total
+
+    def _rows(self, i: int, at: int) -> list[str]:
+        """Rows of the weights that a layer reads. If there are many, the compiler must not keep them in registers."""
+        node = self.text.region.nodes[at]
+        size = node.shape[0] * node.shape[1]
+        offset, masks = self.text.feature(node.shape)
+        if weights(self.text.region) > WEIGHTS * self.text.tile.num_warps:
+            self.text.line(f"never = tl.where(start < 0, {_ALIGNED}, 0)")
+            offset = f" + never{offset}"
+        rows = []
+        for k in range(self.text.region.features(i)):
+            text = f"tl.load(t{node.value} + {k * size}{offset}{masked(masks, other='0')})"
+            rows.append(f"{text}.to({self.text.compute})")
+        return rows
+
+    def _sum_of_features(self, text: str, shape: Shape) -> str:
+        for axis, length in zip(("head", "channel"), shape, strict=True):
+            if length > 1:
+                text = f"tl.where({axis}{length}_in, {text}, 0.0)" if self.text.padded(axis, length) else text
+                text = f"tl.sum({text}, {self.text.axes.index(axis)}, keep_dims=True)"
+        return text

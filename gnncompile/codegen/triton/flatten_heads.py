@@ -9,39 +9,38 @@ written as they are needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.plan import edgewise
 from gnncompile.ir.region import BITS, Node
 
-if TYPE_CHECKING:
-    from gnncompile.codegen.triton.values import ValueWriter
 
+class FlatRows:
+    """Writes reads of rows of several heads as rows of one."""
 
-def is_flat(w: ValueWriter, node: Node) -> bool:
-    """Whether an input is read like that: a wide value per edge, of which a program has all."""
-    if node.op != "input" or node.dtype == BITS or not edgewise(w.region, node):
-        return False
-    extents = [w.extent(axis, length) for axis, length in zip(("head", "channel"), node.shape, strict=True)]
-    return w.tile.stages == 1 and min(node.shape) > 1 and extents == list(node.shape)
+    def __init__(self, text: KernelText) -> None:
+        self.text = text
 
+    def holds(self, node: Node) -> bool:
+        """Whether an input is read like that: a wide value per edge, of which a program has all."""
+        if node.op != "input" or node.dtype == BITS or not edgewise(self.text.region, node):
+            return False
+        extents = [self.text.extent(axis, length) for axis, length in zip(("head", "channel"), node.shape, strict=True)]
+        return self.text.tile.stages == 1 and min(node.shape) > 1 and extents == list(node.shape)
 
-def axis(w: ValueWriter, width: int) -> str:
-    """The elements of a row."""
-    return f"tl.arange(0, {width})[{'None, ' * _edge_axes(w)}:]"
+    def axis(self, width: int) -> str:
+        """The elements of a row."""
+        return f"tl.arange(0, {width})[{'None, ' * self._edge_axes()}:]"
 
+    def expand(self, name: str) -> str:
+        """What there is per edge, beside the elements of a row."""
+        return f"{name}[{':, ' * self._edge_axes()}None]"
 
-def expand(w: ValueWriter, name: str) -> str:
-    """What there is per edge, beside the elements of a row."""
-    return f"{name}[{':, ' * _edge_axes(w)}None]"
+    def load(self, node: Node) -> str:
+        """The tile of an input."""
+        width = node.shape[0] * node.shape[1]
+        place = f"t{node.value} + flat_{self.text.index(node)} * {width} + element{width}"
+        rows = f"tl.load({place}, mask=flat_alive, other=0)"
+        return f"tl.reshape({rows}, {self.text.tile_shape(node.shape, self.text.tile.edges)})"
 
-
-def load(w: ValueWriter, node: Node) -> str:
-    """The tile of an input."""
-    width = node.shape[0] * node.shape[1]
-    rows = f"tl.load(t{node.value} + flat_{w.index(node)} * {width} + element{width}, mask=flat_alive, other=0)"
-    return f"tl.reshape({rows}, {w.tile_shape(node.shape, w.tile.edges)})"
-
-
-def _edge_axes(w: ValueWriter) -> int:
-    return 2 if w.tile.rows > 1 else 1
+    def _edge_axes(self) -> int:
+        return 2 if self.text.tile.rows > 1 else 1

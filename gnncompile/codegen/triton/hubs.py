@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton import softmax, ties
 from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_tile
 from gnncompile.codegen.triton.plan import Part, Schedule, partials
 from gnncompile.codegen.triton.text import masked
@@ -74,11 +73,11 @@ class HubWriter(Writer):
             node = self.region.nodes[i]
             if node.op == "softmax":
                 sums = self._load_partial(i, "0.0", node.shape[0] * node.shape[1])
-                softmax.merge(self, i, self._load_partial(i, 'float("-inf")'), sums)
+                self.softmax.merge(i, self._load_partial(i, 'float("-inf")'), sums)
             elif i in self.plan.weighed:
                 self._combine(i, f"{self._load_partial(i, '0.0')} * weight{self.plan.weighed[i].softmax}")
             elif i in self.plan.counted:
-                ties.merge(self, i, self._load_partial(i, "0.0"))
+                self.ties.merge(i, self._load_partial(i, "0.0"))
             elif i in self.plan.counted.values():
                 self.line(f"piece{i} = {self._load_partial(i, START[node.op])}")
                 self._combine(i, f"piece{i}")
@@ -138,7 +137,7 @@ class PieceWriter(HubWriter):
         for i in self._reduced_in(self.part.step):
             node = self.region.nodes[i]
             if node.op == "softmax":
-                softmax.join_lanes(self, i)
+                self.softmax.join_lanes(i)
                 self._store_partial(i, f"max{i}")
                 self._store_partial(i, f"sum{i}", node.shape[0] * node.shape[1])
             else:

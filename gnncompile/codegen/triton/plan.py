@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnncompile.codegen.triton.online_softmax import Weighed, weighed
-from gnncompile.codegen.triton.ties import counted
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
@@ -31,6 +30,18 @@ def every_step(node: Node) -> bool:
     registers; a narrow one spreads them over the edges. A softmax follows the sums that it weighs.
     """
     return node.op in (*REDUCTIONS, "ties", "outer") and node.shape[0] * node.shape[1] >= WIDE
+
+
+def counted(region: Region) -> dict[int, int]:
+    """The ties that are counted in the pass of their extremum, by their positions, and that extremum.
+
+    Those of an extremum that a later pass compares each edge with anyway are counted there.
+    """
+    nodes = region.nodes
+    wanted = behind(nodes, (o.node for o in region.outputs))
+    compared = [set(nodes[i].args) for i in wanted if nodes[i].space is Space.EDGE]
+    found = {i: nodes[i].args[0] for i in sorted(wanted) if nodes[i].op == "ties"}
+    return {i: at for i, at in found.items() if not any({at, *nodes[at].args} <= args for args in compared)}
 
 
 @dataclass(frozen=True)

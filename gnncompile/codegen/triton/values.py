@@ -1,20 +1,16 @@
-"""Writes the values of a Triton kernel: where they stand in memory, how they are computed, how they are stored.
-
-Every value is a tile whose axes are, in this order, those of (row, edge, head, channel) that the region has more than
-one of. A value keeps length 1 on axes it does not vary along, and Triton broadcasts it; a value with one element per
-program is a scalar. Feature axes are padded to powers of two: padded lanes hold anything and are masked where a feature
-axis is summed and where a value is stored. Lanes behind the last edge of a row hold anything as well, and are masked
-where edges are reduced.
-"""
+"""Writes the values of a Triton kernel: how they are loaded, computed and stored."""
 
 from __future__ import annotations
 
 import re
 
-from gnncompile.codegen.triton import bits, edge_linears, flatten_heads
-from gnncompile.codegen.triton.plan import Schedule, edgewise
-from gnncompile.codegen.triton.text import literal, masked, without_parentheses
-from gnncompile.codegen.triton.tile import Tile, power_of_two
+from gnncompile.codegen.triton.bits import PackedBools
+from gnncompile.codegen.triton.edge_linears import EdgeLinears
+from gnncompile.codegen.triton.flatten_heads import FlatRows
+from gnncompile.codegen.triton.kernel_text import KernelText
+from gnncompile.codegen.triton.plan import Schedule
+from gnncompile.codegen.triton.text import masked, without_parentheses
+from gnncompile.codegen.triton.tile import Tile
 from gnncompile.errors import Unsupported
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
@@ -28,106 +24,16 @@ from gnncompile.ir.region import (
     Node,
     Output,
     Region,
-    Shape,
     Space,
 )
 
-FEATURE_AXES = ("head", "channel")
 
-
-class ValueWriter:
-    """Grows a text, statement by statement.
-
-    Attributes:
-        names: What stands in it for a value, by its position in the region.
-        lines: The statements.
-    """
+class ValueWriter(KernelText):
+    """Adds the statements that load, compute and store one value."""
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile) -> None:
-        self.region, self.plan, self.tile = region, plan, tile
-        self.compute = f"tl.{region.compute}"
-        many = {
-            "row": tile.rows > 1,
-            "edge": plan.passes > 0,
-            "head": region.grid[0] > 1,
-            "channel": region.grid[1] > 1,
-        }
-        self.axes = [name for name, used in many.items() if used]
-        self.block = "tl.program_id(1)"  # of a row that programs share
-        self.names: dict[int, str] = {}
-        self.lines: list[str] = []
-        self.indent = 1
-
-    def line(self, text: str) -> None:
-        """Adds a statement at the present depth."""
-        self.lines.append("    " * self.indent + text)
-
-    # -- axes and addresses ---------------------------------------------------------------------------------------
-
-    def expand(self, text: str, *axes: str) -> str:
-        """Indexes a vector (or a matrix) over `axes` so that it broadcasts against every tile."""
-        slots = [":" if a in axes else "None" for a in self.axes]
-        return text if len(slots) == len(axes) else f"{text}[{', '.join(slots)}]"
-
-    def extent(self, axis: str, length: int) -> int:
-        """Tile length of a feature axis on which a value has `length` elements."""
-        return min(power_of_two(length), self.tile.extent(self.region.grid, FEATURE_AXES.index(axis)))
-
-    def padded(self, axis: str, length: int) -> bool:
-        """Whether a feature axis has lanes that stand for no element: in a block, or in blocks that wider rows need."""
-        extent = self.extent(axis, length)
-        narrower = extent < power_of_two(length) and length < self.region.grid[FEATURE_AXES.index(axis)]
-        return length % extent != 0 or narrower
-
-    def feature(self, shape: Shape) -> tuple[str, list[str]]:
-        """Offset of an element within its row, after a leading plus, and the masks that it needs."""
-        heads, channels = shape
-        terms, masks = [], []
-        if heads > 1:
-            terms.append(f"head{heads} * {channels}" if channels > 1 else f"head{heads}")
-            masks += [f"head{heads}_in"] if self.padded("head", heads) else []
-        if channels > 1:
-            terms.append(f"channel{channels}")
-            masks += [f"channel{channels}_in"] if self.padded("channel", channels) else []
-        return "".join(f" + {t}" for t in terms), masks
-
-    def varies(self, node: Node) -> bool:
-        """Whether a value differs from edge to edge of those that the program's loop walks."""
-        return edgewise(self.region, node)
-
-    def index(self, node: Node) -> str:
-        """What numbers the rows of a value."""
-        rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
-        return rows[node.space]
-
-    def place(self, node: Node) -> tuple[str, list[str]]:
-        """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
-        offset, masks = self.feature(node.shape)
-        width = node.shape[0] * node.shape[1]
-        if node.space is Space.PARAMETER:
-            return offset, masks
-        index = self.index(node)
-        if self.varies(node):
-            masks = ["alive", *masks]
-        elif self.tile.rows > 1:
-            masks = ["row_in", *masks]
-        return f" + {index}" + (f" * {width}" if width > 1 else "") + offset, masks
-
-    def tile_shape(self, shape: Shape, edges: int) -> str:
-        """The lengths of a tile that holds a value of this shape for so many edges."""
-        lengths = {
-            "row": self.tile.rows,
-            "edge": edges,
-            "head": self.extent("head", shape[0]),
-            "channel": self.extent("channel", shape[1]),
-        }
-        return f"[{', '.join(str(lengths[a]) for a in self.axes)}]"
-
-    def row_shape(self, shape: Shape) -> str:
-        """The lengths of a tile that holds a value of this shape per row, as sums over its edges have."""
-        return "()" if self.tile.rows == 1 and shape == (1, 1) else self.tile_shape(shape, 1)
-
-    # -- values ---------------------------------------------------------------------------------------------------
+        super().__init__(region, plan, tile)
+        self.bits, self.linears, self.flat = PackedBools(self), EdgeLinears(self), FlatRows(self)
 
     def _bind(self, i: int, name: str, text: str) -> None:
         self.line(f"{name} = {text}")
@@ -143,26 +49,26 @@ class ValueWriter:
             self._bind(i, f"alpha{i}", f"tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")
         elif node.op == "input":
             if i not in self.region.only_columns:
-                text = bits.load(self, i) if node.dtype == BITS else self._load(node)
+                text = self.bits.load(i) if node.dtype == BITS else self._load(node)
                 self._bind(i, f"{letter}{i}", text)
         elif node.op in FEATURE_REDUCTIONS:
             self._bind(i, f"{letter}{i}", self._over_features(node))
         elif node.op == "dropout":
             self._dropout(i, f"{letter}{i}")
         elif node.op == "linear":
-            self._bind(i, f"{letter}{i}", edge_linears.linear(self, i))
+            self._bind(i, f"{letter}{i}", self.linears.linear(i))
         elif node.op == "transposed":
-            self._bind(i, f"{letter}{i}", edge_linears.transposed(self, i))
+            self._bind(i, f"{letter}{i}", self.linears.transposed(i))
         elif node.op in POINTWISE:
             self._bind(i, f"{letter}{i}", self._pointwise(node))
         else:
             raise Unsupported(f"no Triton code for the operation {node.op!r}")
         if i in self.region.columns:
-            edge_linears.columns(self, i)
+            self.linears.columns(i)
 
     def _load(self, node: Node) -> str:
-        if flatten_heads.is_flat(self, node):
-            text = flatten_heads.load(self, node)
+        if self.flat.holds(node):
+            text = self.flat.load(node)
         else:
             offset, masks = self.place(node)
             text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
@@ -216,20 +122,10 @@ class ValueWriter:
             text = f"tl.sqrt_rn({args[0]})"
         return without_parentheses(re.sub(r"\bT\b", self.compute, text))
 
-    def operand(self, i: int, bare: bool = False) -> str:
-        """The text that stands for a value; a constant's, unless `bare`, with its type."""
-        node = self.region.nodes[i]
-        if node.op != "const":
-            return self.names[i]
-        if node.negative_zero:  # Triton's literals of 0 are positive
-            return f"(tl.full((), 0.0, {self.compute}) * -1.0)"
-        number = literal(node.number)
-        return number if bare else f"tl.full((), {number}, {self.compute})"
-
     def _store(self, k: int, out: Output) -> None:
         node = self.region.nodes[out.node]
         if out.dtype == BITS:
-            bits.store(self, k, out.node)
+            self.bits.store(k, out.node)
             return
         text = self.operand(out.node)
         if out.dtype != BOOL:

@@ -1,23 +1,23 @@
 """Writes a region as the text of a Python module with one Triton kernel. Needs no Triton.
 
-See :mod:`gnncompile.codegen.triton.values` for what the values of a kernel look like.
+See :mod:`gnncompile.codegen.triton.kernel_text` for what the values of a kernel look like.
 """
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton import flatten_heads, ties
-from gnncompile.codegen.triton import softmax as triton_softmax
 from gnncompile.codegen.triton.hub_tile import large_tile
+from gnncompile.codegen.triton.kernel_text import COMBINE, FEATURE_AXES
 from gnncompile.codegen.triton.plan import ENDS, WHOLE, Part, Schedule, every_step, reads, shares_maximum
+from gnncompile.codegen.triton.softmax import OnlineSoftmax
 from gnncompile.codegen.triton.text import PROPAGATE
+from gnncompile.codegen.triton.ties import TieCounter
 from gnncompile.codegen.triton.tile import Tile, power_of_two
-from gnncompile.codegen.triton.values import FEATURE_AXES, ValueWriter
-from gnncompile.ir.region import REDUCTIONS, Region, Shape, Space
+from gnncompile.codegen.triton.values import ValueWriter
+from gnncompile.ir.region import REDUCTIONS, Region, Space
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
 
-COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
 START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
 
@@ -57,6 +57,7 @@ class Writer(ValueWriter):
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
         super().__init__(region, plan, tile)
+        self.softmax, self.ties = OnlineSoftmax(self), TieCounter(self)
         self.part = part
         self.parameters = parameters(region, plan, tile, part)
 
@@ -126,8 +127,8 @@ class Writer(ValueWriter):
         for at, axis in enumerate(FEATURE_AXES):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
-        for width in sorted({n.shape[0] * n.shape[1] for n in nodes if flatten_heads.is_flat(self, n)}):
-            self.line(f"element{width} = {flatten_heads.axis(self, width)}")
+        for width in sorted({n.shape[0] * n.shape[1] for n in nodes if self.flat.holds(n)}):
+            self.line(f"element{width} = {self.flat.axis(width)}")
 
     def _rows(self) -> None:
         """The program's rows and where their edges begin and end."""
@@ -176,7 +177,7 @@ class Writer(ValueWriter):
             if node.op in (*REDUCTIONS, "ties"):
                 self._finish_reduction(i)
             elif node.op == "softmax":
-                triton_softmax.finish(self, i)
+                self.softmax.finish(i)
             elif not self.varies(node) and node.op != "const" and node.space is not Space.FEATURE:
                 self._compute(i)
 
@@ -228,8 +229,8 @@ class Writer(ValueWriter):
         over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
         self.line(f"alive = {self.expand('inside', *over)}")
         nodes = [self.region.nodes[i] for i in needed]
-        if any(flatten_heads.is_flat(self, n) for n in nodes):
-            self.line(f"flat_alive = {flatten_heads.expand(self, 'inside')}")
+        if any(self.flat.holds(n) for n in nodes):
+            self.line(f"flat_alive = {self.flat.expand('inside')}")
         read = {n.space for n in nodes if n.op == "input"}
         for name, text, used in (
             ("other", "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
@@ -242,8 +243,8 @@ class Writer(ValueWriter):
         ):
             if used:
                 self.line(f"{name} = {text}.to(tl.int64)")
-                if any(flatten_heads.is_flat(self, n) and self.index(n) == name for n in nodes):
-                    self.line(f"flat_{name} = {flatten_heads.expand(self, name)}")
+                if any(self.flat.holds(n) and self.index(n) == name for n in nodes):
+                    self.line(f"flat_{name} = {self.flat.expand(name)}")
                 if (shown := self.expand(name, *over)) != name:
                     self.line(f"{name} = {shown}")
 
@@ -269,7 +270,7 @@ class Writer(ValueWriter):
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
         if node.op == "softmax":
-            triton_softmax.start(self, i)
+            self.softmax.start(i)
         else:
             shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
             self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
@@ -277,13 +278,13 @@ class Writer(ValueWriter):
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
         if node.op == "softmax":
-            triton_softmax.accumulate(self, i)
+            self.softmax.accumulate(i)
         elif i in self.plan.weighed:
             softmax, factors = self.plan.weighed[i]
             product = " * ".join([f"weight{softmax}", *map(self.operand, factors)])
             self._combine(i, f"tl.where(alive, {product}, 0.0)")
         elif i in self.plan.counted:
-            ties.accumulate(self, i)
+            self.ties.accumulate(i)
         else:
             self._accumulate_alone(i)
 
@@ -313,20 +314,6 @@ class Writer(ValueWriter):
         else:
             self.line(f"acc{i} += {masked}")
 
-    def over_lanes(self, i: int, text: str) -> str:
-        """Reduces a tile over its edge axis, as its accumulator is."""
-        node = self.region.nodes[i]
-        return self.over_edges(text, node.shape, COMBINE.get(node.op, "")) if every_step(node) else text
-
-    def over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
-        """Reduces a tile over its edge axis; one element per program becomes a scalar."""
-        scalar = self.tile.rows == 1 and shape == (1, 1)
-        axis = "None" if scalar else str(self.axes.index("edge"))
-        keep = "" if scalar else ", keep_dims=True"
-        if combine:
-            return f"tl.reduce({text}, {axis}, _{combine}{keep})"
-        return f"tl.sum({text}{'' if scalar else f', {axis}'}{keep})"
-
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
         total = self._reduced(i)
@@ -345,7 +332,7 @@ class Writer(ValueWriter):
         if every_step(node):
             return f"acc{i}"
         if i in self.plan.counted:
-            return ties.join_lanes(self, i)
+            return self.ties.join_lanes(i)
         lanes = f"acc{i}"
         if i in self.plan.weighed and not shares_maximum(self.region, self.plan, self.plan.weighed[i].softmax):
             lanes += f" * share{self.plan.weighed[i].softmax}"

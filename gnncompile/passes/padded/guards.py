@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
 from gnncompile import _compat
 from gnncompile.layout import batch_metadata
 from gnncompile.layout.batch_metadata import ENOUGH
-
-if TYPE_CHECKING:
-    from gnncompile.passes.padded.mask_padding import Padding
+from gnncompile.passes.padded.graph import PaddedGraph
 
 
-def check(p: Padding) -> None:
+def check(p: PaddedGraph) -> None:
     """Notes how many things there must be for the answers to be the same.
 
     Raises:
@@ -24,7 +22,7 @@ def check(p: Padding) -> None:
         _check(p, expr)
 
 
-def _check(p: Padding, expr: Any) -> None:
+def _check(p: PaddedGraph, expr: Any) -> None:
     kinds = {size: sympy.Symbol(f"number_of_{kind}", integer=True) for size, kind in p.known.sizes.items()}
     if expr.subs(kinds) == sympy.true:
         return  # of things of one kind there are as many wherever they are counted
@@ -45,11 +43,11 @@ def _check(p: Padding, expr: Any) -> None:
     raise p.refuse(f"asks for a size of the mini-batch ({expr})")
 
 
-def _is_other(p: Padding, size: Any) -> bool:
+def _is_other(p: PaddedGraph, size: Any) -> bool:
     return bool(size.is_Symbol) and size not in p.known.sizes
 
 
-def _holds(p: Padding, least: Any, kind: int, strict: bool) -> bool:
+def _holds(p: PaddedGraph, least: Any, kind: int, strict: bool) -> bool:
     """Whether there are at least so many (more, if `strict`), now and wherever what is noted here holds."""
     if not least.is_Integer:
         return _is_other(p, least) and not strict and (kind, None) in p.ctx.log.least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -12,36 +12,13 @@ from torch import fx
 
 from gnncompile import _compat
 from gnncompile.layout import batch_metadata
-from gnncompile.passes.context import aten, own, same_size, value
+from gnncompile.passes.analysis import arguments, aten, own, same_size, value
 from gnncompile.passes.padded import masked_reductions
-from gnncompile.passes.padded.selections import SELECTED, selected
-
-if TYPE_CHECKING:
-    from gnncompile.passes.padded.mask_padding import Padding
+from gnncompile.passes.padded.graph import SELECTED, PaddedGraph, expression, single
+from gnncompile.passes.padded.selections import selected
 
 
-Kinds = tuple[int | None, ...]
-"""Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
-
-
-def single(kinds: Kinds | None) -> int | None:
-    """The kind of a padded dimension that consists of one; None for others."""
-    return kinds[0] if kinds is not None and len(kinds) == 1 else None
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operation by their names, in order."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    positional = dict(zip([a.name for a in arguments], node.args, strict=False))
-    return {a.name: a.default_value for a in arguments} | positional | node.kwargs
-
-
-def expression(size: Any) -> sympy.Expr:
-    """A size as an expression of symbols."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
-
-
-def pointwise(p: Padding, node: fx.Node) -> None:
+def pointwise(p: PaddedGraph, node: fx.Node) -> None:
     """Row by row; the size of a bucket among the numbers becomes the true one."""
     for place, argument in enumerate(node.args):
         if p.is_padded_number(argument):
@@ -55,18 +32,18 @@ def pointwise(p: Padding, node: fx.Node) -> None:
     p.dims(node)
 
 
-def row_by_row(p: Padding, node: fx.Node) -> None:
+def row_by_row(p: PaddedGraph, node: fx.Node) -> None:
     """Nothing to do, where the result has padded dimensions that are known."""
     p.dims(node)
 
 
-def same_values(p: Padding, node: fx.Node) -> None:
+def same_values(p: PaddedGraph, node: fx.Node) -> None:
     """Likewise, and it numbers what its first argument does."""
     p.dims(node)
     p.numbers_as(node, node.args[0])
 
 
-def view(p: Padding, node: fx.Node) -> None:
+def view(p: PaddedGraph, node: fx.Node) -> None:
     """The same rows, seen otherwise."""
     source: Any = node.args[0]
     before, after = value(source).shape, value(node).shape
@@ -77,13 +54,13 @@ def view(p: Padding, node: fx.Node) -> None:
     same_values(p, node)
 
 
-def _in_front(p: Padding, shape: Sequence[Any]) -> list[sympy.Expr]:
+def _in_front(p: PaddedGraph, shape: Sequence[Any]) -> list[sympy.Expr]:
     """How many numbers' places the dimensions in front of each padded one are."""
     sizes = [expression(size) for size in shape]
     return [sympy.prod(sizes[:dim]) for dim, size in enumerate(sizes) if size in p.kinds]
 
 
-def _other_sizes(p: Padding, node: fx.Node, source: fx.Node) -> None:
+def _other_sizes(p: PaddedGraph, node: fx.Node, source: fx.Node) -> None:
     """A view that joins rows with what stands in them, or takes them apart again."""
     before, after = value(source).shape, value(node).shape
     if node.target in _SWAPS:
@@ -104,7 +81,7 @@ def _other_sizes(p: Padding, node: fx.Node, source: fx.Node) -> None:
         raise p.refuse(f"{node.target} changes padded dimensions")
 
 
-def cat(p: Padding, node: fx.Node) -> None:
+def cat(p: PaddedGraph, node: fx.Node) -> None:
     """Along a padded dimension the parts stand one behind the other, with their padding."""
     parts: Any = node.args[0]
     p.dims(node)
@@ -115,7 +92,7 @@ def cat(p: Padding, node: fx.Node) -> None:
         p.given.add(node)
 
 
-def arange(p: Padding, node: fx.Node) -> None:
+def arange(p: PaddedGraph, node: fx.Node) -> None:
     """The numbers of all nodes, as of their self loops."""
     kind = single(p.of(value(node).shape[0]))
     starts = node.target is aten.arange.default or node.args[0] == 0
@@ -125,20 +102,20 @@ def arange(p: Padding, node: fx.Node) -> None:
     p.given.add(node)
 
 
-def filled(p: Padding, node: fx.Node) -> None:
+def filled(p: PaddedGraph, node: fx.Node) -> None:
     """A constant."""
     if len(node.args) > 1 and p.is_padded_number(node.args[1]):
         raise p.refuse("calculates with a size of the mini-batch")
     p.dims(node)
 
 
-def linear(p: Padding, node: fx.Node) -> None:
+def linear(p: PaddedGraph, node: fx.Node) -> None:
     """Rows of the first argument; the others are parameters."""
     if any(p.dims(n) for n in node.args[1:]) or value(node.args[0]).dim() - 1 in p.dims(node.args[0]):  # type: ignore[arg-type]
         raise p.refuse("multiplies over a padded dimension")
 
 
-def matmul(p: Padding, node: fx.Node) -> None:
+def matmul(p: PaddedGraph, node: fx.Node) -> None:
     """A product over a padded dimension leaves its padding out."""
     one, other = node.args[-2:] if node.target is aten.addmm.default else node.args[:2]
     if node.target is aten.addmm.default and p.dims(node.args[0]):
@@ -148,7 +125,7 @@ def matmul(p: Padding, node: fx.Node) -> None:
             node.replace_input_with(factor, p.cleared(factor))  # type: ignore[arg-type]
 
 
-def gather(p: Padding, node: fx.Node) -> None:
+def gather(p: PaddedGraph, node: fx.Node) -> None:
     """Rows by number: padded rows may get anything that exists."""
     arguments: Any = node.args
     table, dim, index = arguments
@@ -169,13 +146,13 @@ def gather(p: Padding, node: fx.Node) -> None:
         p.given.add(node)
 
 
-def embedding(p: Padding, node: fx.Node) -> None:
+def embedding(p: PaddedGraph, node: fx.Node) -> None:
     """Likewise, from a table of parameters."""
     if p.dims(node.args[0]) or node.args[1] not in p.given:
         raise p.refuse("gathers by an index that it calculates")
 
 
-def segments(p: Padding, node: fx.Node) -> None:
+def segments(p: PaddedGraph, node: fx.Node) -> None:
     """Reductions by index: what is padded goes to what is padded."""
     arguments: Any = node.args
     source, index, size = arguments[:3]
@@ -187,7 +164,7 @@ def segments(p: Padding, node: fx.Node) -> None:
         raise p.refuse("reduces along another dimension than the first")
 
 
-def reduction(p: Padding, node: fx.Node) -> None:
+def reduction(p: PaddedGraph, node: fx.Node) -> None:
     """Over padded dimensions only true rows count."""
     source: Any = node.args[0]
     given = arguments(node)
@@ -202,7 +179,7 @@ def reduction(p: Padding, node: fx.Node) -> None:
     p.replace(node, new)
 
 
-def _reduced(p: Padding, node: fx.Node, source: fx.Node, dims: list[int], given: dict[str, Any]) -> fx.Node:
+def _reduced(p: PaddedGraph, node: fx.Node, source: fx.Node, dims: list[int], given: dict[str, Any]) -> fx.Node:
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     keep, dtype = bool(given.get("keepdim", False)), given.get("dtype")
     mask, ctx = p.mask(source), p.ctx
@@ -232,7 +209,7 @@ def _reduced(p: Padding, node: fx.Node, source: fx.Node, dims: list[int], given:
     raise p.refuse(f"{name} over a padded dimension has no masked form")
 
 
-def along(p: Padding, node: fx.Node) -> None:
+def along(p: PaddedGraph, node: fx.Node) -> None:
     """Goes along a dimension, which must not be padded (a softmax gets lowest numbers there)."""
     source: Any = node.args[0]
     first = source[0] if isinstance(source, (list, tuple)) else source
@@ -253,7 +230,7 @@ def along(p: Padding, node: fx.Node) -> None:
     p.replace(node, made)
 
 
-def repeat(p: Padding, node: fx.Node) -> None:
+def repeat(p: PaddedGraph, node: fx.Node) -> None:
     """Padded dimensions are not repeated."""
     arguments: Any = node.args
     source, times = arguments
@@ -263,7 +240,7 @@ def repeat(p: Padding, node: fx.Node) -> None:
     same_values(p, node)
 
 
-def select(p: Padding, node: fx.Node) -> None:
+def select(p: PaddedGraph, node: fx.Node) -> None:
     """One row or column, where these are not padded."""
     arguments: Any = node.args
     source, dim, index = arguments
@@ -272,14 +249,14 @@ def select(p: Padding, node: fx.Node) -> None:
     same_values(p, node)
 
 
-def cut(p: Padding, node: fx.Node) -> None:
+def cut(p: PaddedGraph, node: fx.Node) -> None:
     """Parts along a dimension that is not padded."""
     given = arguments(node)
     if given["dim"] % value(given["self"]).dim() in p.dims(given["self"]):
         raise p.refuse(f"{node.target} cuts padded rows")
 
 
-def sliced(p: Padding, node: fx.Node) -> None:
+def sliced(p: PaddedGraph, node: fx.Node) -> None:
     """All rows, columns of them, or the first few, of which there must be enough (``out[:batch_size]``)."""
     source: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
@@ -307,14 +284,14 @@ def sliced(p: Padding, node: fx.Node) -> None:
         raise p.refuse("takes more rows than there are")
 
 
-def normalised(p: Padding, node: fx.Node) -> None:
+def normalised(p: PaddedGraph, node: fx.Node) -> None:
     """Normalises what stands in a row."""
     shape: Any = node.args[1]
     if any(p.is_padded_number(s) for s in shape):
         raise p.refuse("normalises over a padded dimension")
 
 
-def batch_norm(p: Padding, node: fx.Node) -> None:
+def batch_norm(p: PaddedGraph, node: fx.Node) -> None:
     """Statistics are those of true rows."""
     x, weight, bias, mean, var, training, momentum, eps = node.args[:8]
     if not training:
@@ -327,7 +304,7 @@ def batch_norm(p: Padding, node: fx.Node) -> None:
     p.replace(node, p.ctx.inline(masked_reductions.batch_norm, *given, like=node))
 
 
-def loss(p: Padding, node: fx.Node) -> None:
+def loss(p: PaddedGraph, node: fx.Node) -> None:
     """Padded rows have none."""
     given = arguments(node)
     reduction, x, target = given["reduction"], given["self"], given["target"]
@@ -372,7 +349,7 @@ VIEWS = {
 }
 """Views that :func:`view` knows."""
 
-RULES: dict[Any, Callable[[Padding, fx.Node], None]] = {
+RULES: dict[Any, Callable[[PaddedGraph, fx.Node], None]] = {
     aten.sym_size.int: lambda padding, node: None,
     aten.cat.default: cat,
     aten.arange.default: arange,

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gnncompile.passes.context import aten, is_tensor, value, written_nodes
+from gnncompile.passes.analysis import aten, is_tensor, value, value_numbers, written_nodes
 from gnncompile.passes.padded import masked_reductions
-from gnncompile.passes.pre_grad.cse import numbers
-
-if TYPE_CHECKING:
-    from gnncompile.passes.padded.mask_padding import Padding
-
-SELECTED = 2**32
-"""Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
+from gnncompile.passes.padded.graph import PaddedGraph
 
 _OTHER_NUMBER = "rows that a mask selects meet rows of another number"
 
@@ -40,12 +34,12 @@ def is_trivial_check(node: fx.Node) -> bool:
     return isinstance(size, fx.Node) and size.target is aten.sym_size.int
 
 
-def select_once(p: Padding) -> None:
+def select_once(p: PaddedGraph) -> None:
     """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): as many rows, as is known then."""
     selections = p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default)
     if len(selections) < 2:
         return
-    found = numbers(p.ctx.graph, written_nodes(p.ctx.graph))
+    found = value_numbers(p.ctx.graph, written_nodes(p.ctx.graph))
     firsts: dict[int, fx.Node] = {}
     for node in selections:
         p.at = first = firsts.setdefault(found[node], node)
@@ -55,7 +49,7 @@ def select_once(p: Padding) -> None:
                 _find_again(p, user)
 
 
-def selected(p: Padding, node: fx.Node) -> None:
+def selected(p: PaddedGraph, node: fx.Node) -> None:
     """``nonzero`` of a mask: where its true rows are, and behind them where the others are."""
     mask: Any = node.args[0]
     if value(mask).dim() != 1 or value(mask).dtype != torch.bool:
@@ -69,14 +63,14 @@ def selected(p: Padding, node: fx.Node) -> None:
     _renew(p, new)
 
 
-def _more(p: Padding, rows: Any) -> int:
+def _more(p: PaddedGraph, rows: Any) -> int:
     """How many places more than rows make a size that nothing else has."""
     tensors = [value(n) for n in p.ctx.graph.nodes if is_tensor(n)]
     known = {size.node.expr for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)}
     return next(more for more in range(1, len(known) + 2) if rows.node.expr + more not in known)
 
 
-def _renew(p: Padding, new: fx.Node) -> None:
+def _renew(p: PaddedGraph, new: fx.Node) -> None:
     """Finds what is made of selected rows in their new number."""
     for node in _made_of(new):
         if node.target is aten._assert_scalar.default and not statically_known_true(value(node.args[0])):  # type: ignore[arg-type]
@@ -84,7 +78,7 @@ def _renew(p: Padding, new: fx.Node) -> None:
         _find_again(p, node)
 
 
-def _find_again(p: Padding, node: fx.Node) -> None:
+def _find_again(p: PaddedGraph, node: fx.Node) -> None:
     try:
         p.ctx.find_value(node)
     except Exception as error:

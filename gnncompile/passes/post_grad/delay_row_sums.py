@@ -14,7 +14,7 @@ import operator
 import torch
 from torch import fx
 
-from gnncompile.passes.context import aten, is_packed, own, sums_rows, value
+from gnncompile.passes.analysis import aten, is_packed, own, sums_rows, value
 from gnncompile.runtime.launch import generator
 
 _LONG = (own.region.default, own.product.default, own.sum_of_products.default)

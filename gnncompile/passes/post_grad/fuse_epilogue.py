@@ -20,7 +20,7 @@ from torch import fx
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
+from gnncompile.passes.analysis import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.runtime.launch import generator
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import aten, own, same_size, value
+from gnncompile.passes.analysis import aten, own, same_size, value
 
 _VIEWS = (aten.view.default, aten.reshape.default, operator.getitem)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import alike, aten, own, value
+from gnncompile.passes.analysis import alike, aten, own, value
 
 
 def run(graph: fx.Graph) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from gnncompile.ops.gemm import LEAST_BY_ROWS, in_parts
-from gnncompile.passes.context import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
+from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 NARROWEST = 16
 """Columns of the matrices: tensor cores multiply blocks of 16."""

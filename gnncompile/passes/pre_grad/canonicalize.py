@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, drop_unused, guarded_same, is_tensor, origins, own, value
+from gnncompile.passes.analysis import aten, drop_unused, guarded_same, is_tensor, origins, own, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad import wrap_negative_indices
 from gnncompile.passes.pre_grad.indices import fits, index_along, is_index, uncopied

@@ -16,7 +16,8 @@ from torch import fx
 
 from gnncompile import _compat
 from gnncompile.layout.structure_program import ADVICE
-from gnncompile.passes.context import Context, aten, drop_unused, value
+from gnncompile.passes.analysis import aten, drop_unused, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad.normalize_sizes import Symbols
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.ops import higher_order
 from gnncompile.ops.segment import segment_reduce
-from gnncompile.passes.context import aten, own
+from gnncompile.passes.analysis import aten, own
 
 
 class _Gather(torch.autograd.Function):

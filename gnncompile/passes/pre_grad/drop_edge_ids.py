@@ -16,7 +16,8 @@ from torch import fx
 
 from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.vjp import vjp
-from gnncompile.passes.context import Context, aten, drop_unused, own, value
+from gnncompile.passes.analysis import aten, drop_unused, own, value
+from gnncompile.passes.context import Context
 
 MOST_GRADIENTS = 4
 """Tensors that may want a gradient, up to which all backwards that there can be are looked at."""

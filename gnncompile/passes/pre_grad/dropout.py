@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from gnncompile.ir import philox
-from gnncompile.passes.context import Context, aten, drop_unused, own, value
+from gnncompile.passes.analysis import aten, drop_unused, own, value
+from gnncompile.passes.context import Context
 
 
 def seed_of(ctx: Context, dropout: fx.Node) -> fx.Node:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, value
+from gnncompile.passes.analysis import aten, value
+from gnncompile.passes.context import Context
 
 MOST_FEATURES = 32
 """With more features than this the layer takes longer in every walk than its rows take to be read."""

@@ -19,7 +19,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, is_one, is_switch, is_tensor, mutates, own, user_line, value
+from gnncompile.passes.analysis import aten, is_one, is_switch, is_tensor, mutates, own, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import user_line
 from gnncompile.passes.pre_grad import canonicalize, dropout, functionalize, normalize_sizes
 from gnncompile.passes.pre_grad.differentiable import RULES, TABLE
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, drop_unused, is_tensor, known_size, per_row, same_shape, value
+from gnncompile.passes.analysis import aten, drop_unused, is_tensor, known_size, per_row, same_shape, value
+from gnncompile.passes.context import Context
 
 
 def run(ctx: Context) -> None:

@@ -18,17 +18,8 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import (
-    Context,
-    aten,
-    drop_unused,
-    guarded_same,
-    is_one,
-    is_tensor,
-    own,
-    same_size,
-    value,
-)
+from gnncompile.passes.analysis import aten, drop_unused, guarded_same, is_one, is_tensor, own, same_size, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad.canonicalize import Reduction, gather_of, reduction_of
 from gnncompile.passes.pre_grad.message import MAX_WIDTH, size_node

@@ -18,7 +18,9 @@ from torch import fx
 from gnncompile.ir.region import Output
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import Context, RegionRecord, aten, own, same_size, user_line, value
+from gnncompile.passes.analysis import aten, own, same_size, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.pre_grad import dropout, wrap_negative_indices
 from gnncompile.passes.pre_grad.message import Message, size_node

@@ -13,17 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import (
-    Context,
-    WrittenInput,
-    aten,
-    drop_unused,
-    makes_new_tensor,
-    mutates,
-    own,
-    value,
-    written_nodes,
-)
+from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, mutates, own, value, written_nodes
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import WrittenInput
 
 
 def run(ctx: Context) -> None:

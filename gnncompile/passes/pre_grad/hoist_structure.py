@@ -16,7 +16,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile.layout.structure_program import StructureProgram
-from gnncompile.passes.context import Context, aten, drop_unused, makes_new_tensor, structural_nodes, value
+from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, structural_nodes, value
+from gnncompile.passes.context import Context
 
 
 def run(ctx: Context) -> None:
@@ -25,7 +26,7 @@ def run(ctx: Context) -> None:
     Where another graph may go on with the results (``ctx.leads_on``), those that are copies of structure leave the
     graph: see :attr:`StructureProgram.copied`.
     """
-    structural = structural_nodes(ctx)
+    structural = structural_nodes(ctx.graph, ctx.written)
     _carry_numbers(ctx, structural)
     frontier, rest = _frontier(ctx, structural)
     if not frontier:

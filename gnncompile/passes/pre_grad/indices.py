@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, guarded_same, is_one, is_tensor, same_size, value
+from gnncompile.passes.analysis import aten, guarded_same, is_one, is_tensor, same_size, value
+from gnncompile.passes.context import Context
 
 COPIES = {
     aten.clone.default,

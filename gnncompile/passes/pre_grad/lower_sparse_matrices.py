@@ -8,7 +8,8 @@ Why it pays: it is message passing. What else is done with a matrix has the mode
 from __future__ import annotations
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, drop_unused, own
+from gnncompile.passes.analysis import aten, drop_unused, own
+from gnncompile.passes.context import Context
 
 _PRODUCTS = {aten.mm.default, aten.matmul.default}
 

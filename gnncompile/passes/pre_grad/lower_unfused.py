@@ -16,18 +16,9 @@ from torch import fx
 
 from gnncompile.ir.region import parse
 from gnncompile.ops.segment import WRITTEN_OUT
-from gnncompile.passes.context import (
-    Context,
-    Masked,
-    aten,
-    drop_unused,
-    is_one,
-    mutates,
-    own,
-    same_size,
-    user_line,
-    value,
-)
+from gnncompile.passes.analysis import aten, drop_unused, is_one, mutates, own, same_size, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import Masked, user_line
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 

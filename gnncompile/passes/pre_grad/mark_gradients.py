@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, carries_gradient, mutates
+from gnncompile.passes.analysis import carries_gradient, mutates
+from gnncompile.passes.context import Context
 
 
 def run(ctx: Context) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, drop_unused, value
+from gnncompile.passes.analysis import alike, aten, drop_unused, value
+from gnncompile.passes.context import Context
 
 
 def run(ctx: Context) -> None:

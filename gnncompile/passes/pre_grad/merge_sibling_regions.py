@@ -20,9 +20,7 @@ from gnncompile.ir.merge import Part, merge
 from gnncompile.ir.region import Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import (
-    Context,
-    RegionRecord,
+from gnncompile.passes.analysis import (
     aten,
     drop_unused,
     is_switch,
@@ -30,10 +28,11 @@ from gnncompile.passes.context import (
     origins,
     own,
     structural_nodes,
-    user_line,
     value,
     written_nodes,
 )
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import RegionRecord, user_line
 
 MOST_REDUCTIONS = 8
 """Reductions and softmaxes that one region may hold: each keeps a row of its own in registers."""
@@ -86,7 +85,7 @@ class _Call:
 def _calls(ctx: Context, written: set[fx.Node]) -> list[_Call]:
     if len(ctx.graph.find_nodes(op="call_function", target=own.region.default)) < 2:
         return []
-    structural, switches = structural_nodes(ctx), 0
+    structural, switches = structural_nodes(ctx.graph, ctx.written), 0
     found = []
     for node in ctx.graph.nodes:
         switches += node.op == "call_function" and is_switch(node)

@@ -15,7 +15,8 @@ from torch import fx
 
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
-from gnncompile.passes.context import Context, aten, guarded_same, is_one, own, same_size, value
+from gnncompile.passes.analysis import aten, guarded_same, is_one, own, same_size, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.passes.pre_grad import edge_linears
 from gnncompile.passes.pre_grad.dropout import seed_of

@@ -15,7 +15,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, drop_unused, own, value
+from gnncompile.passes.analysis import aten, drop_unused, own, value
+from gnncompile.passes.context import Context
 
 _FILLS = {
     "zeros": 0,

@@ -14,7 +14,9 @@ from torch import fx
 
 from gnncompile.ir.region import Node, Region, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.context import Context, aten, drop_unused, own, structural_nodes, user_line
+from gnncompile.passes.analysis import aten, drop_unused, own, structural_nodes
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import user_line
 
 WIDEST = 8
 """Values per edge, at most, of what is kept in three orders."""
@@ -24,7 +26,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     if not ctx.options["hoist"]:
         return  # it would be put in order again in every step
-    structural = structural_nodes(ctx)
+    structural = structural_nodes(ctx.graph, ctx.written)
     orders: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
     for call in ctx.graph.find_nodes(op="call_function", target=own.region.default):
         region: Region = parse(call.args[2])

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import (
-    Context,
+from gnncompile.passes.analysis import (
     alike,
     aten,
     drop_unused,
@@ -36,6 +35,7 @@ from gnncompile.passes.context import (
     same_size,
     value,
 )
+from gnncompile.passes.context import Context
 
 _VIEWS = (aten.view.default, aten.reshape.default)
 _SUMS = ("sum", "mean")

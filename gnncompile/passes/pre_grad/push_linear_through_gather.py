@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, alike, aten, drop_unused, same_size, value
+from gnncompile.passes.analysis import alike, aten, drop_unused, same_size, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad.edge_linears import VIEWS
 from gnncompile.passes.pre_grad.message import makes_messages
 from gnncompile.passes.pre_grad.normalize_sizes import Symbols

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, Front, NotPadded, PaddedInputs, own, user_line, value
+from gnncompile.passes.analysis import own, value
+from gnncompile.passes.context import Context, Front, PaddedInputs
+from gnncompile.passes.log import NotPadded, user_line
 
 
 def run(ctx: Context) -> None:

@@ -12,7 +12,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile.ir.region import Region, parse
-from gnncompile.passes.context import Context, own
+from gnncompile.passes.analysis import own
+from gnncompile.passes.context import Context
 
 WIDE = 16
 """Elements per edge from which on memory matters."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, alike, aten, drop_unused, is_tensor, own, per_row, same_size, value
+from gnncompile.passes.analysis import alike, aten, drop_unused, is_tensor, own, per_row, same_size, value
+from gnncompile.passes.context import Context
 
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, WrittenInput, aten, drop_unused, is_tensor, own, value
+from gnncompile.passes.analysis import aten, drop_unused, is_tensor, own, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import WrittenInput
 from gnncompile.passes.pre_grad.indices import COPIES
 
 

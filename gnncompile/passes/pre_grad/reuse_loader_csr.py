@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.context import Context, aten, guarded_same, own, same_size, value
+from gnncompile.passes.analysis import aten, guarded_same, own, same_size, value
+from gnncompile.passes.context import Context
 
 _AGAIN = (aten.select.int, aten.repeat.default, aten.expand.default, aten.view.default, aten.unsqueeze.default)
 """What leaves the last dimension as it is, if that has its length still."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.context import Context, PaddedInputs, aten, is_tensor, value
+from gnncompile.passes.analysis import aten, is_tensor, value
+from gnncompile.passes.context import Context, PaddedInputs
 
 
 def run(ctx: Context) -> None:

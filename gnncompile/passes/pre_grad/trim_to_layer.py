@@ -17,8 +17,8 @@ from torch import fx
 
 from gnncompile import _compat
 from gnncompile.layout.batch_metadata import in_hand
-from gnncompile.passes.context import Context, Front, PaddedInputs, aten, drop_unused, is_tensor, mutates, own, value
-from gnncompile.passes.padded.ops import arguments
+from gnncompile.passes.analysis import arguments, aten, drop_unused, is_tensor, mutates, own, value
+from gnncompile.passes.context import Context, Front, PaddedInputs
 from gnncompile.passes.pointwise import POINTWISE
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.context import Context, aten, own, value
+from gnncompile.passes.analysis import aten, own, value
+from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad.message import size_node
 
 _COUNTS, _REFUSES = "counts from the end", "refuses negative entries"

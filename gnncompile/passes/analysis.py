@@ -1,0 +1,291 @@
+"""Questions about nodes of a captured graph: their values, sizes and memory, and what is computed twice."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from gnncompile import _compat
+
+aten = torch.ops.aten
+
+
+own = torch.ops.gnncompile
+
+
+def origins(node: fx.Node) -> tuple[str, ...]:
+    """Names of the traced operations that a node was made for; of a traced one its own."""
+    return node.meta.get("origins", (node.name,))  # type: ignore[no-any-return]
+
+
+def carries_gradient(node: fx.Node) -> bool:
+    """Whether a node's value can have a gradient at all: sizes and indices have none, whatever they were made from."""
+    found = node.meta.get("val")
+    if isinstance(found, torch.Tensor):
+        return found.is_floating_point() or found.is_complex()
+    return isinstance(found, (tuple, list))
+
+
+def value(node: fx.Node) -> Any:
+    """The fake value of a node."""
+    return node.meta["val"]
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for every graph, without adding a guard."""
+    return bool(statically_known_true(a == b))
+
+
+def known_size(size: Any) -> int | None:
+    """A size that is the same number for every graph, without adding a guard; None for others."""
+    now = _compat.size_now(size)
+    return now if now is not None and same_size(size, now) else None
+
+
+def guarded_same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal; where they only happen to be, a graph in which they are not is captured anew."""
+    if same_size(a, b):
+        return True
+    now = _compat.size_now(a)
+    return now is not None and now == _compat.size_now(b) and bool(a == b)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two nodes are tensors of the same type and size, for every graph."""
+    return same_shape(one, other) and value(one).dtype == value(other).dtype
+
+
+def same_shape(one: Any, other: Any) -> bool:
+    """Whether two nodes are tensors of the same size, for every graph."""
+    if not is_tensor(one) or not is_tensor(other):
+        return False
+    a, b = value(one).shape, value(other).shape
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def is_packed(fake: torch.Tensor) -> bool:
+    """Whether the elements stand in memory row after row, for every graph."""
+    expected: Any = 1
+    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+        if not is_one(size) and not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def per_row(factor: Any) -> bool:
+    """Whether a factor, a number or a tensor, is the same for all features of a row."""
+    if not is_tensor(factor):
+        return True
+    shape = value(factor).shape
+    return len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 1)
+
+
+def sums_rows(node: fx.Node) -> bool:
+    """Whether a node sums over the rows of a matrix, in the type that it has."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs:
+        return False
+    return node.args[1] in ([0], [-2]) and value(node.all_input_nodes[0]).dim() == 2
+
+
+def is_switch(node: fx.Node) -> bool:
+    """Whether a node changes how later nodes run (grad mode, autocast)."""
+    return getattr(node.target, "__name__", "") in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+
+
+FRESH_EXCEPT = {
+    "contiguous",
+    "detach",
+    "dropout",
+    "expand_as",
+    "feature_dropout",
+    "flatten",
+    "reshape",
+    "reshape_as",
+    "to",
+    "type_as",
+    "view_as",
+}
+"""Composite ops whose schema says nothing of it but which may return their argument itself."""
+
+
+def makes_new_tensor(node: fx.Node) -> bool:
+    """Whether a node's tensor shares memory with no other."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    if any(r.alias_info is not None for r in schema.returns):
+        return False
+    return schema.name.split("::")[1] not in FRESH_EXCEPT
+
+
+def mutates(node: fx.Node) -> bool:
+    """Whether a node writes to one of its arguments."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+_WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+"""They write to running statistics in training, though their schemas do not say so."""
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Removes what nothing reads, unless it writes to something, or draws random numbers."""
+    graph.eliminate_dead_code(lambda node: mutates(node) or _updates_statistics(node) or node.is_impure())
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    """Whether a normalisation updates running statistics."""
+    return node.target in _WITH_STATISTICS and node.args[3] is not None and node.args[5] is not False
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def same_when_repeated(graph: fx.Graph) -> bool:
+    """Whether to run a graph twice is known to be the same as to run it once: it writes to nothing that was there
+    before, and draws no random numbers.
+    """
+    return not any(map(_may_leave_something, graph.nodes))
+
+
+def _may_leave_something(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return mutates(node) or _updates_statistics(node) or depends_on_chance(node)
+    # Of what is no operator no schema says it; arithmetic of sizes makes numbers.
+    return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
+
+
+def written_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose memory something in the graph writes to, directly or through a view."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and mutates(node):
+            todo = _written_arguments(node)
+            while todo:
+                at = todo.pop()
+                if at not in found:
+                    found.add(at)
+                    todo.extend([] if makes_new_tensor(at) else _aliased_arguments(at))
+    for node in graph.nodes:
+        if node.op == "call_function" and not makes_new_tensor(node) and found & set(_aliased_arguments(node)):
+            found.add(node)
+    return found
+
+
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operation writes to, by its schema; not the indices and values that it only reads."""
+    return _aliased_arguments(node, only_written=True)
+
+
+def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Node]:
+    """The arguments whose memory the result of an operation may be, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not any(argument.alias_info is not None for argument in schema.arguments):
+        return node.all_input_nodes  # it does not say
+    found: list[fx.Node] = []
+    for at, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and (argument.alias_info.is_write or not only_written):
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            fx.map_arg(given, found.append)
+    return found
+
+
+def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bool]:
+    """Nodes computed from integer inputs and sizes alone, and whether integers (data, not only sizes) enter."""
+    found: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            val = node.meta["val"]
+            if isinstance(val, torch.SymInt):
+                found[node] = False
+            elif isinstance(val, torch.Tensor) and not _is_float(val) and node not in written:
+                found[node] = True
+        elif node.op == "call_function" and node not in written and not mutates(node) and not is_switch(node):
+            if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
+                found[node] = False
+            elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
+                found[node] = any(found[s] for s in node.all_input_nodes)
+    return found
+
+
+def _same_each_time(node: fx.Node) -> bool:
+    """Whether a node has a value, and the same one for the same arguments."""
+    return not depends_on_chance(node) and node.meta.get("val") is not None
+
+
+def depends_on_chance(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    name, tags = str(node.target), getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or any(part in name for part in ("rand", "dropout"))
+
+
+def _is_float(val: torch.Tensor) -> bool:
+    return val.is_floating_point() or val.is_complex()
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an operation by their names, in order."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    positional = dict(zip([a.name for a in arguments], node.args, strict=False))
+    return {a.name: a.default_value for a in arguments} | positional | node.kwargs
+
+
+def value_numbers(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, int]:
+    """A number for each node, the same for calls that make the same of the same arguments.
+
+    Args:
+        graph: Where they are.
+        written: Nodes whose memory something writes to; none of them is the same as another.
+    """
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    something_is_written = any(mutates(n) or is_switch(n) for n in calls)
+    found: dict[fx.Node, int] = {}
+    known: dict[Any, int] = {}
+    for node in graph.nodes:
+        shareable = node.op == "call_function" and node not in written and _pure(node, something_is_written)
+        key = _key(node, found) if shareable else None
+        found[node] = known.setdefault(node if key is None else key, len(known))
+    return found
+
+
+def _pure(node: fx.Node, written: bool) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target.__module__ == "_operator" if callable(target) else False
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or _stateful(str(target)):
+        return False
+    val = node.meta.get("val")
+    # Where something writes to memory or switches gradients off, only integers (structure) are shared.
+    return not written or not (isinstance(val, torch.Tensor) and val.is_floating_point())
+
+
+def _stateful(name: str) -> bool:
+    return any(part in name for part in ("dropout", "batch_norm", "instance_norm", "rrelu"))
+
+
+def _key(node: fx.Node, numbers: dict[fx.Node, int]) -> Any:
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    parts = tuple((type(a), numbers[a] if isinstance(a, fx.Node) else a) for a in flat)
+    try:
+        hash(parts)
+    except TypeError:
+        return None
+    return node.target, parts, str(spec)

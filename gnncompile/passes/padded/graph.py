@@ -1,0 +1,147 @@
+"""What is padded in a captured graph: which dimensions, by how many rows, and masks of the valid ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from gnncompile.passes.analysis import aten, is_switch, is_tensor, value
+from gnncompile.passes.context import Context, PaddedInputs
+from gnncompile.passes.log import NotPadded, user_line
+from gnncompile.passes.padded import masked_reductions
+
+SELECTED = 2**32
+"""Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
+
+Kinds = tuple[int | None, ...]
+"""Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
+
+
+def single(kinds: Kinds | None) -> int | None:
+    """The kind of a padded dimension that consists of one; None for others."""
+    return kinds[0] if kinds is not None and len(kinds) == 1 else None
+
+
+def expression(size: Any) -> sympy.Expr:
+    """A size as an expression of symbols."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+class PaddedGraph:
+    """What is padded in a graph, and the means to undo it."""
+
+    def __init__(self, ctx: Context, known: PaddedInputs) -> None:
+        self.ctx, self.known = ctx, known
+        self.kinds: dict[sympy.Expr, Kinds] = {symbol: (kind,) for symbol, kind in known.sizes.items()}
+        self.repeats: dict[sympy.Expr, int] = {}
+        self.values: dict[fx.Node, int] = dict(known.values)
+        """For tensors that number things, of which kind these are: padded rows number padded things."""
+        self.given: set[fx.Node] = set(known.whole)
+        """Padded tensors that stand in the inputs as they are: whatever they number exists."""
+        self.numbers: dict[int, fx.Node] = {}
+        self.last_input = ctx.inputs_first()
+
+        self.at: fx.Node = self.last_input
+        """The node that is being looked at, whose line errors name."""
+
+    def refuse(self, why: str) -> NotPadded:
+        """What to raise."""
+        return NotPadded(why, user_line(self.at))
+
+    def of(self, size: Any) -> Kinds | None:
+        """Of what a dimension of some size consists; None where nothing is padded."""
+        if not isinstance(size, torch.SymInt):
+            return None
+        expr = size.node.expr
+        if expr in self.kinds:
+            return self.kinds[expr]
+        if not expr.free_symbols & set(self.known.sizes):
+            return None
+        raise self.refuse(f"a size of {expr} is none of the mini-batch's")
+
+    def dims(self, node: Any) -> dict[int, Kinds]:
+        """The padded dimensions of a tensor."""
+        if not is_tensor(node):
+            return {}
+        found = {d: self.of(s) for d, s in enumerate(value(node).shape)}
+        return {d: kinds for d, kinds in found.items() if kinds is not None}
+
+    def is_padded_number(self, node: Any) -> bool:
+        """Whether a whole number depends on the size of a bucket."""
+        found = node.meta.get("val") if isinstance(node, fx.Node) else node
+        return isinstance(found, torch.SymInt) and bool(found.node.expr.free_symbols & set(self.known.sizes))
+
+    def meets_padding(self, node: fx.Node) -> bool:
+        """Whether a node reads or makes something padded; switches of gradients and autocast do not count."""
+        reads = any(self._is_padded(n) for n in node.all_input_nodes)
+        return (reads or self._is_padded(node)) and not is_switch(node)
+
+    def _is_padded(self, node: fx.Node) -> bool:
+        found = node.meta.get("val")
+        sizes = [s for t in (found if isinstance(found, (tuple, list)) else [found]) for s in getattr(t, "shape", [t])]
+        return any(self.is_padded_number(s) for s in sizes)
+
+    def number(self, kind: int) -> fx.Node:
+        """How many things of a kind there are, a tensor without dimensions."""
+        if kind not in self.numbers:
+            with self.ctx.graph.inserting_after(self.last_input):
+                self.numbers[kind] = self.ctx.call(aten.select.int, self.known.counts, 0, kind)
+        return self.numbers[kind]
+
+    def add_kind(self, size: Any, number: fx.Node) -> None:
+        """Notes that a size is that of rows that a mask selects, of which so many are true."""
+        kind = SELECTED + len(self.kinds)
+        self.kinds[expression(size)], self.numbers[kind] = (kind,), number
+
+    def count(self, kinds: Sequence[Kinds], sizes: Sequence[Any]) -> fx.Node:
+        """How many true combinations there are along padded dimensions."""
+        true = [self._true(parts, size) for parts, size in zip(kinds, sizes, strict=True)]
+        return functools.reduce(lambda one, other: self.ctx.call(aten.mul.Tensor, one, other), true)
+
+    def _true(self, kinds: Kinds, size: Any) -> fx.Node:
+        """How many of a padded dimension are true."""
+        kind = single(kinds)
+        if kind is None:
+            raise self.refuse("how many true rows there are is not known where several tensors are joined")
+        times = self.repeats.get(expression(size), 1)
+        return self.number(kind) if times == 1 else self.ctx.call(aten.mul.Tensor, self.number(kind), times)
+
+    def mask(self, node: fx.Node, dims: Sequence[int] | None = None) -> fx.Node:
+        """Which rows, columns, ... (those in `dims`) of a tensor are true, of a shape that is broadcast to its own."""
+        rank, made = value(node).dim(), None
+        padded = {d: kinds for d, kinds in self.dims(node).items() if dims is None or d in dims}
+        for dim, kinds in padded.items():
+            one = self._mask_of(node, dim, kinds)
+            shape = [1] * rank
+            shape[dim] = -1
+            one = self.ctx.call(aten.view.default, one, shape)
+            made = one if made is None else self.ctx.call(aten.logical_and.default, made, one)
+        assert made is not None
+        return made
+
+    def _mask_of(self, node: fx.Node, dim: int, kinds: Kinds) -> fx.Node:
+        limit = self._true(kinds, value(node).shape[dim])
+        size = self.ctx.call(aten.sym_size.int, node, dim)
+        places = self.ctx.call(aten.arange.default, size, dtype=torch.int64, device=value(node).device)
+        return self.ctx.call(aten.lt.Tensor, places, limit)
+
+    def replace(self, node: fx.Node, new: fx.Node) -> None:
+        """Puts another value in a node's place."""
+        node.replace_all_uses_with(new)
+        self.ctx.graph.erase_node(node)
+
+    def numbers_as(self, node: fx.Node, source: Any) -> None:
+        """Notes that a tensor numbers what another one does."""
+        if source in self.values:
+            self.values[node] = self.values[source]
+        if source in self.given:
+            self.given.add(node)
+
+    def cleared(self, node: fx.Node, fill: float = 0) -> fx.Node:
+        """A tensor with its padding filled."""
+        return self.ctx.inline(masked_reductions.cleared, node, self.mask(node), fill, like=self.at)
