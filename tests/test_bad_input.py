@@ -305,7 +305,7 @@ def _compiler(text: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
 
 def _no_triton(patch: pytest.MonkeyPatch, folder: Path) -> None:
     importlib.import_module("gnncompile.codegen.triton.kernel")  # what is taken away comes back after the test
-    for name in [name for name in sys.modules if name.startswith("gnncompile.codegen.triton_")]:
+    for name in [name for name in sys.modules if name.startswith("gnncompile.codegen.triton.")]:
         patch.delitem(sys.modules, name)
     patch.setitem(sys.modules, "triton", None)
 

@@ -342,7 +342,8 @@ def test_it_can_be_turned_off(device: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_builds_its_own(device: str) -> None:
     code = (
-        "import os\nfrom gnncompile.runtime import native\nnative._build.run = lambda: __import__('time').sleep(60)\n"
+        "import os\nimport time\nfrom gnncompile.cudagraphs import native\n"
+        "native._build.run = lambda: time.sleep(60)\n"
         "native.prepare()\npid = os.fork()\nif pid == 0:\n    os._exit(0 if native.wait() == '' else 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\nprint('right')\nos._exit(0)"
     )

@@ -136,7 +136,7 @@ def test_readers_of_a_gradient_per_edge_come_after_its_region(device: str, poiso
         _check_order(code)
 
 
-_OUR_CALL = re.compile(r"(?:region_[0-9a-f]+_\w+|_gnncompile_dense\.write_\w+)\((.*)\)$")
+_OUR_CALL = re.compile(r"(?:region_[0-9a-f]+_\w+|_gnncompile_gemm\.write_\w+)\((.*)\)$")
 _MADE = re.compile(r"(buf\d+) = (?:empty_strided_\w+|assert|buf\d+|reinterpret_tensor)")
 
 

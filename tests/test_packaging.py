@@ -41,7 +41,7 @@ def test_backend_is_published():
     points = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "gnncompile" not in points.names:
         pytest.skip("gnncompile is not installed (run from the checkout)")
-    assert points["gnncompile"].value == "gnncompile.capture.backend:backend"
+    assert points["gnncompile"].value == "gnncompile.capture.dynamo_backend:backend"
 
 
 def test_constraints_pin_everything_once_per_python():

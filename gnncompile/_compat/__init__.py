@@ -16,8 +16,7 @@ from gnncompile._compat.autograd import (
     without_saved_hooks,
 )
 from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS, broken_bounds
-from gnncompile._compat.breaks import note_graph_breaks
-from gnncompile._compat.compiles import keep_writes_to_scalars, kept_guards, symbolic_counts
+from gnncompile._compat.compiles import kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
@@ -27,7 +26,6 @@ from gnncompile._compat.dynamo import (
     copy_of,
     counters,
     current_backend,
-    delete_what_is_there,
     graph_breaks,
     input_source,
     is_whole,
@@ -41,55 +39,42 @@ from gnncompile._compat.dynamo import (
     valid_capture,
     whole_captures,
 )
-from gnncompile._compat.emptiness import AsksForEmptiness, notice_emptiness_questions
+from gnncompile._compat.emptiness import AsksForEmptiness, patch_evaluate_expr
 from gnncompile._compat.gradients import (
     GradientNotCaptured,
     bound_gradient,
-    capture_gradients,
     drop_leaf_marks,
     get_decompositions,
     gradient_calls,
+    patch_autograd_grad,
 )
 from gnncompile._compat.inductor import (
     compile_inductor,
     inductor_decompositions,
     inductor_mode_options,
     inductor_option_names,
-    keep_vectors_inside,
-    keep_written_names,
-    launch_no_rows,
     prepare_inductor,
-    read_sizes_of_inputs,
     settings_for,
-    sum_both_ways_where_large,
     unfused_settings,
-    wait_for_vectors,
 )
-from gnncompile._compat.inductor_guards import order_strides_without_guards, reshape_without_guards, tile_no_rows
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
-from gnncompile._compat.numbers import keep_numbers
 from gnncompile._compat.optimizers import make_capturable
+from gnncompile._compat.patches import apply_patches
 from gnncompile._compat.recovery import (
     CaptureFailed,
     Recapture,
-    guard_by_identity,
     holds_nothing,
     is_limit,
     place_of,
     reason_of,
-    recover_captures,
     steers_dynamo,
 )
-from gnncompile._compat.replicas import are_sharded, extras_of_replica, keep_graphs_whole
+from gnncompile._compat.replicas import are_sharded, extras_of_replica
 from gnncompile._compat.shapes import (
     assumed_sizes,
-    decide_slices,
     fresh_sizes,
     guards_on,
     has_unknown_size,
-    keep_strides_symbolic,
-    know_widths,
-    leave_layouts_open,
     own_symbol,
     plain_sizes,
     size_now,
@@ -123,7 +108,6 @@ from gnncompile._compat.transforms import (
     needs_eager,
     refuse_in_backward,
     refuse_tangents,
-    tell_backwards_apart,
     transform_traced,
     uses_transforms,
 )
@@ -144,13 +128,13 @@ __all__ = [
     "SecondDerivativeError",
     "StorageWeakRef",
     "applies",
+    "apply_patches",
     "are_sharded",
     "assumed_sizes",
     "backend_fake_mode",
     "bound_gradient",
     "broken_bounds",
     "calling_file",
-    "capture_gradients",
     "compile_inductor",
     "copy_each",
     "copy_of",
@@ -158,9 +142,7 @@ __all__ = [
     "current_backend",
     "current_device",
     "current_stream",
-    "decide_slices",
     "decompose",
-    "delete_what_is_there",
     "drop_leaf_marks",
     "extension_flags",
     "extension_libraries",
@@ -169,7 +151,6 @@ __all__ = [
     "get_decompositions",
     "gradient_calls",
     "graph_breaks",
-    "guard_by_identity",
     "guards_on",
     "has_hooks",
     "has_unknown_size",
@@ -185,41 +166,28 @@ __all__ = [
     "is_limit",
     "is_watched",
     "is_whole",
-    "keep_graphs_whole",
-    "keep_numbers",
-    "keep_strides_symbolic",
-    "keep_vectors_inside",
     "keep_versions",
     "keep_with",
-    "keep_writes_to_scalars",
-    "keep_written_names",
     "keeps_graph",
     "kept_guards",
     "kept_with",
-    "know_widths",
-    "launch_no_rows",
-    "leave_layouts_open",
     "make_capturable",
     "needs_eager",
-    "note_graph_breaks",
-    "notice_emptiness_questions",
     "notice_use_as",
     "object_of",
-    "order_strides_without_guards",
     "own_symbol",
+    "patch_autograd_grad",
+    "patch_evaluate_expr",
     "pinned",
     "place_of",
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
-    "read_sizes_of_inputs",
     "reason_of",
     "recording_operations",
-    "recover_captures",
     "refuse_in_backward",
     "refuse_layer",
     "refuse_tangents",
-    "reshape_without_guards",
     "run_in_parts",
     "run_op_by_op",
     "run_uncompiled",
@@ -236,12 +204,9 @@ __all__ = [
     "substitute_construction",
     "substitute_largest",
     "substitute_methods",
-    "sum_both_ways_where_large",
     "symbolic_counts",
     "take_over_size",
     "takes_arguments",
-    "tell_backwards_apart",
-    "tile_no_rows",
     "trace_aten",
     "traced_here",
     "tracked_input_name",
@@ -252,7 +217,6 @@ __all__ = [
     "use_original",
     "uses_transforms",
     "valid_capture",
-    "wait_for_vectors",
     "whole_captures",
     "without_base",
     "without_saved_hooks",

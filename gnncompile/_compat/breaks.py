@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 
-def note_graph_breaks() -> None:
+def patch_log_graph_break() -> None:
     """Makes Dynamo tell a backend with a method ``note_break(reason, trace)`` about each graph break; `trace` is the
     stack of the user's code as Python prints it.
     """

@@ -171,7 +171,7 @@ def _is_implied(guard: Any, unhooked: set[str]) -> bool:
     return guard.is_global and _OF_ALL_MODULES.search(guard.name) is not None
 
 
-def keep_writes_to_scalars() -> None:
+def patch_remove_tensorify_graphargs() -> None:
     """Makes compiles inside :class:`symbolic_counts` keep what writes to a scalar of float64 on a CPU.
 
     Torch takes such a scalar for a Python number, traces the frame a second time, and then drops nodes of which nothing

@@ -78,7 +78,7 @@ def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
-def delete_what_is_there() -> None:
+def patch_codegen_update_mutated() -> None:
     """Makes code that Dynamo writes, in compiles of ours, delete an attribute only where there is one.
 
     A frame that sets an attribute and deletes it again is replayed as the deletion alone. An object that had the

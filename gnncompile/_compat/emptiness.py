@@ -23,7 +23,7 @@ class AsksForEmptiness(Recapture):
     """A model asks whether one of its tensors is empty."""
 
 
-def notice_emptiness_questions(libraries: tuple[str, ...]) -> None:
+def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
     """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
 
     Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer

@@ -22,10 +22,10 @@ from gnncompile._compat.recovery import Recapture
 __all__ = [
     "GradientNotCaptured",
     "bound_gradient",
-    "capture_gradients",
     "drop_leaf_marks",
     "get_decompositions",
     "gradient_calls",
+    "patch_autograd_grad",
 ]
 
 
@@ -37,7 +37,7 @@ class GradientNotCaptured(Recapture):
         self.reason = reason
 
 
-def capture_gradients(wanted: Callable[[], bool]) -> None:
+def patch_autograd_grad(wanted: Callable[[], bool]) -> None:
     """Makes compiles of ours put ``torch.autograd.grad`` into the graph, where `wanted` says so.
 
     Our passes write the gradient out (:mod:`gnncompile.passes.pre_grad.expand_gradients`) and free nothing. Torch's

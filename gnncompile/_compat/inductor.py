@@ -36,16 +36,16 @@ __all__ = [
     "inductor_mode_options",
     "inductor_option_names",
     "ir",
-    "keep_vectors_inside",
-    "keep_written_names",
-    "launch_no_rows",
+    "patch_codegen_inputs",
+    "patch_cpp_vec_masked",
+    "patch_grid_2d",
+    "patch_mix_order_reduction",
+    "patch_recompute_size_and_body",
+    "patch_valid_vec_isa_list",
     "prepare_inductor",
-    "read_sizes_of_inputs",
     "register_lowering",
     "settings_for",
-    "sum_both_ways_where_large",
     "unfused_settings",
-    "wait_for_vectors",
 ]
 
 
@@ -101,7 +101,7 @@ _LARGE = 5 * 2**20
 """Elements of the smallest matrix whose rows and columns torch sums at once: a smaller one stays in the cache."""
 
 
-def sum_both_ways_where_large() -> None:
+def patch_mix_order_reduction() -> None:
     """Makes Inductor sum rows and columns at once of large matrices only, in compiles of ours.
 
     Torch asks by a guard, of which it assumes that it holds where sizes may be anything: the columns of all matrices
@@ -126,7 +126,7 @@ def unfused_settings() -> dict[str, Any]:
     return {**known, f"triton.{_MIXED}": False} if hasattr(inductor_config.triton, _MIXED) else known
 
 
-def keep_vectors_inside() -> None:
+def patch_cpp_vec_masked() -> None:
     """Makes Inductor's code for the CPU read no rows behind the last one, in compiles of ours.
 
     The last vector of a loop is cut off where the loop ends, but not where it reads under a condition: of rows behind
@@ -148,7 +148,7 @@ def keep_vectors_inside() -> None:
     CppVecKernel.masked = cut_off  # type: ignore[method-assign]
 
 
-def keep_written_names() -> None:
+def patch_recompute_size_and_body() -> None:
     """Makes Inductor's scheduler remember which reads come after a write in place, in compiles of ours.
 
     A read of a written buffer has the name of the last write. The code for the CPU computes the loops of a node anew
@@ -166,7 +166,7 @@ def keep_written_names() -> None:
     SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
 
 
-def launch_no_rows() -> None:
+def patch_grid_2d() -> None:
     """Lets Inductor's launchers of kernels whose blocks go along two axes be called where there are no rows.
 
     They share out the blocks of an axis among two axes of the grid, and divide by the number of parts: by 0 (torch
@@ -183,7 +183,7 @@ def launch_no_rows() -> None:
     triton_heuristics.Grid2DWithYZOverflow.generate = with_no_rows  # type: ignore[method-assign]
 
 
-def read_sizes_of_inputs() -> None:
+def patch_codegen_inputs() -> None:
     """Makes Inductor's code read sizes that only the data knows from its inputs, in compiles of ours.
 
     Torch 2.14 does so only where sizes are asserted; up to 2.13 a backward is handed each as a number.
@@ -232,7 +232,7 @@ def _keys() -> None:
     getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
 
 
-def wait_for_vectors() -> None:
+def patch_valid_vec_isa_list() -> None:
     """Makes all compiles in this process wait for a trial that runs already: it must not run twice at once."""
     find: Any = cpu_vec_isa.valid_vec_isa_list
 

@@ -99,25 +99,31 @@ def tensor_of(buffer: Any) -> Any:
     return ir.TensorBox.create(buffer) if isinstance(buffer, Result) else ir.TensorBox(buffer)
 
 
+def realized(tensor: Any) -> Any:
+    """A tensor of Inductor's graph, in memory."""
+    return ir.ExternKernel.realize_input(tensor)
+
+
 def contiguous(tensor: Any) -> Any:
     """A tensor of Inductor's graph, in memory and in order."""
-    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor))
+    return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
-def writable(tensor: Any, node: Any) -> Any:
+def writable(tensor: Any, position: int) -> Any:
     """A tensor of Inductor's graph that the current call may write to: itself, or a copy if anybody else may read it.
 
     The order of readers is not kept before this point: the op that is lowered writes to nothing, by its schema.
 
     Args:
         tensor: The tensor.
-        node: The node whose value it is, an argument of the node that is lowered.
+        position: Where it is among the arguments of the node that is lowered.
     """
+    node = V.graph.current_node.args[position]
     while len(node.users) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
-            return ir.ExternKernel.realize_input(tensor)
+            return realized(tensor)
         node = node.all_input_nodes[0]
-    return ir.ExternKernel.realize_input(ir.ExternKernel.copy_input(tensor))
+    return realized(ir.ExternKernel.copy_input(tensor))
 
 
 def _may_return_its_argument(node: fx.Node) -> bool:

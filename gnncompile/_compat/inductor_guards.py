@@ -21,7 +21,7 @@ _ORDINARY = 64
 """What stands for a size of 0 or 1 where strides are ordered, and for one that only the data knows."""
 
 
-def order_strides_without_guards() -> None:
+def patch_get_fill_order() -> None:
     """Makes Inductor order strides as they are ordered where no size is 0 or 1, in compiles of ours.
 
     Inductor orders strides by guards, though the order is but a wish: attention asks for it of its mask, and a graph of
@@ -49,7 +49,7 @@ def _number(stride: Any) -> int | None:
     return int(found) if found.is_Integer else None
 
 
-def tile_no_rows() -> None:
+def patch_tiling_get_hint() -> None:
     """Makes Inductor choose tiles for a GPU by sizes that are not 0, in compiles of ours.
 
     It asks which index of a loop goes along memory by numbers in place of symbols; indices into rows of which there are
@@ -74,7 +74,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def reshape_without_guards() -> None:
+def patch_dynamic_reshape_indexer() -> None:
     """Makes Inductor reshape by what it knows of sizes, not by what they are in the first call, in compiles of ours.
 
     It goes through the dimensions of both shapes, and where two happen to be equal makes this a guard, as where a batch

@@ -22,10 +22,10 @@ from torch._inductor.virtualized import V, ops
 
 from gnncompile._compat.inductor import ours
 
-__all__ = ["keep_numbers"]
+__all__ = ["patch_numbers"]
 
 
-def keep_numbers() -> None:
+def patch_numbers() -> None:
     """Makes Inductor keep the numbers of torch."""
     _begin_sums_with_zero()
     _add_zeros()

@@ -62,7 +62,7 @@ class Recovery(Protocol):
         """Notes that a frame runs as Python this time, and why."""
 
 
-def recover_captures() -> None:
+def patch_compile_frame() -> None:
     """Makes compiles inside :class:`symbolic_counts` that have a :class:`Recovery` never raise to the user."""
     once: Any = convert_frame._compile
     signature = inspect.signature(once)
@@ -176,7 +176,7 @@ def reason_of(error: BaseException) -> str:
     return f"{name}: {lines[0]}" if lines else name
 
 
-def guard_by_identity() -> None:
+def patch_guard_create() -> None:
     """Makes compiles of ours guard an object by its identity where code of the object raises while Dynamo guards it.
 
     An example is a tuple whose ``len`` raises, as the irreducible representations of e3nn have it. An array of NumPy is

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gnncompile._compat.compiles import compiling
 
 
-def keep_graphs_whole() -> None:
+def patch_active_ddp_module() -> None:
     """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in compiles of ours.
 
     It would be cut where a bucket of gradients ends, which is after 25 MiB; a region can't be cut.

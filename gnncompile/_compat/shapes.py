@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from gnncompile._compat.compiles import compiling
 
 
-def leave_layouts_open() -> None:
+def patch_has_hint() -> None:
     """Keeps torch from guarding on sizes of 1 in order to know strides, in compiles of ours.
 
     Whether a tensor is contiguous its C++ code works out with a guard per dimension if all sizes have a hint, which
@@ -49,7 +49,7 @@ def leave_layouts_open() -> None:
     fake_impls._compute_stride = strides  # type: ignore[assignment]
 
 
-def decide_slices() -> None:
+def patch_slice() -> None:
     """In compiles of ours, where a slice begins and ends is a guard, and its size no secret of the data.
 
     With ``backed_size_oblivious`` it can't be told of any symbol: torch would take ``x[:, :2]`` for a matrix of unknown
@@ -80,7 +80,7 @@ def _bound(size: Any, index: Any) -> Any:
     return index if bool(index <= size) else size
 
 
-def know_widths() -> None:
+def patch_automatic_dynamic() -> None:
     """In compiles of ours a float input has as many features as it came with, until it comes with others.
 
     The width of a layer is that of its weights. Where a model uses none, the code for any width would be slower, and
@@ -111,7 +111,7 @@ def _is_width(e: Tensor, dim: int) -> bool:
     return e.is_floating_point() and dim == e.dim() - 1 and alone
 
 
-def keep_strides_symbolic() -> None:
+def patch_evaluate_symexpr() -> None:
     """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
 
     Up to torch 2.14 it would report those of the first call. The backward is compiled for them wherever it can't be

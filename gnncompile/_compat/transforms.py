@@ -124,7 +124,7 @@ def told_apart() -> Iterator[None]:
         _thread.ours = outer
 
 
-def tell_backwards_apart() -> None:
+def patch_post_compile() -> None:
     """Makes :func:`told_apart` work."""
     post_compile: Any = RuntimeWrapper.post_compile
 

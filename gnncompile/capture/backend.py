@@ -25,7 +25,6 @@ from gnncompile.cudagraphs.pool import Recordings
 from gnncompile.layout.batch_metadata import true_rows
 from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import gemm_lowering, gradient, region_lowering
-from gnncompile.options import resolve
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
@@ -313,31 +312,9 @@ def sources_hash() -> str:
     return digest.hexdigest()
 
 
-def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
-    :func:`gnncompile.compile` (so a graph without edges may be captured a second time).
-    """
-    own, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
-    try:
-        return Backend(own, inductor)(gm, inputs)
-    except Masked as masked:
-        raise RuntimeError(
-            f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
-            "Use gnncompile.compile(model), which captures such a model with exact sizes."
-        ) from None
-    except _compat.GradientNotCaptured as refused:
-        raise RuntimeError(
-            f"torch.autograd.grad of the model can't be captured: {refused}. Use gnncompile.compile(model), which "
-            "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
-        ) from None
-    except Nested as nested:
-        raise RuntimeError(
-            f"{nested.skip.what} of the model can't be captured as it is: {nested.skip.reason}. "
-            "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
-        ) from None
-
-
-backend.self_loops = "masked"  # type: ignore[attr-defined]
-registry.install()
-gemm_lowering.install()
-region_lowering.install()
+@lru_cache(maxsize=1)
+def prepare_torch() -> None:
+    """Tells torch of substitutes and of how our operations are lowered, and applies patches: at the first compile."""
+    registry.install()
+    gemm_lowering.install()
+    region_lowering.install()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gnncompile import _compat
-from gnncompile.capture.backend import Backend
+from gnncompile.capture.backend import Backend, prepare_torch
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.edge_rows import edges_of_call
 from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
@@ -51,6 +51,7 @@ class Program:
     """Runs one module or function through Dynamo with gnncompile's backend."""
 
     def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
+        prepare_torch()
         self.target, self.settings = target, settings
         own, inductor = resolve(settings["mode"], settings["options"])
         self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)

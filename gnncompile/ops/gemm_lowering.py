@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from gnncompile._compat import inductor_call
-from gnncompile._compat.inductor import V, ir
-from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of, writable
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
 from gnncompile.ops import gemm  # noqa: F401  (defines the ops)
 
 _own = torch.ops.gnncompile
-_IMPORT = "from gnncompile.runtime import dense_ops as _gnncompile_dense"
+_IMPORT = "from gnncompile.ops import gemm as _gnncompile_gemm"
 
 
 class ProductInPlace(Call):
@@ -39,7 +38,7 @@ class Product(Call):
         out = given[in_place] if in_place is not None else self.filled(wrapper)[0]
         name = "write_product" if len(given) == 4 else "write_sum_of_products"
         wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_dense.{name}({', '.join(given)}, {relu}, {out})")
+        wrapper.writeline(f"_gnncompile_gemm.{name}({', '.join(given)}, {relu}, {out})")
 
 
 class ProductOverRows(Call):
@@ -49,7 +48,7 @@ class ProductOverRows(Call):
         """Writes the call."""
         wrapper.add_import_once(_IMPORT)
         given = ", ".join([*self.references(), *self.filled(wrapper)])
-        wrapper.writeline(f"_gnncompile_dense.write_product_over_rows({given})")
+        wrapper.writeline(f"_gnncompile_gemm.write_product_over_rows({given})")
 
 
 class TwoProductsOverRows(Call):
@@ -65,7 +64,7 @@ class TwoProductsOverRows(Call):
         for sums in self.constant_args:
             given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
         wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_dense.write_two_products_over_rows({', '.join(given)})")
+        wrapper.writeline(f"_gnncompile_gemm.write_two_products_over_rows({', '.join(given)})")
 
 
 class SumsOverRows(Call):
@@ -75,21 +74,21 @@ class SumsOverRows(Call):
         """Writes the call."""
         (rows, _), (out,) = self.references(), self.filled(wrapper)
         wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_dense.write_sums_over_rows({rows}, {out})")
+        wrapper.writeline(f"_gnncompile_gemm.write_sums_over_rows({rows}, {out})")
 
 
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
-    total = writable(total, V.graph.current_node.args[0])
-    ProductInPlace([total, *map(ir.ExternKernel.realize_input, (left, right))], written=[total])
+    total = writable(total, 0)
+    ProductInPlace([total, *map(realized, (left, right))], written=[total])
     return tensor_of(total)
 
 
 def _lower_product(*args: Any) -> Any:
     *factors, added, gate, relu, in_place = args
     if in_place:
-        added = writable(added, V.graph.current_node.args[-4])
+        added = writable(added, -4)
     left, right = factors[:2]
-    matrices = [ir.ExternKernel.realize_input(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
+    matrices = [realized(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
     extra = [None if t is None else contiguous(t) for t in (added, gate)]
     given = [*matrices, *extra]
     there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
@@ -131,7 +130,7 @@ def _results(left: Any, right: Any, sums: bool) -> list[Result]:
 
 def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
     out = _result(rows, rows.get_size()[1])
-    SumsOverRows([contiguous(rows), ir.ExternKernel.realize_input(behind)], [out])
+    SumsOverRows([contiguous(rows), realized(behind)], [out])
     return tensor_of(out)
 
 

@@ -1,0 +1,274 @@
+"""What gnncompile replaces in torch, why, and how to notice that a replacement can go.
+
+All are applied once, at the first compile (:func:`apply_patches`), and none changes what others compile: each asks
+whether the compile is one of gnncompile's. A test compares this table with what differs in torch after a compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gnncompile._compat.breaks import patch_log_graph_break
+from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
+from gnncompile._compat.dynamo import patch_codegen_update_mutated
+from gnncompile._compat.inductor import (
+    patch_codegen_inputs,
+    patch_cpp_vec_masked,
+    patch_grid_2d,
+    patch_mix_order_reduction,
+    patch_recompute_size_and_body,
+    patch_valid_vec_isa_list,
+)
+from gnncompile._compat.inductor_guards import (
+    patch_dynamic_reshape_indexer,
+    patch_get_fill_order,
+    patch_tiling_get_hint,
+)
+from gnncompile._compat.numbers import patch_numbers
+from gnncompile._compat.recovery import patch_compile_frame, patch_guard_create
+from gnncompile._compat.replicas import patch_active_ddp_module
+from gnncompile._compat.shapes import (
+    patch_automatic_dynamic,
+    patch_evaluate_symexpr,
+    patch_has_hint,
+    patch_slice,
+)
+from gnncompile._compat.transforms import patch_post_compile
+
+_UP_TO_HERE = "2.11 to 2.14"
+_ALL = "all"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A replacement in torch.
+
+    Attributes:
+        symbols: What is replaced, as ``module:name`` or ``module:Class.name``.
+        torch: The releases of torch that need it.
+        why: What goes wrong without it, or what it makes possible.
+        until: How to notice that it can go.
+        apply: Replaces the symbols; None where the room that knows the replacements does so
+            (:mod:`gnncompile.substitutes.registry`).
+    """
+
+    symbols: tuple[str, ...]
+    torch: str
+    why: str
+    until: str
+    apply: Callable[[], None] | None = None
+
+
+DYNAMO = (
+    Patch(
+        ("torch._dynamo.convert_frame:_compile",),
+        _ALL,
+        "A frame that Dynamo can't capture is captured in another way, or runs as Python; Dynamo would raise.",
+        "Dynamo offers a hook that is asked before it raises.",
+        patch_compile_frame,
+    ),
+    Patch(
+        ("torch._guards:Guard.create",),
+        _ALL,
+        "An object whose `__eq__` raises is guarded by identity; arrays of NumPy are guarded by their type.",
+        "tests/test_contract.py passes without it.",
+        patch_guard_create,
+    ),
+    Patch(
+        ("torch._dynamo.side_effects:SideEffects.codegen_update_mutated",),
+        _ALL,
+        "A frame that sets an attribute and deletes it again is replayed as the deletion alone.",
+        "tests/test_contract.py passes without it.",
+        patch_codegen_update_mutated,
+    ),
+    Patch(
+        ("torch._dynamo.symbolic_convert:InstructionTranslatorBase.log_graph_break",),
+        _ALL,
+        "A report has the reason and the user's line of each graph break.",
+        "Dynamo hands both to backends.",
+        patch_log_graph_break,
+    ),
+    Patch(
+        ("torch._dynamo.output_graph:OutputGraph.remove_tensorify_specialized_graphargs",),
+        _UP_TO_HERE,
+        "A write to a float64 scalar on a CPU is dropped where only the number is read.",
+        "tests/test_user_code.py passes without it.",
+        patch_remove_tensorify_graphargs,
+    ),
+    Patch(
+        ("torch._dynamo.variables.builder:_automatic_dynamic",),
+        _ALL,
+        "Widths of features are numbers: code for symbolic widths is slower, and does not compile for GPUs (2.11).",
+        "mark_static is a setting of a compile.",
+        patch_automatic_dynamic,
+    ),
+    Patch(
+        ("torch.nn.parallel.distributed:DistributedDataParallel._get_active_ddp_module",),
+        _ALL,
+        "Dynamo cuts the graph of a replica where a bucket of gradients ends; a region can't be cut.",
+        "optimize_ddp is a setting of a compile.",
+        patch_active_ddp_module,
+    ),
+)
+"""What Dynamo does."""
+
+SIZES = (
+    Patch(
+        ("torch.fx.experimental.sym_node:SymNode.has_hint", "torch._subclasses.fake_impls:_compute_stride"),
+        _ALL,
+        "`backed_size_oblivious` does not reach strides: sizes of 1 are guarded.",
+        "tests/test_empty_sizes.py passes without it.",
+        patch_has_hint,
+    ),
+    Patch(
+        ("torch._subclasses.fake_impls:op_implementations_dict[aten.slice.Tensor]",),
+        "2.11",
+        "With `backed_size_oblivious` the size of a slice is a new symbol, of which torch's passes lose track.",
+        "tests/test_symbolic_sizes.py passes without it.",
+        patch_slice,
+    ),
+    Patch(
+        ("torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_symexpr",),
+        _UP_TO_HERE,
+        "A backward is compiled for the strides of the first call: wrong gradients for other sizes.",
+        "Torch 2.15 reports symbols.",
+        patch_evaluate_symexpr,
+    ),
+)
+"""What torch assumes of symbolic sizes."""
+
+INDUCTOR = (
+    Patch(
+        ("torch._inductor.ir:get_fill_order",),
+        _ALL,
+        "Inductor orders strides by guards, though the order is but a wish: one node is captured on its own.",
+        "tests/test_inductor_guards.py passes without it.",
+        patch_get_fill_order,
+    ),
+    Patch(
+        ("torch._inductor.ir:View.dynamic_reshape_indexer", "torch._inductor.sizevars:SizeVarAllocator.check_equals"),
+        _ALL,
+        "Inductor makes guards of sizes that happen to be equal in the first call, and can't reshape no rows.",
+        "tests/test_inductor_guards.py passes without it.",
+        patch_dynamic_reshape_indexer,
+    ),
+    Patch(
+        ("torch._inductor.tiling_utils:get_hint",),
+        "2.11",
+        "Tiles for a GPU are chosen by a division by a size of 0.",
+        "tests/test_symbolic_sizes.py passes without it on a GPU.",
+        patch_tiling_get_hint,
+    ),
+    Patch(
+        ("torch._inductor.runtime.triton_heuristics:Grid2DWithYZOverflow.generate",),
+        "2.11",
+        "A launcher of blocks along two axes divides by 0 where there are no rows.",
+        "tests/test_symbolic_sizes.py passes without it on a GPU.",
+        patch_grid_2d,
+    ),
+    Patch(
+        ("torch._inductor.scheduler:MixOrderReduction.can_fuse",),
+        _ALL,
+        "Rows and columns of small matrices are summed at once, in more time: what asks for large ones holds always.",
+        "The guide's GAT is as fast without it on a GPU.",
+        patch_mix_order_reduction,
+    ),
+    Patch(
+        ("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",),
+        _UP_TO_HERE,
+        "The code for a CPU forgets which reads come after a write in place.",
+        "tests/test_ordered_writes.py passes without it.",
+        patch_recompute_size_and_body,
+    ),
+    Patch(
+        ("torch._inductor.codegen.cpp:CppVecKernel.masked",),
+        _UP_TO_HERE,
+        "A vector reads after the last row where it reads under a condition: with no rows the process dies.",
+        "tests/test_empty_sizes.py passes without it.",
+        patch_cpp_vec_masked,
+    ),
+    Patch(
+        ("torch._inductor.codegen.wrapper:PythonWrapperCodegen.codegen_inputs",),
+        _UP_TO_HERE,
+        "Sizes that only the data knows are read from inputs only where sizes are asserted.",
+        "Torch 2.14 reads them.",
+        patch_codegen_inputs,
+    ),
+    Patch(
+        (
+            "torch._inductor.ir:Reduction.create",
+            "torch._inductor.ir:Reduction._unroll_reduction_fn",
+            "torch._inductor.fx_passes.joint_graph:remove_no_ops",
+            "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._add_peephole_patterns",
+            "torch._inductor.codegen.triton:TritonOverrides.mod",
+            "torch._inductor.codegen.cpp:CppVecOverrides.expm1",
+            "torch._inductor.codegen.cpp:CppVecOverrides.remainder",
+        ),
+        _ALL,
+        "Signed zeros, infinities, NaN, and small and large numbers are not those of torch's own operations.",
+        "tests/test_numbers.py passes without it.",
+        patch_numbers,
+    ),
+    Patch(
+        ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),
+        _ALL,
+        "A trial of vector instructions that runs beside the capture must not run twice at once.",
+        "The trial is kept on disk.",
+        patch_valid_vec_isa_list,
+    ),
+    Patch(
+        ("torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper.post_compile",),
+        _ALL,
+        "A second derivative of a compiled backward has an error that says what to do.",
+        "AOTAutograd's own error names the way out.",
+        patch_post_compile,
+    ),
+)
+"""What Inductor and AOTAutograd write."""
+
+SUBSTITUTION = (
+    Patch(
+        (
+            "torch._dynamo.variables.functions:UserFunctionVariable.call_function",
+            "torch._dynamo.variables.functions:UserMethodVariable.call_function",
+            "torch._dynamo.variables.user_defined:UserDefinedClassVariable.call_function",
+            "torch._dynamo.variables.nn_module:UnspecializedNNModuleVariable.var_getattr",
+            "torch._dynamo.variables.tensor:TensorVariable.var_getattr",
+            "torch._dynamo.variables.tensor:TensorVariable.call_method",
+        ),
+        _ALL,
+        "Methods of PyG, and tensors that stand for sparse matrices, are traced as gnncompile has them.",
+        "substitute_in_graph takes methods, constructors and attributes.",
+    ),
+    Patch(
+        (
+            "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr",
+            "torch._dynamo.variables.tensor:SymNodeVariable.__init__",
+            "torch._dynamo.variables.tensor:SymNodeVariable.create",
+            "torch._dynamo.symbolic_convert:guard_bool",
+        ),
+        _ALL,
+        "A question of a model whether something is empty is answered without a guard: it is captured apart.",
+        "Dynamo asks a backend before it guards on 0.",
+    ),
+    Patch(
+        (
+            "torch._dynamo.output_graph:OutputGraph._validate_outputs_safe_for_autograd_nodes",
+            "torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs",
+        ),
+        "2.11 and later",
+        "`torch.autograd.grad` of the model stands in the graph, and passes write it out.",
+        "trace_autograd_ops lets results leave whose graph is not freed.",
+    ),
+)
+"""What Dynamo traces; applied by :mod:`gnncompile.substitutes.registry`, which knows the substitutes."""
+
+PATCHES = (*DYNAMO, *SIZES, *INDUCTOR, *SUBSTITUTION)
+
+
+def apply_patches() -> None:
+    """Applies all patches that need no substitutes."""
+    for patch in PATCHES:
+        if patch.apply is not None:
+            patch.apply()

@@ -1,0 +1,41 @@
+"""``torch.compile(model, backend="gnncompile")``: torch imports this module when it is first asked for the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from gnncompile import _compat
+from gnncompile.capture.backend import Backend, prepare_torch
+from gnncompile.options import resolve
+from gnncompile.passes.log import Masked, Nested
+
+
+def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
+    :func:`gnncompile.compile` (so a graph without edges may be captured a second time).
+    """
+    own, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
+    try:
+        return Backend(own, inductor)(gm, inputs)
+    except Masked as masked:
+        raise RuntimeError(
+            f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
+            "Use gnncompile.compile(model), which captures such a model with exact sizes."
+        ) from None
+    except _compat.GradientNotCaptured as refused:
+        raise RuntimeError(
+            f"torch.autograd.grad of the model can't be captured: {refused}. Use gnncompile.compile(model), which "
+            "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
+        ) from None
+    except Nested as nested:
+        raise RuntimeError(
+            f"{nested.skip.what} of the model can't be captured as it is: {nested.skip.reason}. "
+            "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
+        ) from None
+
+
+backend.self_loops = "masked"  # type: ignore[attr-defined]
+prepare_torch()  # before torch traces what it compiles with this backend
