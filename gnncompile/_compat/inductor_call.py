@@ -118,7 +118,7 @@ def writable(tensor: Any, position: int) -> Any:
         tensor: The tensor.
         position: Where it is among the arguments of the node that is lowered.
     """
-    node = V.graph.current_node.args[position]
+    node: Any = V.graph.current_node.args[position]
     while len(node.users) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
             return realized(tensor)
