@@ -14,7 +14,7 @@ from torch_geometric.data.data import BaseData
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.report.explain import count_syncs
 from gnncompile.support.case import LADDER, Graph
 
@@ -73,7 +73,7 @@ def climb(
     model = model.double() if isinstance(model, nn.Module) else model
     plain = copy.deepcopy(model) if isinstance(model, nn.Module) else model
     compiled = gnncompile.compile(model, options={"inductor": False})
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     breaks = _compat.graph_breaks()
     for size in sizes:

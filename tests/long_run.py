@@ -28,8 +28,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 
 import gnncompile
-from gnncompile.capture.compile import program_of
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.capture.compile import callable_of
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.options import DEFAULTS
 from tests.tape import tapes
 
@@ -207,7 +207,7 @@ def run(name: str, steps: int, device: str = "cpu", inductor: bool = False) -> O
     with tapes() if device == "cpu" else nullcontext():
         if loop is not None:
             compiled = gnncompile.compile(model, mode=mode, options=options)
-            step, program = loop(compiled), program_of(compiled)
+            step, program = loop(compiled), callable_of(compiled)
         else:
             whole = gnncompile.TrainStep(
                 model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=1e-3), options=options
@@ -215,7 +215,7 @@ def run(name: str, steps: int, device: str = "cpu", inductor: bool = False) -> O
             step, program = lambda data: whole(*arguments(data), target=data.y), whole._program
         assert program is not None
         early, late = _drive(step, source(device), steps)
-        every = [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
+        every = [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
         every += [plan.recordings for plan in whole._plans] if loop is None else []
         recordings = max((len(one.recorded) for one in every), default=0)
         return Outcome(early, late, len(program.backend.captured), recordings)

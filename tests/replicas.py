@@ -35,7 +35,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.tape import tapes
 
 GRAPHS = 4
@@ -134,13 +134,13 @@ def compared(here: Here, models: list[Any], k: int, *more: Any) -> None:
 
 
 def captured_once(model: Any) -> None:
-    program = program_of(getattr(model, "module", model))
+    program = callable_of(getattr(model, "module", model))
     assert program is not None
     assert len(program.backend.captured) == 1, len(program.backend.captured)
 
 
 def number_recorded(model: Any) -> int:
-    program = program_of(model.module)
+    program = callable_of(model.module)
     assert program is not None
     return sum(len(c.recordings.recorded) for c in program.backend.captured)  # type: ignore[union-attr]
 
@@ -195,14 +195,14 @@ def check_one_state(here: Here) -> None:
     assert isinstance(model, DistributedDataParallel) and type(model).__name__ == "DistributedDataParallel"
     assert isinstance(model.module, Net) and list(model.state_dict()) == list(plain.state_dict())
     assert all(a is b for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-    assert program_of(model) is program_of(model.module) and program_of(plain.module) is None
+    assert callable_of(model) is callable_of(model.module) and callable_of(plain.module) is None
     model.eval()
     assert not plain.training and not plain.module.training
     model.train()
     with plain.no_sync():
         assert not model.require_backward_grad_sync
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert program_of(other) not in (None, program_of(model)) and other.module is not model.module
+        assert callable_of(other) not in (None, callable_of(model)) and other.module is not model.module
     plain.zero_grad()
     compared(here, [copy.deepcopy(plain), other], 0)
     captured_once(other)

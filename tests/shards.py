@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.tape import tapes
 
 LIGHT: dict[str, Any] = {"options": {"inductor": False}}
@@ -93,7 +93,7 @@ def check(way: str, settings: dict[str, Any]) -> None:
         torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
     whole = [{name: value.full_tensor() for name, value in m.state_dict().items()} for m in (model, eager)]
     torch.testing.assert_close(*whole, rtol=1e-9, atol=1e-9)
-    programs = [p for m in (model, *model.children()) if (p := program_of(m)) is not None]
+    programs = [p for m in (model, *model.children()) if (p := callable_of(m)) is not None]
     captured = [c for p in programs for c in p.backend.captured]
     regions = [len(c.log.regions) for c in captured]
     # A break of the graph where parameters are gathered; behind one, graphs without an edge are captured anew.

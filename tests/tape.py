@@ -89,7 +89,7 @@ def tapes() -> Iterator[type[Tapes]]:
     """Recordings on a CPU are tapes inside this block."""
     Tapes.captures = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_graph, "records", lambda device: True)
+        patch.setattr(cuda_graph, "supports_cuda_graphs", lambda device: True)
         patch.setattr(cuda_graph, "recorder", lambda device: Tapes())
         patch.setattr(cuda_graph, "context", lambda device: 0)
         yield Tapes

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.runtime import launch
 from tests.harness import light, needs_interpreter
 
@@ -67,6 +67,6 @@ def test_activation(name: str, which: str):
             for found, expected in zip(*results, strict=True):
                 fits = ~(expected.isfinite() & (expected.abs() > torch.finfo(dtype).max))
                 torch.testing.assert_close(found.double()[fits], expected[fits], rtol=limit, atol=limit, equal_nan=True)
-            (one,) = program_of(compiled).backend.captured
+            (one,) = callable_of(compiled).backend.captured
             assert len(one.log.regions) == 1 and one.log.skipped == []
         assert launch.fallbacks == {}

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
-from gnncompile.capture.compiled_callable import Program
-from gnncompile.cudagraphs.recorder import Recording
+from gnncompile.capture.compile import callable_of
+from gnncompile.capture.compiled_callable import CompiledCallable
+from gnncompile.cudagraphs.recorder import CudaGraphRun
 from tests.test_train_step import Pair, graph, recording, sgd
 
 __all__ = ["recording"]
@@ -46,8 +46,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(kind, name, noted)
 
-    note(Recording, "begin", "launched")
-    note(Program, "capture_for", "asked")
+    note(CudaGraphRun, "begin", "launched")
+    note(CompiledCallable, "capture_for", "asked")
     return found
 
 
@@ -259,5 +259,5 @@ def test_which_graphs_are_repeatable(between: nn.Module, expected: bool) -> None
     x, edges, _ = graph("cpu")
     model = gnncompile.compile(Net(between).double(), options={"inductor": False})
     model(x, edges)
-    program = program_of(model)
+    program = callable_of(model)
     assert program is not None and [captured.repeatable for captured in program.backend.captured] == [expected]

@@ -16,8 +16,8 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.transforms import Compose
 
 import gnncompile
-from gnncompile.capture.compile import program_of
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.capture.compile import callable_of
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import attached
 
 LIGHT = {"inductor": False}
@@ -101,7 +101,7 @@ def test_nothing_is_asked_of_the_data() -> None:
         compiled = gnncompile.compile(Net().double(), options=LIGHT)
         for k, sizes in enumerate(SIZES):
             compiled(*arguments(transform(batch_of(sizes, k))))
-        looks[name] = program_of(compiled).derived.looks  # type: ignore[union-attr]
+        looks[name] = callable_of(compiled).derived.looks  # type: ignore[union-attr]
     assert looks["plain"] >= len(SIZES) and looks["ready"] == 0
 
 
@@ -115,9 +115,9 @@ def test_one_recording_for_a_bucket() -> None:
         for k in range(18):
             data = batch_of(SIZES[k % len(SIZES)], k)
             torch.testing.assert_close(trained(compiled, pad(data)), trained(model, data), rtol=1e-8, atol=1e-8)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and not program.backend.notes
-    found = [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
+    found = [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
     assert [len(one.recorded) for one in found] == [1] and len(pad.sizes) == 1
 
 

@@ -23,7 +23,7 @@ from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 
@@ -204,17 +204,17 @@ def test_a_hook_that_is_removed(model: Net, compiled: Any):
 def test_deepcopy(model: Net, compiled: Any):
     compiled(X, EDGES)
     other = copy.deepcopy(compiled)
-    assert isinstance(other, Net) and program_of(other) is not None and program_of(other) is not program_of(compiled)
+    assert isinstance(other, Net) and callable_of(other) is not None and callable_of(other) is not callable_of(compiled)
     with torch.no_grad():
         other.second.lin_l.weight.zero_()
     assert model.second.lin_l.weight.abs().sum() > 0
-    equal(other(X, EDGES), program_of(other).target(X, EDGES))
+    equal(other(X, EDGES), callable_of(other).target(X, EDGES))
 
 
 def test_deepcopy_inside_another_module(compiled: Any):
     outer = Outer(compiled)
     other = copy.deepcopy(outer)
-    assert program_of(other.inner) is not None and other.inner.first is not compiled.first
+    assert callable_of(other.inner) is not None and other.inner.first is not compiled.first
     equal(other(X, EDGES), outer(X, EDGES))
 
 
@@ -228,7 +228,7 @@ def test_pickle(how: str, model: Net):
         torch.save(compiled, buffer)
         buffer.seek(0)
         other = torch.load(buffer, weights_only=False)
-    assert isinstance(other, Net) and program_of(other).settings == program_of(compiled).settings
+    assert isinstance(other, Net) and callable_of(other).settings == callable_of(compiled).settings
     equal(other(X, EDGES), model(X, EDGES))
 
 
@@ -257,9 +257,9 @@ def test_other_callables(model: Net):
 def test_decorated_class_keeps_compiling_per_instance():
     made = [gnncompile.compile(Net()) for _ in range(2)]
     for one in made:
-        equal(one(X, EDGES), program_of(one).target(X, EDGES))
-    assert program_of(made[0]).backend is not program_of(made[1]).backend
-    assert [len(program_of(m).backend.captured) for m in made] == [1, 1]
+        equal(one(X, EDGES), callable_of(one).target(X, EDGES))
+    assert callable_of(made[0]).backend is not callable_of(made[1]).backend
+    assert [len(callable_of(m).backend.captured) for m in made] == [1, 1]
 
 
 def test_disable(model: Net):
@@ -269,7 +269,7 @@ def test_disable(model: Net):
 
 def test_compile_again_replaces_the_settings(model: Net, compiled: Any):
     again = gnncompile.compile(compiled, fullgraph=True)
-    assert program_of(again).target is model and program_of(again).settings["fullgraph"]
+    assert callable_of(again).target is model and callable_of(again).settings["fullgraph"]
     equal(again(X, EDGES), model(X, EDGES))
 
 
@@ -277,7 +277,7 @@ def test_dynamic_false_compiles_for_one_size(model: Net):
     compiled = gnncompile.compile(model, dynamic=False)
     for nodes in (6, 5, 6):
         equal(compiled(X[:nodes], EDGES % nodes), model(X[:nodes], EDGES % nodes))
-    assert len(program_of(compiled).backend.captured) == 2
+    assert len(callable_of(compiled).backend.captured) == 2
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
@@ -285,8 +285,8 @@ def test_modes(mode: str, model: Net):
     compiled = gnncompile.compile(model, mode=mode)
     equal(compiled(X, EDGES), model(X, EDGES))
     settings = dict(torch._inductor.list_mode_options(mode, True)) if mode != "default" else {}
-    assert program_of(compiled).backend.own["record"] == settings.pop("triton.cudagraphs", False)
-    assert program_of(compiled).backend.inductor == settings
+    assert callable_of(compiled).backend.own["record"] == settings.pop("triton.cudagraphs", False)
+    assert callable_of(compiled).backend.inductor == settings
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -307,7 +307,7 @@ def test_inside_an_eager_model(model: Net, compiled: Any):
     outer = Outer(compiled)
     equal(outer(X, EDGES), outer.lin(model(X, EDGES)))
     assert next(iter(outer.state_dict())).startswith("inner.")
-    assert len(program_of(compiled).backend.captured) == 1
+    assert len(callable_of(compiled).backend.captured) == 1
 
 
 @pytest.mark.parametrize("by", ["gnncompile", "torch"])
@@ -340,8 +340,8 @@ def test_two_models_at_once(model: Net, compiled: Any):
     for nodes in (6, 4, 6):
         edges = EDGES % nodes
         equal(compiled(X[:nodes], edges), model(X[:nodes], edges))
-        equal(other(X[:nodes], edges), program_of(other).target(X[:nodes], edges))
-    assert len(program_of(compiled).backend.captured) == len(program_of(other).backend.captured) == 1
+        equal(other(X[:nodes], edges), callable_of(other).target(X[:nodes], edges))
+    assert len(callable_of(compiled).backend.captured) == len(callable_of(other).backend.captured) == 1
 
 
 def test_others_still_trace_pyg_as_it_is(model: Net, compiled: Any):
@@ -377,12 +377,12 @@ def test_parameters_without_a_shape_get_it_from_the_first_call(make: Any):
     compiled = gnncompile.compile(model)
     torch.manual_seed(1)
     first = compiled(X, EDGES)
-    assert program_of(compiled).backend.captured == []  # type: ignore[union-attr]
+    assert callable_of(compiled).backend.captured == []  # type: ignore[union-attr]
     expected = model(X, EDGES)
     assert expected.isfinite().all()
     for found in (first, compiled(X, EDGES), compiled(X, EDGES)):
         torch.testing.assert_close(found, expected)
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
     assert gnncompile.explain(make(), X, EDGES).captured_graphs == 1
 
 
@@ -405,7 +405,7 @@ def whole_ways(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def count_whole_ways(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    program, calls = program_of(compiled), list[int]()
+    program, calls = callable_of(compiled), list[int]()
     assert program is not None
     original = program.compiled
 
@@ -476,7 +476,7 @@ def test_a_models_own_module_is_looked_at_and_written_to(monkeypatch: pytest.Mon
 
 def test_guards_leave_out_what_libraries_are_made_of(model: Net, compiled: Any):
     compiled(X, EDGES)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     (entry,) = _debug_get_cache_entry_list(program.entry.__code__)
     guards = str(entry.guard_manager)
@@ -488,7 +488,7 @@ def test_guards_leave_out_what_libraries_are_made_of(model: Net, compiled: Any):
 def test_guards_that_others_imply_are_left_out(model: Net, compiled: Any):
     """On how modules are called, on hooks that take arguments by name where there are none, on constants of ours."""
     compiled(X, EDGES)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     (entry,) = _debug_get_cache_entry_list(program.entry.__code__)
     sources = re.findall(r"source=([^,]+)", str(entry.guard_manager))
@@ -550,7 +550,7 @@ def test_broken_graphs_take_the_whole_way(monkeypatch: pytest.MonkeyPatch):
     for wanted in (1, 2, 3):
         equal(compiled(X, EDGES), model(X, EDGES))
         assert len(calls) == wanted
-    assert len(program_of(compiled).backend.captured) > 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) > 1  # type: ignore[union-attr]
 
 
 class Scale:

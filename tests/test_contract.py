@@ -19,8 +19,8 @@ from torch_geometric.nn import GraphConv, SAGEConv, global_mean_pool
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
-from gnncompile.capture.compiled_callable import Program
+from gnncompile.capture.compile import callable_of
+from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.passes import manager
 from tests.harness import light
 
@@ -50,8 +50,8 @@ class Net(nn.Module):
         return self.out(self.norm(self.conv(x, edge_index)).relu())
 
 
-def _program(compiled: Any) -> Program:
-    program = program_of(compiled)
+def _program(compiled: Any) -> CompiledCallable:
+    program = callable_of(compiled)
     assert program is not None
     return program
 

@@ -347,7 +347,7 @@ def test_numbers_that_are_said_are_those_of_the_code():
         return text in " ".join(PAGES[name].read_text(encoding="utf-8").split())
 
     assert buckets.SLACK > 0 and loader.MOST == 4 and has("docs/how/steps.md", "to a few sizes, four at most")
-    assert hops.MOST == 4 and has("docs/speed.md", "At most four fronts")
+    assert hops.MOST == 4 and has("docs/speed.md", "At most four hops")
     assert edge_linears.MOST_FEATURES == 32 and has("docs/sharp-edges.md", "of up to 32 edge features")
     assert has("docs/sharp-edges.md", f"At most {csr.MAX_INDEX:,} edges")
     assert has("docs/how/codegen.md", f"with more than {csr.HUB} edges is a *hub*")

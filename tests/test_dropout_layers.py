@@ -168,7 +168,7 @@ def test_sizes_and_modes_share_one_capture():
     for name in GRAPHS:
         x, edge_index = graph(name)
         compiled(x.requires_grad_(), edge_index).sum().backward()
-    assert len(gnncompile.capture.compile.program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(gnncompile.capture.compile.callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
 # -- masks that something else reads too --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch_geometric.nn import GCNConv
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture import edge_rows
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.capture.inputs import Derived
 from tests.harness import light
 from tests.tape import tapes
@@ -64,7 +64,7 @@ def check(model: Any, compiled: Any, edge_index: Tensor) -> None:
 
 def builds(compiled: Any) -> int:
     """How often the structure of a graph was built."""
-    return sum(captured.structure.cache.misses for captured in program_of(compiled).backend.captured)
+    return sum(captured.structure.cache.misses for captured in callable_of(compiled).backend.captured)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 15])
@@ -221,4 +221,4 @@ def test_another_tensor_in_each_call(model: Any, compiled: Any) -> None:
 def test_sizes_are_not_guarded(model: Any, compiled: Any) -> None:
     for count in (20, 1, 0, 2, 33):
         check(model, compiled, edges(count))
-    assert len(program_of(compiled).backend.captured) == 1
+    assert len(callable_of(compiled).backend.captured) == 1

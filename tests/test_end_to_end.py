@@ -24,7 +24,7 @@ from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.runtime import launch
 from tests.harness import kernels, light, needs_interpreter
 
@@ -82,7 +82,7 @@ def compare(
 
 
 def captured(compiled: Any) -> int:
-    return len(program_of(compiled).backend.captured)
+    return len(callable_of(compiled).backend.captured)
 
 
 # -- the four models, all sizes -----------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def test_training_at_all_sizes_in_one_graph(name: str, where: str):
             compare(compiled, model, graph_there(*size))
     assert captured(compiled) == 1 and _compat.counters()["stats"]["unique_graphs"] == frames + 1
     assert _compat.graph_breaks() == breaks
-    (one,) = program_of(compiled).backend.captured
-    assert len(one.log.regions) >= 3 and one.log.skipped == [] and program_of(compiled).backend.notes == []
+    (one,) = callable_of(compiled).backend.captured
+    assert len(one.log.regions) >= 3 and one.log.skipped == [] and callable_of(compiled).backend.notes == []
     assert launch.fallbacks == {}
 
 
@@ -283,7 +283,7 @@ def test_attention_weights_are_returned():
         assert torch.equal(edges, expected_edges)
         torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(alpha, expected_alpha, rtol=2e-5, atol=2e-5)
-    assert "the output" in program_of(compiled).backend.notes[0].what
+    assert "the output" in callable_of(compiled).backend.notes[0].what
 
 
 class Pooling(nn.Module):
@@ -327,7 +327,7 @@ def test_pooling_without_a_size():
             for p, q in zip(model.parameters(), exact.parameters(), strict=True):
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-3)
     assert captured(compiled) == 1
-    assert program_of(compiled).derived.wanted == {"args[2]"} and program_of(compiled).derived.looks == 4
+    assert callable_of(compiled).derived.wanted == {"args[2]"} and callable_of(compiled).derived.looks == 4
 
 
 def test_results_are_repeatable_to_the_bit():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.layout import csr
 from tests.harness import light
 
@@ -260,7 +260,7 @@ def test_the_cache_is_bounded_and_forgets(model: GCNConv):
     kept = [torch.randint(NODES, (2, 9), generator=torch.Generator().manual_seed(k)) for k in range(6)]
     for edges in kept:
         equal(compiled(X, edges), model(X, edges))
-    cache = program_of(compiled).backend.captured[0].structure.cache
+    cache = callable_of(compiled).backend.captured[0].structure.cache
     assert len(cache) <= 3
     for edges in kept:
         equal(compiled(X, edges), model(X, edges))

@@ -14,7 +14,7 @@ from torch_geometric.nn.models import SchNet
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.passes.log import RegionRecord
 from gnncompile.testing import awkward
 from tests.harness import light
@@ -55,7 +55,7 @@ def compare(one: dict[str, Tensor], other: dict[str, Tensor], what: str) -> None
 
 def records(compiled: nn.Module) -> list[Any]:
     """What the passes did, of each captured graph."""
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and not program.backend.notes, program
     return [captured.log for captured in program.backend.captured]
 
@@ -317,7 +317,7 @@ def test_where_the_graph_breaks(kind: type[Forces]) -> None:
                 assert given[0].requires_grad and given[0].grad is not None
                 found[-1]["of the argument"] = given[0].grad
         compare(*found, what=name)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     notes = [note for note in program.backend.notes if note.what == "torch.autograd.grad in the model"]
     assert len(notes) == (kind is not OfArgument), program.backend.notes

@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GINEConv, GraphConv, ResGatedGraphConv, SAGEConv, TransformerConv
 
 import gnncompile
-from gnncompile.batches.hops import MOST, Front, fronts
+from gnncompile.batches.hops import MOST, HopPrefix, hop_prefixes
 from gnncompile.batches.prepare import prepare
-from gnncompile.capture.compile import program_of
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.capture.compile import callable_of
+from gnncompile.cudagraphs.pool import CudaGraphPool
 
 NODES = 400
 
@@ -161,7 +161,7 @@ def test_training_steps(device: str, recording: None, name: str) -> None:
     step = trained_alike(MODELS[name], device)
     assert step.not_recorded is None and not step._program.backend.notes
     layers = len(step.model.layers)  # type: ignore[arg-type]
-    # There are three fronts of edges; a layer below these needs everything.
+    # There are three hop prefixes of edges; a layer below these needs everything.
     most = 1 if name == "batch norm" else min(layers, 4)
     assert len(set(rows_of(step)[-layers:])) == most, "each layer has rows of its own"
 
@@ -171,7 +171,7 @@ def test_a_plain_number_of_seeds(device: str, recording: None) -> None:
     torch.manual_seed(0)
     model = MODELS["sage"]().double().to(device)
     reference, data = copy.deepcopy(model), [one.to(device) for one in batches()]
-    numbers = [12, 12, 9, 5, 14, 12, 3, 13]  # the last has 12: more rows are wanted than the front has
+    numbers = [12, 12, 9, 5, 14, 12, 3, 13]  # the last has 12: more rows are wanted than the hop prefix has
     step = gnncompile.TrainStep(
         model, loss_of_seeds, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
     )
@@ -207,7 +207,7 @@ def test_results_of_seeds(device: str, recording: None) -> None:
         gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (found, expected)]
         same(*gradients)
         same(x, one.x)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and not program.backend.notes
     (captured,) = program.backend.captured
     assert len({record.shape.strip("()").split(",")[0] for record in captured.log.regions}) >= 3
@@ -225,10 +225,10 @@ def test_a_loop_that_reads_only_seeds(device: str, recording: None, name: str) -
     for loss in train(compiled, loader, lambda one: one.batch_size):
         same(loss, next(expected))
     same(list(model.state_dict().values()), list(reference.state_dict().values()))
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and not program.backend.notes
     (captured,) = program.backend.captured
-    assert isinstance(captured.recordings, Recordings) and captured.recordings.recorded
+    assert isinstance(captured.recordings, CudaGraphPool) and captured.recordings.recorded
     rows = {record.shape.strip("()").split(",")[0] for record in captured.log.regions}
     assert len(rows) == (1 if name == "batch norm" else 3)
     one = loader[0]
@@ -321,14 +321,14 @@ def test_other_rows_of_tensors_that_are_made_together(device: str, recording: No
     assert len(set(rows_of(step))) == 2 and step.not_recorded is None and not step._program.backend.notes
 
 
-def closure(edges: Tensor, seeds: int, num_nodes: int) -> tuple[Front, ...]:
+def closure(edges: Tensor, seeds: int, num_nodes: int) -> tuple[HopPrefix, ...]:
     found, reached = [], set(range(seeds))
     while len(reached) < num_nodes and len(found) < MOST:
         into = [k for k, end in enumerate(edges[1].tolist()) if end in reached]
         more = {*reached, *range(max((int(edges[0, k]) for k in into), default=-1) + 1)}
         if more == reached:
             break
-        found.append(Front(len(reached), len(into), len(more)))
+        found.append(HopPrefix(len(reached), len(into), len(more)))
         reached = more
     return tuple(found)
 
@@ -342,7 +342,7 @@ def test_fronts_are_closures(seed: int) -> None:
     edges[0] = torch.minimum(edges[0], edges[1] + 2)  # few edges reach far
     for seeds in (1, nodes // 2, nodes):
         if seeds:
-            assert fronts(edges, seeds, nodes) == closure(edges, seeds, nodes)
+            assert hop_prefixes(edges, seeds, nodes) == closure(edges, seeds, nodes)
 
 
 def test_padded_edges_of_a_front_join_what_nobody_reads() -> None:
@@ -350,9 +350,9 @@ def test_padded_edges_of_a_front_join_what_nobody_reads() -> None:
     from gnncompile.layout.batch_metadata import attached
 
     what = attached(one.edge_index)
-    assert what is not None and what.batch is not None and len(what.fronts) >= 2
+    assert what is not None and what.batch is not None and len(what.hop_prefixes) >= 2
     row, col = one.edge_index
-    for front in what.fronts:
+    for front in what.hop_prefixes:
         nodes, edges, sources = (what.batch.counts[kind] for kind in front.kinds)
         sizes = tuple(what.batch.sizes[kind] for kind in front.kinds)
         assert front.row.numel() == front.col.numel() == sizes[1] and front.rowptr.numel() == sizes[0] + 1
@@ -367,7 +367,7 @@ def test_padded_edges_of_a_front_join_what_nobody_reads() -> None:
 
 def test_what_was_not_sampled_has_none() -> None:
     plain = graph()
-    assert prepare(plain, None).kinds.fronts == ()
+    assert prepare(plain, None).kinds.hop_prefixes == ()
     plain.batch_size = NODES
     one = next(iter(gnncompile.loader([plain], buckets=True)))
     assert not any("front" in name for name in one.edge_index._gnncompile_attached[0].batch.kinds)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import kernels
 from tests.tape import tapes
 
@@ -215,7 +215,7 @@ def test_outside(kind: str, layer: str) -> None:
         warnings.simplefilter("ignore")
         model = compiled_and_warm(eager, settings)
         if settings is RECORDED:
-            assert program_of(model).backend.captured[0].recordings.recorded  # type: ignore[union-attr]
+            assert callable_of(model).backend.captured[0].recordings.recorded  # type: ignore[union-attr]
         for name, use in (UNCOMPILED | TRACED | ONCE).items():
             assert outcome(use, model, eager) == "equal", name
         for name, use in SECOND.items():
@@ -236,7 +236,7 @@ def test_outside_with_inductor() -> None:
         assert outcome(UNCOMPILED["grad"], model, eager) == "equal"
     for use in (checkpointed, ONCE["functional_call"]):
         assert outcome(use, model, eager) == "equal"
-    assert [len(c.log.regions) for c in program_of(model).backend.captured] == [1, 1]  # type: ignore[union-attr]
+    assert [len(c.log.regions) for c in callable_of(model).backend.captured] == [1, 1]  # type: ignore[union-attr]
     assert "double_backward" in outcome(second, model, eager)
     assert "Leave out vmap" in outcome(batched, model, eager)
 
@@ -272,7 +272,7 @@ def test_a_warning_once_a_note_and_compiled_afterwards() -> None:
         for _ in range(2):
             grad(squares(model))(X)
     assert [w.filename for w in said if "gnncompile" in str(w.message)] == [__file__]
-    program = program_of(model)
+    program = callable_of(model)
     assert program is not None and not program.backend.captured
     assert "torch.func.grad" in program.backend.notes[0].reason
     same(model(X, EDGES), eager(X, EDGES))
@@ -365,7 +365,7 @@ def test_graphs_within_graphs(layer: str, where: str) -> None:
             out = m(given, edges)
             results.append([out, *torch.autograd.grad(out.square().sum(), [given, *m.parameters()])])
         same(*results)
-    backend = program_of(model).backend  # type: ignore[union-attr]
+    backend = callable_of(model).backend  # type: ignore[union-attr]
     assert not backend.notes and backend.captured[-1].log.regions
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import to_dense_batch
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 
 
 class Attention(nn.Module):
@@ -44,5 +44,5 @@ def test_attention_is_captured_once(training: bool, batches: tuple[tuple[int, ..
                 leaves = [leaf, *model.parameters()]
                 found.append([out, *(torch.autograd.grad((out * weight).sum(), leaves) if training else [])])
             torch.testing.assert_close(*found)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 
 
 def add(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_numbers_and_gradients(name: str):
             results.append([*outs, *torch.autograd.grad(total, leaf)])  # type: ignore[arg-type]
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     # Whether a view of no row or a single one is contiguous is a question of its size.
     assert program is not None and (name in ("transposed", "slice") or len(program.backend.captured) == 1)
 

@@ -26,7 +26,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, Graph
 from tests.harness import light
 from tests.ladder import climb
@@ -127,7 +127,7 @@ def test_sizes_of_an_edge_index_are_read():
         return g.x, EdgeIndex(g.edge_index, sparse_size=(g.nodes, g.nodes + 3))
 
     compiled = climb(Sources, arguments)
-    assert program_of(compiled).derived.looks == 0  # type: ignore[union-attr]
+    assert callable_of(compiled).derived.looks == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("size", [(True, True), (True, False), (False, True), (False, False)])
@@ -237,8 +237,8 @@ def test_a_batch_of_one_graph_first():
     compiled = gnncompile.compile(OfData().double(), options={"inductor": False})
     for parts in (1, 4, 2, 0):
         batch = Batch.from_data_list([data_of(Graph(5, 9))] * max(parts, 1))
-        torch.testing.assert_close(compiled(batch), program_of(compiled).target(batch))  # type: ignore[union-attr]
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+        torch.testing.assert_close(compiled(batch), callable_of(compiled).target(batch))  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
 class OfHeteroData(nn.Module):
@@ -349,7 +349,7 @@ def test_a_model_writes_to_its_data(nested: bool):
         assert sorted(given.keys()) == sorted(expected.keys())
         for key in expected.keys():  # noqa: SIM118
             torch.testing.assert_close(given[key], expected[key])
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
 def test_a_model_writes_to_its_record():
@@ -422,4 +422,4 @@ def test_numbers_of_graphs(counts: tuple[int, ...]):
             compiled(x, g.edge_index, batch, **given), forward(x, g.edge_index, batch, **given), strict=True
         ):
             torch.testing.assert_close(found, expected)
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]

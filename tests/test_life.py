@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import kernels
 from tests.tape import tapes
 
@@ -278,7 +278,7 @@ def test_change(name: str) -> None:
     same(model, eager)
     for x, _ in itertools.zip_longest(CHANGES[name](model), CHANGES[name](eager)):
         same(model, eager, X if x is None else x)
-    assert program_of(model).backend.captured  # type: ignore[union-attr]
+    assert callable_of(model).backend.captured  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["memory of parameters replaced", "tied", "inference"])
@@ -319,7 +319,7 @@ def test_hooks_on_all_modules() -> None:
         finally:
             handle.remove()
     same(model, eager)
-    assert len(program_of(model).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(model).backend.captured) == 1  # type: ignore[union-attr]
 
 
 # -- copies -------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_averaged_models(settings: dict[str, Any]) -> None:
                 optimizer.step()
                 average.update_parameters(model)
             torch.testing.assert_close(averages[1](X, EDGES), averages[0](X, EDGES))
-        assert program_of(averages[1].module) not in (None, program_of(models[1]))
+        assert callable_of(averages[1].module) not in (None, callable_of(models[1]))
         for average in averages:
             update_bn([X, 2 * X], type("Bound", (nn.Module,), {"forward": lambda _, x, m=average: m(x, EDGES)})())
         torch.testing.assert_close(averages[1].state_dict(), averages[0].state_dict())
@@ -382,7 +382,7 @@ def test_a_shallow_copy() -> None:
     for one in copies:
         one.note = "of the copy"
     assert not hasattr(model, "note") and copies[1].lin is model.lin
-    assert program_of(copies[1]) not in (None, program_of(model))
+    assert callable_of(copies[1]) not in (None, callable_of(model))
     same(copies[1], copies[0])
     same(model, eager)
 
@@ -428,7 +428,7 @@ def test_a_training_framework() -> None:
     eager, model = pair()
     torch.testing.assert_close(Trainer().fit(model, 3), Trainer().fit(eager, 3))
     same(model, eager)
-    assert len(program_of(model).backend.captured) <= 5  # type: ignore[union-attr]
+    assert len(callable_of(model).backend.captured) <= 5  # type: ignore[union-attr]
 
 
 def test_torchscript() -> None:
@@ -447,7 +447,7 @@ def test_data_parallel() -> None:
     eager, model = pair()
     with pytest.warns(UserWarning, match="copies run uncompiled. Use torch.nn.parallel.DistributedDataParallel"):
         replica = model._replicate_for_data_parallel()
-    assert program_of(replica) is None and type(replica) is Net
+    assert callable_of(replica) is None and type(replica) is Net
     for name, layer in model.named_children():
         setattr(replica, name, layer)
     torch.testing.assert_close(replica.eval()(X, EDGES), eager.eval()(X, EDGES))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.nn import SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import kernels
 
 lightning = pytest.importorskip("pytorch_lightning")
@@ -104,6 +104,6 @@ def test_trains_as_eager(make: Callable[[nn.Module], Any], tmp_path: Path):
     loaded = Task(Net())
     loaded.load_state_dict(torch.load(checkpoint, weights_only=False)["state_dict"])
     torch.testing.assert_close(loaded.net.state_dict(), eager.net.state_dict(), rtol=1e-4, atol=1e-5)
-    program = program_of(task) or program_of(task.net)
+    program = callable_of(task) or callable_of(task.net)
     # Training, and validation under inference_mode.
     assert program is not None and 2 <= len(program.backend.captured) <= 3

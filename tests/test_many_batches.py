@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.options import DEFAULTS
 from tests import long_run
 from tests.harness import light
@@ -57,7 +57,7 @@ def test_a_thousand_batches(first: str):
         model = Net()
         compiled = gnncompile.compile(model, fullgraph=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        program = program_of(compiled)
+        program = callable_of(compiled)
         assert program is not None
         frames = _compat.counters()["stats"]["unique_graphs"]
 

@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, MessagePassing, RGCNConv, SAGEC
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 STEPS = ("propagate", "message", "aggregate", "edge_update")
@@ -92,7 +92,7 @@ def assert_as_eager(model: Any, compiled: Callable[..., Any], *args: Any) -> Ten
 
 
 def captures(compiled: Any) -> int:
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     return len(program.backend.captured)
 

@@ -30,10 +30,10 @@ import gnncompile
 from gnncompile.batches import prepare
 from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edge_layouts import order_of
-from gnncompile.batches.row_types import kinds_of
-from gnncompile.capture.compile import program_of
+from gnncompile.batches.row_types import row_types_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs import native
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import attached
 
@@ -118,14 +118,14 @@ def step(model: nn.Module, loss: Tensor) -> list[Any]:
     return [loss.detach().clone(), gradients, [b.clone() for b in model.buffers()]]
 
 
-def recorded(model: Any) -> list[Recordings]:
-    program = program_of(model)
+def recorded(model: Any) -> list[CudaGraphPool]:
+    program = callable_of(model)
     assert program is not None
-    return [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
+    return [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
 
 
 def refusals(model: Any) -> list[str]:
-    program = program_of(model)
+    program = callable_of(model)
     assert program is not None
     return [note.reason for note in program.backend.notes]
 
@@ -154,7 +154,7 @@ def test_layouts_are_those_that_would_be_built(buckets: bool) -> None:
         known = attached(data.edge_index)
         assert known is not None
         for padded in (False, True) if buckets else (False,):
-            ours = known.whole_layout if padded else known.layout
+            ours = known.padded_layout if padded else known.layout
             n = known.batch.sizes[0] if padded and known.batch else data.num_nodes
             assert ours is not None and ours.by_row is not None
             for found, index, other in ((ours.by_col, ours.col, ours.row), (ours.by_row, ours.row, ours.col)):
@@ -175,7 +175,7 @@ def test_nothing_is_sorted_or_asked_in_a_step(name: str, buckets: bool, device: 
     reference = copy.deepcopy(model)
     for batch in list(loader(device, buckets=buckets))[:3]:
         same(compiled(batch.x, batch.edge_index, batch.batch), reference(batch.x, batch.edge_index, batch.batch))
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     captured = program.backend.captured[-1]
     nodes = list(captured.structure.program.module.graph.nodes) if captured.structure is not None else []
@@ -206,7 +206,7 @@ def test_nothing_is_remembered_of_a_mini_batch_that_is_taken_as_it_comes(buckets
             step(compiled, compiled(batch.x, batch.edge_index).square().mean()),
             step(model, model(batch.x, batch.edge_index).square().mean()),
         )
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     assert all(captured.structure is None for captured in program.backend.captured)
 
@@ -655,7 +655,7 @@ def test_buckets_are_few_and_grow() -> None:
         batch = Batch.from_data_list(
             [Data(num_nodes=n, edge_index=torch.zeros(2, 2 * n, dtype=torch.long)) for n in sizes]
         )
-        kinds = kinds_of(batch)
+        kinds = row_types_of(batch)
         found = buckets.choose(kinds)
         assert found is not None
         room = [size - count for size, count in zip(found, kinds.counts, strict=True)]
@@ -674,11 +674,11 @@ def test_attributes_of_one_length() -> None:
     """As many nodes as graphs, or as edges: names and the slices of graphs tell; else nothing is padded."""
     loop = torch.zeros(2, 1, dtype=torch.long)
     batch = Batch.from_data_list([Data(x=torch.ones(1, 2), edge_index=loop, y=torch.ones(1)) for _ in range(4)])
-    assert not kinds_of(batch).certain
+    assert not row_types_of(batch).certain
     mixed = [
         Data(x=torch.ones(n, 2), edge_index=torch.zeros(2, 3 - n, dtype=torch.long), y=torch.ones(1)) for n in (1, 2)
     ]
-    found = kinds_of(Batch.from_data_list(mixed))
+    found = row_types_of(Batch.from_data_list(mixed))
     assert found.counts == (3, 3, 2) and found.certain
     assert found.rows[0] == {"x": 0, "edge_index": 1, "y": 2, "batch": 0}
 
@@ -704,5 +704,5 @@ def test_padded_edges_are_no_self_loops() -> None:
     made = prepare.prepare(Data(x=torch.ones(first.sizes[0] - 1, 1), edge_index=edges), buckets)
     found = attached(made.finish(made.memory).edge_index)
     assert found is not None
-    row, col = found.whole[:, 9:]
+    row, col = found.padded[:, 9:]
     assert row.numel() and not bool((row == col).any())

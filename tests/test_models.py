@@ -7,7 +7,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 from torch_geometric.nn import models as pyg
 
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, TYPES, degrees
 from tests.harness import light
 from tests.ladder import climb
@@ -132,7 +132,7 @@ COMPILED = {
 def test_compiled_whole_and_fused_for_all_sizes(name):
     with light():
         compiled = climb(*COMPILED[name], sizes=(*LADDER, (1, 0)))
-        (captured,) = program_of(compiled).backend.captured
+        (captured,) = callable_of(compiled).backend.captured
         assert len(captured.log.regions) >= 2  # one for each layer, or for the layer and the readout
 
 

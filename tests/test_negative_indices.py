@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import scatter
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.layout import csr
 from tests.harness import light
 
@@ -114,7 +114,7 @@ def test_indexing_counts_from_the_end(model: Callable[..., Tensor], inductor: bo
             if not before or seed > 0:
                 j[3], j[7] = -1, -NODES
             torch.testing.assert_close(run(compiled, x, j, i), run(model, x, j, i))
-        program = program_of(compiled)
+        program = callable_of(compiled)
         assert program is not None and len(program.backend.captured) == 1 + (model is in_parts)
         assert model in (plain, moved) or any(captured.log.regions for captured in program.backend.captured)
         x, j, i = inputs(3)
@@ -186,5 +186,5 @@ def test_an_edge_list_refuses_them() -> None:
         for model in (conv, compiled):
             with pytest.raises(IndexError):
                 model(x, torch.stack([j, i]))
-        program = program_of(compiled)
+        program = callable_of(compiled)
         assert program is not None and len(program.backend.captured) == 1

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.testing import awkward
 from tests.harness import light
 
@@ -122,7 +122,7 @@ def check(eager: nn.Module, graphs: Any = FEW) -> gnncompile.capture.backend.Cap
         data = GRAPHS[name]
         for a, b in zip(*(results(m, data.x, data.edge_index) for m in (compiled, eager)), strict=True):
             torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and not program.backend.notes, program.backend.notes
     (captured,) = program.backend.captured
     return captured
@@ -159,6 +159,6 @@ def test_gradients_that_are_looked_at(between: Callable[..., Tensor]) -> None:
             last: Any = model.seen[-1]  # type: ignore[index]
             found.append([out, last.grad if between is _retained else last])
         torch.testing.assert_close(*found)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     assert sum(len(captured.log.regions) for captured in program.backend.captured) >= 2

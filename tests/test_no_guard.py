@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, Case
 from gnncompile.support.check import check
 from gnncompile.support.table import SECTIONS
@@ -44,7 +44,7 @@ def one_capture(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
 
 
 def graphs(compiled: Any) -> int:
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     return len(program.backend.captured)
 

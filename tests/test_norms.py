@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.passes.padded import masked_reductions
 from tests.harness import light
 
@@ -97,7 +97,7 @@ def compare(
         torch.testing.assert_close(
             found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, rows=rows: f"{rows} rows: {m}"
         )
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == graphs
 
 

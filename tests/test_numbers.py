@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir import reference, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
@@ -204,5 +204,5 @@ def test_inductor(device: str):
         x = x.to(device)
         for k, (found, expected) in enumerate(zip(compiled(x), asked(x), strict=True)):
             same(found, expected, f"result {k}")
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1

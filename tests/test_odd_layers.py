@@ -13,7 +13,7 @@ from torch_geometric.nn import GPSE, ChebConv, FeaStConv, GMMConv, MFConv, Super
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Space, parse
 from gnncompile.substitutes import relation_tables
 from gnncompile.support.case import LADDER, Graph
@@ -93,8 +93,8 @@ def test_supergat_while_training(name: str):
         for nodes, edges in SIZES:
             if edges or model.conv.add_self_loops:  # PyG can't sample from a graph without edges
                 same_samples(model, compiled, graph(nodes, edges))
-        (one,) = program_of(compiled).backend.captured
-        assert breaks() == before and program_of(compiled).backend.notes == []
+        (one,) = callable_of(compiled).backend.captured
+        assert breaks() == before and callable_of(compiled).backend.notes == []
         assert len(one.log.regions) == 1 and one.log.skipped == []
 
 
@@ -119,7 +119,7 @@ def test_supergat_through_inductor():
     compiled = gnncompile.compile(model, fullgraph=True)
     for size in SIZES:
         same_samples(model, compiled, graph(*size))
-    assert len(program_of(compiled).backend.captured) == 1
+    assert len(callable_of(compiled).backend.captured) == 1
 
 
 def test_supergat_in_evaluation():
@@ -129,7 +129,7 @@ def test_supergat_in_evaluation():
         compiled = gnncompile.compile(model, fullgraph=True)
         for size in SIZES:
             compare(compiled, model, graph(*size))
-        (one,) = program_of(compiled).backend.captured
+        (one,) = callable_of(compiled).backend.captured
         assert len(one.log.regions) == 1 and one.log.skipped == []
 
 
@@ -184,9 +184,9 @@ def test_kernels_over_edges(name: str, which: str):
                 compare(compiled, model, (x, edge_index, torch.randn(edges, model.dim).requires_grad_()))
             elif edges or model.add_self_loops:  # PyG's reshape fails without edges
                 compare(compiled, model, (x, edge_index))
-    (one,) = program_of(compiled).backend.captured
+    (one,) = callable_of(compiled).backend.captured
     (region,) = one.log.regions
-    assert one.log.skipped == [] and program_of(compiled).backend.notes == []
+    assert one.log.skipped == [] and callable_of(compiled).backend.notes == []
     stored = [n for n in parse(region.spec).inputs if n.space is Space.EDGE]
     assert len(stored) == isinstance(model, GMMConv)
 
@@ -218,8 +218,8 @@ def test_layers_that_look_at_data(name: str):
                 continue  # 0 / 0
             weight = (torch.rand(size[1]) + 0.1).requires_grad_()
             compare(compiled, model, (x, edge_index, weight) if weighted else (x, edge_index))
-        assert breaks() == before and program_of(compiled).backend.notes == []
-        (one,) = program_of(compiled).backend.captured
+        assert breaks() == before and callable_of(compiled).backend.notes == []
+        (one,) = callable_of(compiled).backend.captured
         assert one.log.skipped == []
 
 
@@ -305,7 +305,7 @@ def test_colors_are_those_of_the_table(one_hot: bool):
     """It is filled graph by graph, may be emptied, and belongs to a layer, not to its place in the model."""
     before = breaks()
     plain, model, compiled = colored("colors", [(12, 40), (7, 0), (1, 1), (30, 100)], one_hot)
-    assert len(program_of(compiled).backend.captured) == 1 and breaks() == before  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1 and breaks() == before  # type: ignore[union-attr]
     graph = Graph(30, 100)
     x = nn.functional.one_hot(graph.node_type, 3) if one_hot else graph.node_type
     for one in (plain, model):

@@ -16,7 +16,7 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 import gnncompile
 import gnncompile.ops.region
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.codegen.cpp.kernel import CppKernel
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
@@ -240,7 +240,7 @@ def test_layers_share_what_is_in_order():
                 results.append([out, *torch.autograd.grad(out.square().sum(), [leaf, *model.parameters()])])
             for a, b in zip(*results, strict=True):
                 torch.testing.assert_close(a, b)
-        program = program_of(compiled)
+        program = callable_of(compiled)
         assert program is not None
         (captured,) = program.backend.captured
         # the layouts of two walks, and the norms in the order of each

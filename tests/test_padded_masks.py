@@ -15,7 +15,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, SAGEConv, global_add_pool
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.passes.padded import masked_reductions
 
 pytestmark = pytest.mark.usefixtures("recording")
@@ -215,7 +215,7 @@ def test_models_that_select(device: str, what: str, is_padded: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
         ours, theirs = (torch.autograd.grad(r.square().sum(), list(model.parameters())) for r in (found, expected))
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and (not program.backend.notes) == is_padded
 
 

@@ -14,7 +14,7 @@ from torch_geometric.utils import add_remaining_self_loops, remove_self_loops, s
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Space, parse
 from gnncompile.passes.analysis import written_nodes
 from gnncompile.passes.log import Masked, Skip
@@ -213,7 +213,7 @@ def test_layout_by_source_only_for_a_gradient():
     for wanted in (False, True):
         compiled = gnncompile.compile(lambda x, row, col: add(x, col, x[row]))
         compiled(x.clone().requires_grad_(wanted), row, col)
-        made.append(program_of(compiled).backend.captured[0].structure.program.results)
+        made.append(callable_of(compiled).backend.captured[0].structure.program.results)
     assert [len(r) for r in made] == [3, 6]
 
 
@@ -287,7 +287,7 @@ def test_regions_can_be_turned_off():
     for off in ("regions", "hoist"):
         compiled = gnncompile.compile(attention, options={off: False}, fullgraph=True)
         torch.testing.assert_close(compiled(x, row, col), attention(x, row, col))
-        (captured,) = program_of(compiled).backend.captured
+        (captured,) = callable_of(compiled).backend.captured
         assert (captured.log.regions == []) is (off == "regions")
         assert (captured.structure is None) is (off == "hoist")
 
@@ -345,7 +345,7 @@ def test_readers_that_would_count_masked_edges_are_refused(reader: str):
         Traced(fn, *data())
     compiled = gnncompile.compile(fn)
     check(fn, *data(), run=compiled)
-    assert program_of(compiled).backend.notes
+    assert callable_of(compiled).backend.notes
 
 
 # -- hoist --------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_structure_is_built_once_per_graph():
     compiled = gnncompile.compile(attention)
     for _ in range(3):
         compiled(x, row, col)
-    cache = program_of(compiled).backend.captured[0].structure.cache
+    cache = callable_of(compiled).backend.captured[0].structure.cache
     assert cache.misses == 1
     compiled(x, row.clone(), col)
     assert cache.misses == 2

@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Region, Space, parse
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, needs_interpreter
@@ -181,7 +181,7 @@ def test_one_graph_for_all_sizes():
         for nodes, edges in [(12, 40), (17, 61), (7, 0), (1, 1), (1, 0), (64, 64), (500, 4000)]:
             x = torch.randn(nodes, CHANNELS, requires_grad=True)
             compare(model, x, torch.randint(nodes, (2, edges)), torch.randn(edges, COLUMNS), compiled)
-        assert len(program_of(compiled).backend.captured) == 1
+        assert len(callable_of(compiled).backend.captured) == 1
 
 
 def test_bipartite():

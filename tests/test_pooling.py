@@ -14,7 +14,7 @@ from torch_geometric.transforms import Cartesian
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ops.matching import components, matched_edges
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import Graph
@@ -41,7 +41,7 @@ def whole(fn: Any, arguments: Callable[[Graph], tuple[Any, ...]], inductor: bool
     for size in ((12, 40), (7, 0), (1, 1), (30, 100)):
         ours, theirs = (results(f, arguments(Graph(*size))) for f in (compiled, fn))
         torch.testing.assert_close([t for t in ours if t is not None], [t for t in theirs if t is not None])
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1 and _compat.graph_breaks() == before
 
 

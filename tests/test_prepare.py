@@ -35,7 +35,7 @@ from torch_geometric.transforms import Compose, ToUndirected
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 transforms = pytest.importorskip("gnncompile.transforms")
@@ -153,7 +153,7 @@ def test_no_structure_work_is_left_in_the_forward(name, weights):
     with light():
         compiled = gnncompile.compile(model, options={"inductor": False})
         compiled(*inputs)
-        (captured,) = program_of(compiled).backend.captured
+        (captured,) = callable_of(compiled).backend.captured
     program = captured.structure.program.module.graph
     left = {str(node.target) for node in program.nodes if node.op == "call_function"}
     assert left == {"gnncompile.csr.default", "<built-in function getitem>"}

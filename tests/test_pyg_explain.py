@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
@@ -129,7 +129,7 @@ def test_masks_of_awkward_graphs(conv: Any) -> None:
     model = Net(conv)
     compiled = gnncompile.compile(copy.deepcopy(model))
     assert_masks(model, compiled, EXPLAINERS[conv])
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) <= 6
     assert len([note for note in program.backend.notes if note.what == "the whole model"]) <= 2
 

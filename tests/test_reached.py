@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 
 RESULTS = ("left", "right", "both", "right", "none of the heads")
 
@@ -73,7 +73,7 @@ def test_heads_in_turn(device: str, recording: None, mode: str | None, of_featur
             optimizer.step()
         assert left_out[1] == left_out[0] and bool(left_out[0]) == (RESULTS[k % 5] != "both")
         same(model.state_dict(), eager.state_dict())
-    assert len(program_of(model).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(model).backend.captured) == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("size", [(1, 0), (5, 0), (1, 3)])

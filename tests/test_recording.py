@@ -15,9 +15,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
 from torch_geometric.nn.models import GCN
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs import backward_thread, cuda_graph, native
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from tests.tape import tapes
 
 WARM = 2
@@ -35,12 +35,12 @@ def compiled(model: Any, **options: Any) -> Any:
     return gnncompile.compile(model, mode="reduce-overhead", options=chosen)
 
 
-def recordings(model: Any) -> list[Recordings]:
-    program = program_of(model)
+def recordings(model: Any) -> list[CudaGraphPool]:
+    program = callable_of(model)
     assert program is not None
     found = [c.recordings for c in program.backend.captured]
-    assert all(isinstance(r, Recordings) for r in found), found
-    return [r for r in found if isinstance(r, Recordings)]
+    assert all(isinstance(r, CudaGraphPool) for r in found), found
+    return [r for r in found if isinstance(r, CudaGraphPool)]
 
 
 def number(model: Any) -> int:
@@ -449,7 +449,7 @@ def test_nothing_is_recorded_on_a_cpu() -> None:
     inputs = graph("cpu")
     for _ in range(4):
         step(model, *inputs)
-    program = program_of(model)
+    program = callable_of(model)
     assert program is not None
     assert program.backend.captured[0].recordings == "its device is cpu"
     assert "not recorded: its device is cpu" in str(gnncompile.explain(model, *inputs))

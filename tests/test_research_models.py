@@ -14,7 +14,7 @@ from torch_geometric.nn import DeepGCNLayer, DeepGraphInfomax, GCNConv, GENConv,
 from torch_geometric.utils import scatter, to_dense_batch
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.testing import awkward
 from tests.harness import light
 
@@ -180,7 +180,7 @@ def compare(name: str, dtype: torch.dtype, modes: tuple[bool, ...], graphs: Iter
                 torch.testing.assert_close(a.double(), b, **close, msg=lambda text, what=what: f"{what}: {text}")
     for key, value in compiled.state_dict().items():
         torch.testing.assert_close(value.double(), eager.state_dict()[key].double(), rtol=1e-4, atol=1e-5)
-    program: Any = program_of(compiled)
+    program: Any = callable_of(compiled)
     assert len(program.backend.captured) == len(modes), "one capture for all graphs"
     assert all(captured.log.regions for captured in program.backend.captured)
 

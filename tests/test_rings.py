@@ -54,7 +54,7 @@ def test_what_a_device_makes_is_what_a_worker_made(padded: bool, monkeypatch: py
         (ready,) = gnncompile.loader([data.clone()], buckets=padded)
         known = attached(ready.edge_index)
         assert known is not None
-        found = known.whole_layout if padded else known.layout
+        found = known.padded_layout if padded else known.layout
         assert found is not None and (found.by_row is None) == (many == 0)
         return [found.row, found.col, *found.by_col]
 

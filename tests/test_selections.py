@@ -27,7 +27,7 @@ from torch_geometric.utils import (
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.report.explain import count_syncs
 from gnncompile.support.case import LADDER, Graph
 
@@ -159,7 +159,7 @@ def _check(fn: Callable[..., Any], sizes: Any = LADDER, **options: Any) -> tuple
     args = next(_inputs(sizes[0]))
     compiled(*args)
     syncs = count_syncs(compiled, args, {})
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     return len(program.backend.captured), breaks, syncs
 

@@ -15,7 +15,7 @@ from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation
 from torch_geometric.utils import scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
@@ -54,7 +54,7 @@ def graph(name: str) -> tuple[Tensor, Tensor]:
 
 def number_of_regions(compiled: nn.Module) -> int:
     """Regions of every captured graph."""
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     (count,) = {len(c.log.regions) for c in program.backend.captured}
     return count

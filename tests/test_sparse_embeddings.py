@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 
@@ -56,7 +56,7 @@ def test_gradients_are_sparse(make: Any) -> None:
             assert a.grad is not None and b.grad is not None and a.grad.layout == b.grad.layout
             torch.testing.assert_close(a.grad.to_dense(), b.grad.to_dense())
             torch.testing.assert_close(a, b)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) <= 3
     assert any(captured.log.regions for captured in program.backend.captured), "the layer is fused all the same"
 

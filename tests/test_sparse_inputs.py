@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, Graph
 from tests.harness import light
 from tests.ladder import climb
@@ -121,7 +121,7 @@ def test_other_uses_run_uncompiled(fn: Callable[..., Any]):
         assert found[1] is adj
         found, expected = found[0], expected[0]
     torch.testing.assert_close(found, expected)
-    assert any("torch.sparse_csr" in note.reason for note in program_of(compiled).backend.notes)  # type: ignore[union-attr]
+    assert any("torch.sparse_csr" in note.reason for note in callable_of(compiled).backend.notes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["gradient", "uncoalesced entries"])
@@ -138,7 +138,7 @@ def test_matrices_that_are_not_taken_apart(kind: str):
     torch.testing.assert_close(found, model(g.x, adj))
     plain = g.x, g.edge_index
     torch.testing.assert_close(compiled(*plain), model(*plain))
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
 def test_layout_without_a_way():

@@ -12,7 +12,7 @@ from torch_geometric.utils import sort_edge_index, to_dense_adj
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.substitutes.nn.sparse_products import Entries, product
 from gnncompile.support.case import CHANNELS as C
 from gnncompile.support.case import Graph
@@ -26,7 +26,7 @@ def same(fn: Any, compiled: Any, args: tuple[Any, ...]) -> None:
 
 
 def whole(compiled: Any) -> bool:
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     return len(program.backend.captured) == 1
 

@@ -15,7 +15,7 @@ from torch_geometric.nn import GraphConv, MFConv, SAGEConv, SGConv
 from torch_geometric.typing import SparseTensor
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, LADDER, Graph
 from tests.harness import light
 from tests.sparse_layers import LAYERS, OfData
@@ -86,7 +86,7 @@ def test_without_values(layer: str):
             expected.append(results(model, g.x, adjacency(g)))
         for other in expected:
             torch.testing.assert_close(found, other)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1 and program.backend.notes == []
 
 
@@ -103,14 +103,14 @@ def test_in_data():
     g, model = Graph(12, 40), OfData().double()
     compiled = gnncompile.compile(model)
     torch.testing.assert_close(compiled(Data(x=g.x, adj_t=adjacency(g))), model.conv(g.x, g.edge_index))
-    assert len(program_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
 def uncompiled(compiled: Any, *args: Any) -> tuple[Any, str]:
     """What a call gives that warns that it runs uncompiled, and the reason that is noted."""
     with pytest.warns(UserWarning, match="of an input that is a SparseTensor; calls with such inputs run uncompiled"):
         found = compiled(*args)
-    (note,) = program_of(compiled).backend.notes  # type: ignore[union-attr]
+    (note,) = callable_of(compiled).backend.notes  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(*args)

@@ -19,7 +19,7 @@ from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.layout import csr, identity_cache, streams
 from gnncompile.layout.identity_cache import IdentityCache
 from tests.harness import light
@@ -205,7 +205,7 @@ def test_info_and_clear(model: Net) -> None:
     assert torch.equal(compiled(X, graph, BATCH), expected)
     assert gnncompile.cache_info().misses > two.misses
     alive = set(map(id, identity_cache._all()))
-    ours = id(program_of(compiled).derived._met)
+    ours = id(callable_of(compiled).derived._met)
     assert ours in alive
     torch._dynamo.reset()
     del compiled
@@ -257,7 +257,7 @@ def test_two_models_are_compiled_and_run_by_many_threads(_light: None) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert [len(program_of(compiled).backend.captured) for compiled in both] == [1, 1]
+    assert [len(callable_of(compiled).backend.captured) for compiled in both] == [1, 1]
 
 
 def test_a_call_while_another_thread_traces(_light: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_call_while_another_thread_traces(_light: None, monkeypatch: pytest.Mo
     compiled(X, edges(0, 14), BATCH)
     monkeypatch.setattr(nn.Module, "__call__", lambda self, *args, **kwargs: usual(self, *args, **kwargs))
     equal(compiled(X, edges(1, 20), BATCH), model(X, edges(1, 20), BATCH))
-    assert len(program_of(compiled).backend.captured) == 1
+    assert len(callable_of(compiled).backend.captured) == 1
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Compiled(Dataset[Tensor]):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_workers_that_are_forked(model: Net, compiled: Any) -> None:
     """They have the caches of the parent, whose other threads may have been in the middle of something."""
-    locked = program_of(compiled).derived._met._lock
+    locked = callable_of(compiled).derived._met._lock
     data = Compiled(compiled)
     with torch.no_grad():
         compiled(X, data.graph, BATCH)

@@ -14,7 +14,7 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.passes.pre_grad import lower_unfused
 from gnncompile.support.case import Absent, Case, Graph
 from gnncompile.support.check import Result, check
@@ -158,7 +158,7 @@ def one_graph_for(model: nn.Module, calls: list[tuple[Tensor, ...]]) -> None:
     compiled = gnncompile.compile(model)
     for args in calls:
         torch.testing.assert_close(compiled(*args), model(*args))
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1
     report = gnncompile.explain(model, *calls[0])
     assert (report.graph_breaks, report.host_syncs) == (0, 0)

@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from torch_geometric.utils import scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 
 Shapes = Sequence[tuple[int, ...]]
@@ -43,7 +43,7 @@ def compare(fn: Callable[..., Tensor], shapes: Shapes, captures: int, device: st
                 (out * torch.arange(out.numel(), device=device).view_as(out).cos()).sum().backward()
                 found.append((out, x.grad))
             torch.testing.assert_close(found[1], found[0], msg=lambda m, shape=shape: f"{shape}: {m}")
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == captures
 
 

@@ -139,8 +139,8 @@ def test_softmax_over_pieces_that_are_not_finite(
     """Edges 0 and 1 are the first piece: a piece of -inf alone leaves the others as they are."""
     b = Builder(D)
     alpha = b.softmax(b.input(0, E, (1, 1), "float32"))
-    weighed = b.op("mul", alpha, b.input(1, S, (1, channels), "float32"))
-    region = b.finish([Output(b.reduce("sum", weighed), "float32", (channels,))])
+    weighted_sums = b.op("mul", alpha, b.input(1, S, (1, channels), "float32"))
+    region = b.finish([Output(b.reduce("sum", weighted_sums), "float32", (channels,))])
     g = graph([0] * 5, list(range(5)), 1, 5)
     tensors = [torch.tensor(values), torch.randn(5, channels)]
     expected = torch.softmax(tensors[0], 0) @ tensors[1]

@@ -51,7 +51,7 @@ def principal(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return with_residuals(b.finish([Output(v, dtype, (heads, channels)) for v in found]))
 
 
-def weighed(by: Space, dtype: str, heads: int, channels: int) -> Region:
+def weighted_sums(by: Space, dtype: str, heads: int, channels: int) -> Region:
     """Of values that are computed per edge, and of others that are as narrow as a head."""
     b = Builder(by)
     x, w = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (heads, 1), dtype)
@@ -97,8 +97,8 @@ def apart(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish([Output(v, dtype, (heads, channels)) for v in found])
 
 
-CASES = [maximum, principal, weighed, read_again, of_rows, compared, apart]
-PASSES = {maximum: 1, principal: 1, weighed: 1, read_again: 3, of_rows: 1, compared: 2, apart: 3}
+CASES = [maximum, principal, weighted_sums, read_again, of_rows, compared, apart]
+PASSES = {maximum: 1, principal: 1, weighted_sums: 1, read_again: 3, of_rows: 1, compared: 2, apart: 3}
 
 
 def few_values(region: Region, g: Graph, seed: int = 0) -> list[Tensor]:

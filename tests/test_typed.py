@@ -12,7 +12,7 @@ from torch_geometric.nn import FastRGCNConv, FiLMConv, RGCNConv
 
 import gnncompile
 from gnncompile import _compat
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.runtime import launch
 from gnncompile.substitutes import relation_tables
 from tests.harness import light
@@ -47,7 +47,7 @@ def one_graph(model: nn.Module, inputs: Callable[..., Any] = graph, sizes: Any =
     breaks = _compat.graph_breaks()
     for size in sizes:
         compare(compiled, model, inputs(*size))
-    backend = program_of(compiled).backend
+    backend = callable_of(compiled).backend
     assert len(backend.captured) == 1 and _compat.graph_breaks() == breaks
     (one,) = backend.captured
     assert backend.notes == [] and (one.log.skipped == []) is not skipped

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, PNAConv, SAGEConv, TransformerConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ops import region as region_op
@@ -26,7 +26,7 @@ BOTH, NONE = frozenset((Space.SOURCE, Space.DESTINATION)), frozenset()
 
 def kept(compiled: Any) -> list[int]:
     """Lengths of the int32 tensors that are remembered of a graph."""
-    (captured,) = program_of(compiled).backend.captured
+    (captured,) = callable_of(compiled).backend.captured
     (entry,) = captured.structure.cache._entries.values()
     return sorted(t.numel() for t in entry.made if t.dtype == torch.int32)
 

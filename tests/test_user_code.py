@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import remove_self_loops, scatter, softmax
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from tests.harness import light
 from tests.tracing import WIDTH, add, check, data, zeros
 
@@ -187,7 +187,7 @@ def test_one_feature_per_edge_is_one_graph():
     for nodes, edges in ((6, 14), (4, 0), (1, 1), (1, 0), (9, 1)):
         row, col = torch.randint(nodes, (2, edges))
         check(fn, torch.randn(nodes, WIDTH), row, col, torch.randn(edges, 1), run=compiled)
-    assert len(program_of(compiled).backend.captured) == 1
+    assert len(callable_of(compiled).backend.captured) == 1
 
 
 def _unless_empty(x: Tensor, row: Tensor, col: Tensor, picked: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def test_keys_and_values_of_their_own():
     """One region for all graphs with as many keys as values; another capture for the first that has more values."""
     torch.manual_seed(0)
     compiled = gnncompile.compile(_attention, fullgraph=True)
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     captured = program.backend.captured
     for nodes, sources, values, edges, graphs in ((4, 6, 6, 15, 1), (3, 9, 9, 7, 1), (5, 5, 5, 0, 1), (4, 6, 8, 15, 2)):

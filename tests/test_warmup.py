@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv
 
 import gnncompile
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs import native
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from tests.harness import light
 from tests.tape import tapes
 
@@ -113,7 +113,7 @@ def test_a_graph_without_edges_first():
     assert gnncompile.warmup(model, [empty, one]) is model
     x, edge_index = graph()
     assert captures(lambda: [step(model, *batch) for batch in (empty, one, (x, edge_index))]) == 0
-    torch.testing.assert_close(model(x, edge_index), program_of(model).target(x, edge_index))  # type: ignore[union-attr]
+    torch.testing.assert_close(model(x, edge_index), callable_of(model).target(x, edge_index))  # type: ignore[union-attr]
 
 
 def test_ways_of_calling_are_warmed_one_by_one():
@@ -200,10 +200,10 @@ def test_errors():
     assert model.calls == 0 and model.norm.module.num_batches_tracked == 0
 
 
-def recordings(model: Any) -> list[Recordings]:
-    found = [c.recordings for c in program_of(model).backend.captured]  # type: ignore[union-attr]
-    assert all(isinstance(r, Recordings) for r in found), found
-    return [r for r in found if isinstance(r, Recordings)]
+def recordings(model: Any) -> list[CudaGraphPool]:
+    found = [c.recordings for c in callable_of(model).backend.captured]  # type: ignore[union-attr]
+    assert all(isinstance(r, CudaGraphPool) for r in found), found
+    return [r for r in found if isinstance(r, CudaGraphPool)]
 
 
 @pytest.mark.parametrize("fresh", [False, True])

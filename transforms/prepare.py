@@ -14,7 +14,7 @@ from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.transforms import Compose
 
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 
 from .same_results import Call, arguments, call_by_names, difference, results, tolerance
 from .self_loops import fills
@@ -133,7 +133,7 @@ def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None)
     Raises:
         ValueError: the model is compiled, its parameters have no shape yet, or its arguments are not in `data`.
     """
-    if program_of(model) is not None:
+    if callable_of(model) is not None:
         raise ValueError("model: got a compiled model, expected the model itself; prepare it first, then compile it")
     if any(map(nn.parameter.is_lazy, model.parameters())):
         raise ValueError("model: got parameters without a shape, expected a model that has been called once; call it")

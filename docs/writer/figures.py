@@ -49,10 +49,10 @@ def layout(root: Path) -> str:
     return str(canvas)
 
 
-def fronts(root: Path) -> str:
+def hop_prefixes(root: Path) -> str:
     """Rows that the layers of a sampled mini-batch work out, all of them and those that something reads."""
     from gnncompile import testing
-    from gnncompile.batches.hops import fronts as found_in
+    from gnncompile.batches.hops import hop_prefixes as found_in
 
     graph = testing.power_law(4000, 40000, 400, channels=None)
     nodes, edges = _sampled(graph.edge_index, torch.arange(64), fan_outs=(10, 10, 5))
@@ -130,5 +130,5 @@ def buckets(root: Path) -> str:
     return str(canvas)
 
 
-FIGURES: dict[str, Callable[[Path], str]] = {"layout.svg": layout, "fronts.svg": fronts, "buckets.svg": buckets}
+FIGURES: dict[str, Callable[[Path], str]] = {"layout.svg": layout, "fronts.svg": hop_prefixes, "buckets.svg": buckets}
 """Files of docs/figures."""

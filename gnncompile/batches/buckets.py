@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
-from gnncompile.batches.row_types import EDGES, GRAPHS, NODES, Kinds
+from gnncompile.batches.row_types import EDGES, GRAPHS, NODES, RowTypes
 from gnncompile.layout.batch_metadata import ENOUGH
 
 MOST = 4
@@ -50,7 +50,7 @@ class Buckets:
         """All buckets so far."""
         return [tuple(n for n in row[1:].tolist() if n) for row in self._table if row[1]]
 
-    def choose(self, kinds: Kinds) -> tuple[int, ...] | None:
+    def choose(self, kinds: RowTypes) -> tuple[int, ...] | None:
         """The bucket for a mini-batch; None where it is not padded."""
         counts = kinds.counts
         if not kinds.certain or min(counts, default=0) < ENOUGH or len(counts) > MOST_KINDS:
@@ -81,14 +81,14 @@ class Buckets:
         return None
 
 
-def _holds(bucket: Sequence[int], kinds: Kinds) -> bool:
+def _holds(bucket: Sequence[int], kinds: RowTypes) -> bool:
     room = [size - count for size, count in zip(bucket, kinds.counts, strict=True)]
     graphs = room[kinds.graphs] if kinds.graphs is not None else 0
     least = {EDGES: 0, NODES: max(2, graphs), GRAPHS: 1}
     return all(left >= least[name.split()[0]] for left, name in zip(room, kinds.names, strict=True))
 
 
-def _sizes(counts: Sequence[int], kinds: Kinds, slack: float) -> tuple[int, ...]:
+def _sizes(counts: Sequence[int], kinds: RowTypes, slack: float) -> tuple[int, ...]:
     """Graphs are not padded beyond the one that is needed: most loaders have as many in each mini-batch."""
     return tuple(
         c + 1 if name == GRAPHS else _rounded(int(c * (1 + slack)) + 2)

@@ -1,7 +1,7 @@
-"""Of a sampled mini-batch, which nodes come first: the seeds, what their edges come from, what that is made of, ...
+"""Hop prefixes of a sampled mini-batch: the seeds, the sources of their edges, the sources of edges to those, ...
 
-Samplers number nodes in the order in which they find them, and edges are sorted by destination. So what a layer needs
-for the first nodes are a front of the edges, and of the nodes: a larger one for each layer.
+Samplers number nodes in the order in which they find them, and edges are sorted by destination. A layer that computes
+the first nodes needs only the first edges and the first of their sources: more of them for each earlier layer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 MOST = 4
-"""Fronts of edges, at most: for as many layers as this rows that nothing reads are left out."""
+"""The most hop prefixes that are followed: so many layers leave out rows that nothing reads."""
 
 
-class Front(NamedTuple):
+class HopPrefix(NamedTuple):
     """The first `nodes` nodes: their `edges` edges come first, and come from the first `sources` nodes."""
 
     nodes: int
@@ -23,22 +23,22 @@ class Front(NamedTuple):
     sources: int
 
 
-def fronts(edge_index: Tensor, seeds: int, num_nodes: int) -> tuple[Front, ...]:
-    """The fronts around the first nodes, each the sources of the one before.
+def hop_prefixes(edge_index: Tensor, seeds: int, num_nodes: int) -> tuple[HopPrefix, ...]:
+    """The hop prefixes that begin with the seeds: the nodes of each are the sources of the one before.
 
     Args:
         edge_index: ``[2, num_edges]``, sorted by destination.
-        seeds: How many nodes the first front has.
-        num_nodes: How many there are.
+        seeds: The number of seeds, which are the first nodes.
+        num_nodes: The number of all nodes.
     """
     row, col = edge_index
-    found: list[Front] = []
+    found: list[HopPrefix] = []
     nodes = seeds
     while len(found) < MOST and nodes < num_nodes:
         edges = int(torch.searchsorted(col, nodes))
         sources = max(nodes, int(row[:edges].max()) + 1 if edges else 0)
         if sources == nodes:
             break
-        found.append(Front(nodes, edges, sources))
+        found.append(HopPrefix(nodes, edges, sources))
         nodes = sources
     return tuple(found)

@@ -21,12 +21,12 @@ from torch_geometric.data.data import BaseData
 
 from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edge_layouts import highest, is_sorted, order_of, pointers, sort
-from gnncompile.batches.hops import Front, fronts
+from gnncompile.batches.hops import HopPrefix, hop_prefixes
 from gnncompile.batches.memory import Memory, Place
 from gnncompile.batches.padding_edges import Ring, evenly, shared
-from gnncompile.batches.row_types import BATCH, EDGE_INDEX, SEEDS, Kinds, kept_by_batch, kinds_of, tensors
+from gnncompile.batches.row_types import BATCH, EDGE_INDEX, SEEDS, RowTypes, kept_by_batch, row_types_of, tensors
 from gnncompile.layout import batch_metadata, csr
-from gnncompile.layout.batch_metadata import ENOUGH, Attached, Bucketed, Layout, attach, count
+from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, Layout, attach, count
 
 _COUNTS = "counts"
 
@@ -37,7 +37,7 @@ source as well, in far less time than a step takes, a worker process in more.
 
 
 class _Attribute(NamedTuple):
-    """What is known of a tensor: see :class:`gnncompile.layout.batch_metadata.Attached`."""
+    """What is known of a tensor: see :class:`gnncompile.layout.batch_metadata.BatchMetadata`."""
 
     store: int
     key: str
@@ -80,7 +80,7 @@ class Prepared:
     """
 
     shell: BaseData
-    kinds: Kinds
+    kinds: RowTypes
     sizes: tuple[int, ...] | None
     attributes: tuple[_Attribute, ...]
     places: dict[str, Place]
@@ -105,20 +105,20 @@ class Prepared:
         _change_slices(data, np.ndarray, torch.from_numpy)
         if batch is not None and isinstance(data, Batch) and self.kinds.graphs is not None:
             data._num_graphs = count(batch, self.kinds.graphs)
-        if batch is not None and self.kinds.fronts:
-            data[SEEDS] = count(batch, self.kinds.front(0)[0])
+        if batch is not None and self.kinds.hop_prefixes:
+            data[SEEDS] = count(batch, self.kinds.hop_prefix(0)[0])
         return data
 
-    def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> Attached:
+    def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> BatchMetadata:
         _, _, rows, values, highest = attribute
-        place, make_layout, make_fronts = self.places[attribute.name], None, None
+        place, make_layout, make_hop_prefixes = self.places[attribute.name], None, None
         if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
             make_layout = partial(self._edge_layout, attribute, memory)
-            make_fronts = partial(self._fronts, attribute.store, memory)
+            make_hop_prefixes = partial(self._hop_prefixes, attribute.store, memory)
         elif f"{attribute.name} rowptr" in self.places:
             make_layout = partial(self._index_layout, attribute, memory)
         whole = partial(place.on, memory, True) if batch is not None and rows is not None else None
-        return Attached(batch, rows, values, highest, whole, make_layout, make_fronts)
+        return BatchMetadata(batch, rows, values, highest, whole, make_layout, make_hop_prefixes)
 
     def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
         start, dtype, whole, true = self.places[attribute.name]
@@ -132,13 +132,13 @@ class Prepared:
             self._by(by_row, memory, padded) if both else None,
         )
 
-    def _fronts(self, store: int, memory: Tensor) -> tuple[batch_metadata.Front, ...]:
+    def _hop_prefixes(self, store: int, memory: Tensor) -> tuple[batch_metadata.HopPrefix, ...]:
         found = []
-        for at in range(len(self.kinds.fronts)):
+        for at in range(len(self.kinds.hop_prefixes)):
             by_col, by_row = (f"{store} front {at} {{}} by {end}" for end in ("col", "row"))
             rowptr, row, col = self._by(by_col, memory, True)
             other = self._by(by_row, memory, True) if by_row.format("rowptr") in self.places else None
-            found.append(batch_metadata.Front(self.kinds.front(at), row, col, rowptr, other))
+            found.append(batch_metadata.HopPrefix(self.kinds.hop_prefix(at), row, col, rowptr, other))
         return tuple(found)
 
     def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
@@ -187,12 +187,12 @@ def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buck
 class _Preparation:
     def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
         self.data = copy.copy(data)
-        self.kinds = kinds_of(self.data)
+        self.kinds = row_types_of(self.data)
         self.ends_highest = [highest(store[EDGE_INDEX], 2) if EDGE_INDEX in store else () for store in self.data.stores]
         self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
         self.bucket = None
         if buckets is not None:
-            self.kinds = self.kinds.with_fronts(self._find_fronts())
+            self.kinds = self.kinds.with_hop_prefixes(self._find_hop_prefixes())
             self.bucket = buckets.choose(self.kinds)
         self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
         self.memory = Memory()
@@ -221,12 +221,12 @@ class _Preparation:
             return False
         return sort(self.data.stores[at], rows, self.ends_highest[at], (counts[ends[0]], counts[ends[1]]))
 
-    def _find_fronts(self) -> tuple[Front, ...]:
+    def _find_hop_prefixes(self) -> tuple[HopPrefix, ...]:
         """Those around the seeds, if it was sampled around some."""
         seeds, ends = self.data.stores[0].get(SEEDS), self.kinds.ends[0]
         if self.is_sorted != [True] or isinstance(self.data, Batch) or type(seeds) is not int or ends is None:
             return ()
-        found = fronts(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
+        found = hop_prefixes(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
         return found if found and min(found[0]) >= ENOUGH else ()
 
     def _add(self, store: int, key: str, value: Tensor, ends: tuple[int, int] | None) -> None:
@@ -260,8 +260,9 @@ class _Preparation:
         return Ring(number, sources, destinations)
 
     def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
-        """By destination, and by source; padding comes behind everything true. Fronts, where they are padded, likewise,
-        but where the edge itself would stand stands its destination.
+        """Lays edges out by destination and by source; padding comes last.
+
+        Padded hop prefixes are laid out likewise, with the destination of an edge in place of its position.
         """
         name, true, kind = f"{store}", edges.size(1), self.kinds.rows[store][EDGE_INDEX]
         rowptr = pointers(edges[1], self.counts[ends[1]])
@@ -270,13 +271,13 @@ class _Preparation:
             self._add_layout(name, edges[0], more, _places(true, self.sizes[kind]))
             self._lay_out_by_source(name, edges, more, ends)
         self._add_rowptr(f"{name} {{}} by col", rowptr, more.rowptr)
-        for at, front in enumerate(self.kinds.fronts if self.bucket is not None else ()):
-            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.front(at)
-            first, pointed = edges[:, : front.edges], rowptr[: front.nodes + 1]
-            more = self._ring(self.sizes[kind] - front.edges, (sources, nodes))
+        for at, hop_prefix in enumerate(self.kinds.hop_prefixes if self.bucket is not None else ()):
+            name, (nodes, kind, sources) = f"{store} front {at}", self.kinds.hop_prefix(at)
+            first, pointed = edges[:, : hop_prefix.edges], rowptr[: hop_prefix.nodes + 1]
+            more = self._ring(self.sizes[kind] - hop_prefix.edges, (sources, nodes))
             self._add_layout(name, first[0], more, (first[1], more.col))
             self._add_rowptr(f"{name} {{}} by col", pointed, more.rowptr)
-            if front.edges <= MANY_EDGES:
+            if hop_prefix.edges <= MANY_EDGES:
                 self._lay_out_by_source(name, first, more, (sources, nodes))
 
     def _add_layout(self, name: str, row: Tensor, more: Ring, edge: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
-from gnncompile.batches.hops import Front
+from gnncompile.batches.hops import HopPrefix
 
 EDGE_INDEX, BATCH, PTR, SEEDS = "edge_index", "batch", "ptr", "batch_size"
 
@@ -19,7 +19,7 @@ NODES, EDGES, GRAPHS = "nodes", "edges", "graphs"
 
 
 @dataclass(frozen=True)
-class Kinds:
+class RowTypes:
     """What there are in a mini-batch.
 
     Attributes:
@@ -28,8 +28,8 @@ class Kinds:
         rows: For each store, which kind the rows of an attribute are; those of which nothing is known are missing.
         ends: For each store with edges, which kinds its sources and destinations are.
         certain: Whether no tensor could be of two kinds.
-        fronts: Those of a sampled mini-batch. Their sizes stand behind the other kinds: nodes and edges of each, and
-            the sources of the last.
+        hop_prefixes: The hop prefixes of a sampled mini-batch, which are row types of their own after the others: the
+            nodes and the edges of each, and the sources of the last.
     """
 
     names: tuple[str, ...]
@@ -37,29 +37,29 @@ class Kinds:
     rows: tuple[dict[str, int], ...]
     ends: tuple[tuple[int, int] | None, ...]
     certain: bool
-    fronts: tuple[Front, ...] = ()
+    hop_prefixes: tuple[HopPrefix, ...] = ()
 
     @property
     def things(self) -> int:
-        """How many kinds are no fronts of others."""
-        return len(self.names) - (2 * len(self.fronts) + 1 if self.fronts else 0)
+        """How many kinds are no hop prefixes of others."""
+        return len(self.names) - (2 * len(self.hop_prefixes) + 1 if self.hop_prefixes else 0)
 
-    def front(self, at: int) -> tuple[int, int, int]:
-        """Which kinds the nodes, edges and sources of a front are."""
+    def hop_prefix(self, at: int) -> tuple[int, int, int]:
+        """Which kinds the nodes, edges and sources of a hop prefix are."""
         first = self.things + 2 * at
         return first, first + 1, first + 2
 
-    def with_fronts(self, fronts: tuple[Front, ...]) -> Kinds:
-        """The same, and fronts, if there are any."""
-        if not fronts:
+    def with_hop_prefixes(self, hop_prefixes: tuple[HopPrefix, ...]) -> RowTypes:
+        """The same, and hop prefixes, if there are any."""
+        if not hop_prefixes:
             return self
         names, counts = list(self.names), list(self.counts)
-        for at, front in enumerate(fronts):
+        for at, hop_prefix in enumerate(hop_prefixes):
             names += [f"{NODES} of front {at}", f"{EDGES} of front {at}"]
-            counts += [front.nodes, front.edges]
-        names.append(f"{NODES} of front {len(fronts)}")
-        counts.append(fronts[-1].sources)
-        return replace(self, names=tuple(names), counts=tuple(counts), fronts=fronts)
+            counts += [hop_prefix.nodes, hop_prefix.edges]
+        names.append(f"{NODES} of front {len(hop_prefixes)}")
+        counts.append(hop_prefixes[-1].sources)
+        return replace(self, names=tuple(names), counts=tuple(counts), hop_prefixes=hop_prefixes)
 
     @property
     def graphs(self) -> int | None:
@@ -80,12 +80,12 @@ def kept_by_batch(data: BaseData, name: str) -> Any:
     return next((vars(store)[name] for store in data.stores if name in vars(store)), None)
 
 
-def kinds_of(data: BaseData) -> Kinds:
+def row_types_of(data: BaseData) -> RowTypes:
     """What there are in a mini-batch, and of which kind each tensor's rows are."""
     finder = _Finder(data)
     rows = tuple(finder.rows(store) for store in data.stores)
     ends = tuple(finder.ends(store) for store in data.stores)
-    return Kinds(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
+    return RowTypes(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
 
 
 class _Finder:

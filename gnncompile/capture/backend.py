@@ -17,12 +17,12 @@ from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
 from gnncompile.capture.provenance import kept_inputs, uneven_sources
-from gnncompile.capture.undefined_grads import only_reached
+from gnncompile.capture.undefined_grads import with_undefined_grads
 from gnncompile.cudagraphs import eligibility
 from gnncompile.cudagraphs.backward_thread import in_caller
-from gnncompile.cudagraphs.parameter_aliases import with_stand_ins
-from gnncompile.cudagraphs.pool import Recordings
-from gnncompile.layout.batch_metadata import true_rows
+from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
+from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import gemm_lowering, gradient, region_lowering
 from gnncompile.passes import manager
@@ -51,7 +51,7 @@ class Captured:
 
     log: PassLog
     structure: StructureCache | None
-    recordings: Recordings | str | None = None
+    recordings: CudaGraphPool | str | None = None
     observer: manager.Observer | None = None
     repeatable: bool = False
     kept: frozenset[int] = frozenset()
@@ -107,7 +107,7 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compiles one graph. Where a pass fails, the graph is left as it is."""
-        given = graph_outputs.take_out(gm) if _compat.takes_arguments() and opaque_graphs.why_whole(gm) is None else []
+        given = graph_outputs.take_out(gm) if _compat.takes_arguments() and opaque_graphs.why_opaque(gm) is None else []
         return graph_outputs.put_back(self._compiled(gm, inputs), given)
 
     def _compiled(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ class Backend:
             if self.strict or self.tell is None or _compat.steers_dynamo(error):
                 raise
             del self.captured[before:]
-            self._leave_whole(gm, Skip("a whole graph", _compat.reason_of(error), _compat.place_of(error)))
+            self._leave_opaque(gm, Skip("a whole graph", _compat.reason_of(error), _compat.place_of(error)))
             self.tell("a captured graph", "runs without the passes", error)
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, Captured(PassLog(), None))
 
@@ -157,8 +157,8 @@ class Backend:
         if sources is not None:
             for position, _ in () if captured.structure is None else captured.structure.program.copied:
                 sources.insert(position, frozenset())  # copies of structure, which have no gradient
-            whole = only_reached(whole, sources, captured.kept)
-        return (lambda *args: true_rows(whole(*args), padded)) if padded else whole
+            whole = with_undefined_grads(whole, sources, captured.kept)
+        return (lambda *args: unpad(whole(*args), padded)) if padded else whole
 
     def _recorded(
         self,
@@ -174,7 +174,7 @@ class Backend:
 
         def run(*args: Any) -> Any:
             _compat.refuse_tangents(args)
-            given = with_stand_ins(args)
+            given = with_parameter_aliases(args)
             return compiled(*given) if structure is None else whole(given, structure(args))
 
         if self.own["backward_in_caller"]:
@@ -220,9 +220,9 @@ class Backend:
             return None
         _compat.drop_leaf_marks(gm)
         higher_order.inline_checkpoints(gm)
-        reason = opaque_graphs.why_whole(gm)
+        reason = opaque_graphs.why_opaque(gm)
         if reason is not None:
-            self._leave_whole(gm, Skip("a whole graph", reason, "?"))
+            self._leave_opaque(gm, Skip("a whole graph", reason, "?"))
             return None
         for body in higher_order.bodies(gm):
             self._write_out(body, Skip("a nested graph", "its layers are captured as PyG wrote them", "?"))
@@ -243,7 +243,7 @@ class Backend:
         """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
         return not self.own["record"] and not (_compat.takes_arguments() and _compat.is_whole(gm))
 
-    def _leave_whole(self, gm: fx.GraphModule, why: Skip) -> None:
+    def _leave_opaque(self, gm: fx.GraphModule, why: Skip) -> None:
         """Readies a graph for Inductor that the passes can't take apart."""
         if why not in self.notes:
             self.notes.append(why)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
-from gnncompile.capture.compiled_callable import Program
+from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.capture.rehearsal import run_ahead
 from gnncompile.options import resolve
 
@@ -28,7 +28,7 @@ class CompiledModule:
         """Runs the compiled forward, hooks included."""
         if _compat.traced_here():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]  # part of a larger capture: be transparent
-        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        program: CompiledCallable = object.__getattribute__(self, "_gnncompile_program")
         return program(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,15 +38,15 @@ class CompiledModule:
         return CompiledModule.__call__(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        program: CompiledCallable = object.__getattribute__(self, "_gnncompile_program")
         return compile(copy.deepcopy(program.target, memo), **program.settings)
 
     def __copy__(self) -> Any:
-        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        program: CompiledCallable = object.__getattribute__(self, "_gnncompile_program")
         return compile(copy.copy(program.target), **program.settings)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        program: Program = object.__getattribute__(self, "_gnncompile_program")
+        program: CompiledCallable = object.__getattribute__(self, "_gnncompile_program")
         return _rebuild, (program.target, program.settings)
 
     def __prepare_scriptable__(self) -> Any:
@@ -85,7 +85,7 @@ def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
     compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
     # One state for both: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
-    object.__setattr__(compiled, "_gnncompile_program", Program(target, settings))
+    object.__setattr__(compiled, "_gnncompile_program", CompiledCallable(target, settings))
     return compiled  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ def _replica(target: DistributedDataParallel, settings: dict[str, Any]) -> nn.Mo
     compiled: Any = object.__new__(type(kind.__name__, (CompiledReplica, kind), body))
     object.__setattr__(compiled, "__dict__", original.__dict__)
     module = compile(original.module, **settings)
-    for slot, value in zip(slots, (program_of(module), module, original, settings), strict=True):
+    for slot, value in zip(slots, (callable_of(module), module, original, settings), strict=True):
         object.__setattr__(compiled, slot, value)
     return compiled  # type: ignore[no-any-return]
 
@@ -135,7 +135,7 @@ def trained(model: Any) -> Any:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def program_of(compiled: Any) -> Program | None:
+def callable_of(compiled: Any) -> CompiledCallable | None:
     """The program behind a compiled module or function."""
     try:
         return object.__getattribute__(compiled, "_gnncompile_program")  # type: ignore[no-any-return]
@@ -212,12 +212,12 @@ def compile(
         return model
     if isinstance(model, DistributedDataParallel):
         return _replica(model, settings)
-    known = program_of(model)
+    known = callable_of(model)
     if known is not None:
         model = known.target
     if isinstance(model, nn.Module):
         return _module(model, settings)
-    program = Program(model, settings)
+    program = CompiledCallable(model, settings)
 
     @functools.wraps(model)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Backend, prepare_torch
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.edge_rows import edges_of_call
-from gnncompile.capture.inputs import Checker, Derived, Taken, join, leaves, minibatch_in, split
+from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
 from gnncompile.cudagraphs import cuda_graph
@@ -42,12 +42,12 @@ class Call(NamedTuple):
 
     args: Any
     kwargs: Any
-    taken: Taken
+    taken: FlatInputs
     counts: Tensor | None = None
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
-class Program:
+class CompiledCallable:
     """Runs one module or function through Dynamo with gnncompile's backend."""
 
     def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
@@ -251,7 +251,7 @@ class Program:
             NeedsOriginal: The compiled code can't take them.
         """
         batch = minibatch_in(args, kwargs) if self.pads else None
-        if batch is not None and cuda_graph.records(batch.on_device.device):
+        if batch is not None and cuda_graph.supports_cuda_graphs(batch.on_device.device):
             try:
                 return self._split(args, kwargs, batch)
             except Unpadded as reason:
@@ -259,7 +259,7 @@ class Program:
         return self._split(args, kwargs, None)
 
     def _split(self, args: Any, kwargs: Any, batch: Bucketed | None) -> Call:
-        taken = Taken(batch=batch)
+        taken = FlatInputs(batch=batch)
         if batch is not None:
             taken.largest = self._largest_number(batch)
         parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)

@@ -24,7 +24,7 @@ from torch_geometric.typing import SparseTensor
 from gnncompile import _compat
 from gnncompile.capture import edge_rows, minibatches
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
-from gnncompile.layout.batch_metadata import Attached, Bucketed, Count, attached
+from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
 from gnncompile.layout.identity_cache import IdentityCache
 from gnncompile.substitutes import sparse
 
@@ -60,7 +60,7 @@ class SizedEdges(NamedTuple):
 
 
 @dataclass
-class Taken:
+class FlatInputs:
     """What was taken apart of one call's inputs.
 
     Attributes:
@@ -88,7 +88,7 @@ Path = tuple[Any, Any] | str
 """Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
 
 
-def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
+def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     """Replaces edge lists and sized indices in a nest of tuples, lists, dicts, values of dicts and objects.
 
     Args:
@@ -141,7 +141,7 @@ def split(value: Any, path: Path, derived: Derived, taken: Taken) -> Any:
     return value
 
 
-def _of_minibatch(value: Tensor, what: Attached | None, path: Path, derived: Derived, taken: Taken) -> Any:
+def _of_minibatch(value: Tensor, what: BatchMetadata | None, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     name = source_of(path)
     if taken.batch is not None:
         if not derived.splits or name in derived.lengths:
@@ -159,7 +159,7 @@ def _of_minibatch(value: Tensor, what: Attached | None, path: Path, derived: Der
     return _plain(value, path, derived, taken)
 
 
-def _plain(value: Tensor, path: Path, derived: Derived, taken: Taken) -> Any:
+def _plain(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     if value.dtype not in _INTEGERS:
         return value
     if derived.splits and value.dim() == 2 and value.size(0) == 2:
@@ -173,7 +173,7 @@ def _plain(value: Tensor, path: Path, derived: Derived, taken: Taken) -> Any:
     return derived.sized(index, source_of(path)) if derived.wanted else index
 
 
-def _matrix(value: Tensor, path: Path, derived: Derived, taken: Taken) -> sparse.Matrix:
+def _matrix(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> sparse.Matrix:
     if value.layout not in sparse.LAYOUTS:
         raise TypeError(
             f"{source_of(path)}: found a tensor of layout {value.layout}, expected an edge_index [2, num_edges] or a "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile.layout.batch_metadata import Attached, Bucketed, Count, Front, Layout
+from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, HopPrefix, Layout
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -61,7 +61,7 @@ class PaddedNumber(NamedTuple):
     rows: int
 
 
-class PaddedFronts(NamedTuple):
+class PaddedHopPrefixes(NamedTuple):
     """What the edges to the first nodes are, and to all that these come from, and so on.
 
     `sizes` are tensors ``[number of nodes, 0]``, of every second kind from `kind` on; the edges between two of them are
@@ -75,7 +75,7 @@ class PaddedFronts(NamedTuple):
 
 class PaddedEdges(NamedTuple):
     """A padded edge list: its rows, its layouts (none if empty), the kinds of edges, sources and destinations; and the
-    fronts that it has.
+    hop prefixes that it has.
     """
 
     row: Tensor
@@ -84,10 +84,10 @@ class PaddedEdges(NamedTuple):
     rows: int
     sources: int
     destinations: int
-    fronts: PaddedFronts | None
+    hop_prefixes: PaddedHopPrefixes | None
 
 
-def laid_out(layout: Layout, what: Attached, wanted: Callable[[str], bool]) -> LaidOut:
+def laid_out(layout: Layout, what: BatchMetadata, wanted: Callable[[str], bool]) -> LaidOut:
     """An edge list with its true size; `wanted` says whether the number of segments of a row is."""
     rows: list[Tensor | Known] = [layout.row, layout.col]
     for k, name in enumerate(("row", "col")):
@@ -97,7 +97,7 @@ def laid_out(layout: Layout, what: Attached, wanted: Callable[[str], bool]) -> L
     return LaidOut(rows[0], rows[1], _both(layout))
 
 
-def known(value: Tensor, what: Attached, wanted: bool) -> Known | LaidOutIndex | Tensor | None:
+def known(value: Tensor, what: BatchMetadata, wanted: bool) -> Known | LaidOutIndex | Tensor | None:
     """An index with what the loader knew of it; None if its number of segments is wanted and not known."""
     if wanted and what.highest[0] is None:
         return None
@@ -105,7 +105,7 @@ def known(value: Tensor, what: Attached, wanted: bool) -> Known | LaidOutIndex |
     return index if what.layout is None else LaidOutIndex(index, what.layout.by_col)
 
 
-def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wanted: bool) -> Any:
+def padded(value: Tensor, what: BatchMetadata | None, batch: Bucketed, name: str, wanted: bool) -> Any:
     """A tensor of a padded mini-batch.
 
     Args:
@@ -135,22 +135,22 @@ def padded(value: Tensor, what: Attached | None, batch: Bucketed, name: str, wan
         limits = batch.counts[sources], batch.counts[destinations]
         if any(most is None or most > limit for most, limit in zip(what.highest, limits, strict=True)):
             raise Unpadded(f"{name} has ends that are no nodes")
-        layout = what.whole_layout
+        layout = what.padded_layout
         if layout is None:
             return PaddedEdges(
-                what.whole[0].detach(), what.whole[1].detach(), (), what.rows, sources, destinations, None
+                what.padded[0].detach(), what.padded[1].detach(), (), what.rows, sources, destinations, None
             )
-        fronts = _fronts(what.fronts, batch) if what.fronts else None
-        return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations, fronts)
+        hop_prefixes = _hop_prefixes(what.hop_prefixes, batch) if what.hop_prefixes else None
+        return PaddedEdges(layout.row, layout.col, _both(layout), what.rows, sources, destinations, hop_prefixes)
     kind, highest = what.values[0], what.highest[0]
     if kind is not None and (highest is None or highest > batch.counts[kind]):
         raise Unpadded(f"{name} numbers what there is not")
     if not wanted:
-        return Padded(what.whole, what.rows, -1 if kind is None else kind, _parts(what.whole_layout))
+        return Padded(what.padded, what.rows, -1 if kind is None else kind, _parts(what.padded_layout))
     if kind is None or highest != batch.counts[kind]:
         raise Unpadded(f"the last of what {name} numbers does not occur in it")
-    whole = Known(what.whole, _carrier(batch.sizes[kind], what.whole))
-    return Padded(whole, what.rows, kind, _parts(what.whole_layout))
+    whole = Known(what.padded, _carrier(batch.sizes[kind], what.padded))
+    return Padded(whole, what.rows, kind, _parts(what.padded_layout))
 
 
 def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int | PaddedNumber:
@@ -169,10 +169,12 @@ def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int |
     return value
 
 
-def _fronts(fronts: tuple[Front, ...], batch: Bucketed) -> PaddedFronts:
-    kinds = [*(front.kinds[0] for front in fronts), fronts[-1].kinds[2]]
-    sizes = tuple([_carrier(batch.sizes[kind], fronts[0].row) for kind in kinds])
-    return PaddedFronts(kinds[0], sizes, tuple([(f.row, f.col, f.rowptr, *(f.by_row or ())) for f in fronts]))
+def _hop_prefixes(hop_prefixes: tuple[HopPrefix, ...], batch: Bucketed) -> PaddedHopPrefixes:
+    kinds = [*(hop_prefix.kinds[0] for hop_prefix in hop_prefixes), hop_prefixes[-1].kinds[2]]
+    sizes = tuple([_carrier(batch.sizes[kind], hop_prefixes[0].row) for kind in kinds])
+    return PaddedHopPrefixes(
+        kinds[0], sizes, tuple([(f.row, f.col, f.rowptr, *(f.by_row or ())) for f in hop_prefixes])
+    )
 
 
 def _both(layout: Layout) -> tuple[Tensor, ...]:
@@ -204,19 +206,19 @@ def join(value: Any, counts: Tensor | None) -> Any:
         col = _OPS.padded(value.col, counts, value.rows, value.destinations)
         if len(value.layout) > 0:
             row, col = _OPS.laid_out(row, col, value.layout)
-        if value.fronts is not None:
-            row, col = _join_fronts(row, col, value.fronts, counts)
+        if value.hop_prefixes is not None:
+            row, col = _join_hop_prefixes(row, col, value.hop_prefixes, counts)
         return torch.stack([row, col])
     return _join_padded(value, counts)
 
 
-def _join_fronts(row: Any, col: Any, fronts: PaddedFronts, counts: Tensor | None) -> tuple[Any, Any]:
-    kinds = range(fronts.kind, fronts.kind + 2 * len(fronts.sizes), 2)
-    sizes = [_OPS.padded(size, counts, kind, -1) for size, kind in zip(fronts.sizes, kinds, strict=True)]
-    for at, (first, second, *parts) in enumerate(fronts.edges):
+def _join_hop_prefixes(row: Any, col: Any, hop_prefixes: PaddedHopPrefixes, counts: Tensor | None) -> tuple[Any, Any]:
+    kinds = range(hop_prefixes.kind, hop_prefixes.kind + 2 * len(hop_prefixes.sizes), 2)
+    sizes = [_OPS.padded(size, counts, kind, -1) for size, kind in zip(hop_prefixes.sizes, kinds, strict=True)]
+    for at, (first, second, *parts) in enumerate(hop_prefixes.edges):
         nodes, edges, sources = kinds[at], kinds[at] + 1, kinds[at] + 2
         ends = _OPS.padded(first, counts, edges, sources), _OPS.padded(second, counts, edges, nodes)
-        row, col = _OPS.front(row, col, sizes[at], sizes[at + 1], [*ends, *parts])
+        row, col = _OPS.hop_prefix(row, col, sizes[at], sizes[at + 1], [*ends, *parts])
     return row, col
 
 

@@ -13,11 +13,11 @@ from gnncompile.ops.segment import WRITTEN_OUT
 
 _OPS: Any = torch.ops.gnncompile
 
-_INPUTS = {_OPS.sized, _OPS.laid_out, _OPS.front}
+_INPUTS = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix}
 """Marker ops that run as what they return: they come with the inputs."""
 
 
-def why_whole(gm: fx.GraphModule) -> str | None:
+def why_opaque(gm: fx.GraphModule) -> str | None:
     """Why a Dynamo graph is left as it is; None for most."""
     if unhidden(gm):
         return "it holds a nested graph (control flow)"

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnncompile.capture.compiled_callable import Program, is_lazy
+from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
 from gnncompile.capture.containers import attributes_of, is_container
 from gnncompile.cudagraphs import native
-from gnncompile.cudagraphs.pool import OFTEN, WARM, Recordings
+from gnncompile.cudagraphs.pool import OFTEN, WARM, CudaGraphPool
 from gnncompile.substitutes.submodules import modules_of
 
 RUNS = 2
 """Without recordings: what a model keeps at its first call, it reads at the second one."""
 
 
-def run_ahead(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: bool = False) -> None:
+def run_ahead(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: bool = False) -> None:
     """Runs a program on one example, as :func:`gnncompile.warmup` says."""
     modules = [part for module in modules_of(program.target) for part in module.modules()]
     if any(map(is_lazy, modules)):
@@ -42,16 +42,16 @@ def run_ahead(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], f
         native.wait()
 
 
-def _runs(program: Program, fresh: bool) -> int:
+def _runs(program: CompiledCallable, fresh: bool) -> int:
     recorded = any(r.reason is None for r in _recordings(program))
     return WARM + 1 + (OFTEN if fresh else 0) if recorded else RUNS
 
 
-def _recordings(program: Program) -> list[Recordings]:
-    return [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
+def _recordings(program: CompiledCallable) -> list[CudaGraphPool]:
+    return [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
 
 
-def _step(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _step(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """One forward and, where there is a gradient, backward."""
     result = program(args, kwargs)
     outputs = [t for t in _tensors(result) if t.grad_fn is not None]

@@ -20,7 +20,7 @@ from torch import Tensor
 from gnncompile import _compat
 
 
-def only_reached(
+def with_undefined_grads(
     run: Callable[..., Any], sources: Sequence[frozenset[int]], kept: frozenset[int] = frozenset()
 ) -> Callable[..., Any]:
     """A compiled graph, the inputs of which have no gradient where no result that comes from them has one.

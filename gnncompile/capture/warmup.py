@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from gnncompile.capture.compile import program_of
+from gnncompile.capture.compile import callable_of
 from gnncompile.capture.rehearsal import run_ahead
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ def warmup(compiled: F, batches: Iterable[Any], *, fresh: bool = False) -> F:
         TypeError: `compiled` is not compiled.
         RuntimeError: It has parameters without a shape, which the first call is to give them.
     """
-    program = program_of(compiled)
+    program = callable_of(compiled)
     if program is None:
         found = type(compiled).__name__
         raise TypeError(

@@ -68,13 +68,13 @@ def _garbage_left_alone() -> Iterator[None]:
             gc.enable()
 
 
-def records(device: torch.device) -> bool:
+def supports_cuda_graphs(device: torch.device) -> bool:
     """Whether work on a device can be captured."""
     return device.type == "cuda"
 
 
 def recorder(device: torch.device) -> Recorder:
-    """What captures work of one recording on a device that :func:`records`."""
+    """What captures work of one recording on a device that :func:`supports_cuda_graphs`."""
     return CudaGraphs(device)
 
 

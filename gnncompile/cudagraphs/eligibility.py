@@ -11,8 +11,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from gnncompile.cudagraphs import cuda_graph
-from gnncompile.cudagraphs.pool import Recordings
-from gnncompile.cudagraphs.recorder import RecordingSettings
+from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.cudagraphs.recorder import CudaGraphSettings
 
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
 
@@ -24,7 +24,7 @@ def recordings(
     structural: Sequence[int],
     padded: Sequence[dict[int, int]],
     own: dict[str, Any],
-) -> Recordings | str:
+) -> CudaGraphPool | str:
     """What records a compiled graph, or why nothing can.
 
     Args:
@@ -40,15 +40,15 @@ def recordings(
     if len(devices) != 1:
         return f"it works on {len(devices)} devices: {', '.join(sorted(map(str, devices)))}"
     device = devices.pop()
-    if not cuda_graph.records(device):
+    if not cuda_graph.supports_cuda_graphs(device):
         return f"its device is {device}"
     given = {s for n in gm.graph.nodes if n.op == "placeholder" for s in _unknown_sizes(n)}
     for node in gm.graph.nodes:
         waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
-    settings = RecordingSettings(own["native"], own["backward_in_caller"])
-    return Recordings(run, own["recordings"], device, structural, settings, padded)
+    settings = CudaGraphSettings(own["native"], own["backward_in_caller"])
+    return CudaGraphPool(run, own["recordings"], device, structural, settings, padded)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def standing_in(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
+def using_parameter_aliases(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
     """Captured graphs that run in this block, in this thread, get a leaf of its own for each parameter: these.
 
     None for those whose gradient functions of the user's are called with.
@@ -38,7 +38,7 @@ def standing_in(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
         _thread.leaves = outer
 
 
-def with_stand_ins(args: Sequence[Any]) -> Sequence[Any]:
+def with_parameter_aliases(args: Sequence[Any]) -> Sequence[Any]:
     """A captured graph's inputs, as it is to get them."""
     leaves = _thread.leaves
     if leaves is None:

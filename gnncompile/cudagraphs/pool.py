@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.cudagraphs import cuda_graph, native
-from gnncompile.cudagraphs.recorder import Lease, Recording, RecordingSettings, finished
+from gnncompile.cudagraphs.recorder import CudaGraphRun, CudaGraphSettings, Lease, finished
 from gnncompile.errors import Unsupported
 from gnncompile.layout import csr
 
@@ -88,13 +88,13 @@ class Begun(NamedTuple):
         lease: The right to it.
     """
 
-    recording: Recording
+    recording: CudaGraphRun
     args: Sequence[Any]
     context: Any
     lease: Lease
 
 
-class Recordings:
+class CudaGraphPool:
     """Runs a graph, by replay where it can.
 
     Args:
@@ -105,7 +105,7 @@ class Recordings:
         structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
             for these very tensors, unchanged, or builds it anew in every replay.
         settings: How recordings are replayed.
-        padded: As of :class:`~gnncompile.cudagraphs.recorder.Recording`; what runs as it is keeps its padding.
+        padded: As of :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`; what runs as it is keeps its padding.
 
     Attributes:
         reason: Why nothing is recorded (any more), if so.
@@ -117,14 +117,14 @@ class Recordings:
         most: int,
         device: torch.device,
         structural: Iterable[int],
-        settings: RecordingSettings,
+        settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
     ) -> None:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
         self.settings, self.padded = settings, padded
         if settings.native:
             native.prepare()
-        self.recorded: list[tuple[_Seen, Recording]] = []
+        self.recorded: list[tuple[_Seen, CudaGraphRun]] = []
         self.reason: str | None = None
         self._calls = 0
         self._context: tuple[Any, Any] | None = None
@@ -181,7 +181,7 @@ class Recordings:
             lease = new.lease() if new is not None else None
         return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)
 
-    def _replay(self, recording: Recording, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
+    def _replay(self, recording: CudaGraphRun, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
         recording.last_call = self._calls
         if recording.builds_structure and self._calls % LOOK_EVERY == 0:
             csr.look(self.device)
@@ -210,7 +210,7 @@ class Recordings:
             node.register_hook(lambda *_: setattr(seen, "awaits_backward", False))
         return made
 
-    def _record(self, seen: _Seen, args: Sequence[Any]) -> Recording | None:
+    def _record(self, seen: _Seen, args: Sequence[Any]) -> CudaGraphRun | None:
         seen.runs = 0  # whatever comes of it, the next attempt is some runs away
         # A change of tensors without a version counter would not be noticed.
         copied = seen.copied | {k for k in self.structural if isinstance(args[k], Tensor) and args[k].is_inference()}
@@ -223,7 +223,7 @@ class Recordings:
         try:
             mutated = frozenset(seen.mutated)
             structural = self._tensors(args)
-            recording = Recording(self.run, args, structural, copied, mutated, record, self.settings, self.padded)
+            recording = CudaGraphRun(self.run, args, structural, copied, mutated, record, self.settings, self.padded)
         except (Unsupported, RuntimeError) as reason:
             self._refuse(seen, reason, bool(copied & self.structural))
             return None

@@ -25,7 +25,7 @@ from gnncompile.cudagraphs.cuda_graph import Recorder
 from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.errors import Unsupported
 from gnncompile.layout import identity_cache
-from gnncompile.layout.batch_metadata import in_hand, true_rows
+from gnncompile.layout.batch_metadata import current, unpad
 
 ALIGNMENT = 16
 """Bytes; kernels for vectors want the gradients in the common buffer at multiples of it."""
@@ -40,7 +40,7 @@ class Lease:
     __slots__ = ("__weakref__",)
 
 
-class RecordingSettings(NamedTuple):
+class CudaGraphSettings(NamedTuple):
     """How recordings are replayed.
 
     Attributes:
@@ -72,7 +72,7 @@ def finished(made: Any) -> Any:
     return made
 
 
-class Recording:
+class CudaGraphRun:
     """One graph for one size and one place of its inputs.
 
     Args:
@@ -99,7 +99,7 @@ class Recording:
         copied: frozenset[int],
         mutated: frozenset[int],
         record: Recorder,
-        settings: RecordingSettings,
+        settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
     ) -> None:
         if copied & mutated:
@@ -226,7 +226,7 @@ class Recording:
         if self._replay is None and self._settings.native and (module := native.module()) is not None:
             self._replay = self._to_cpp(module)
         if self._replay is not None:
-            batch = in_hand() if self._padded else None
+            batch = current() if self._padded else None
             return self._replay(args, lease, () if batch is None else batch.counts)
         tensors: tuple[Tensor, ...] = _replay(self, args, lease, *[args[k] for k in self._graded])
         if self._settings.backward_in_caller:
@@ -238,7 +238,7 @@ class Recording:
         padded = [(at, dim, kind) for at, dims in enumerate(self._padded) for dim, kind in dims.items()]
         singles, together = self._static.parts()
         backward_thread.hand_over(module)
-        return module.Recording(  # type: ignore[no-any-return]
+        return module.CudaGraphRun(  # type: ignore[no-any-return]
             made=made,
             padded=padded,
             differentiable=self.differentiable,
@@ -271,7 +271,7 @@ class Recording:
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         made = [m for m in self._made if isinstance(m, Tensor)]
-        return tuple([m.clone() for m in (true_rows(made, self._padded) if self._padded else made)])
+        return tuple([m.clone() for m in (unpad(made, self._padded) if self._padded else made)])
 
     def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the inputs that have one; a cotangent may be for less than the whole result."""
@@ -339,7 +339,7 @@ class _Common:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recording: Recording, args: Sequence[Any], lease: Lease, *graded: Tensor) -> Any:
+    def forward(ctx: Any, recording: CudaGraphRun, args: Sequence[Any], lease: Lease, *graded: Tensor) -> Any:
         made = recording.forward(args)
         ctx.set_materialize_grads(False)
         ctx.recording, ctx.lease, ctx.spent = recording, lease, False
@@ -352,7 +352,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         _compat.refuse_in_backward(cotangents)
         ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
-        recording: Recording = ctx.recording
+        recording: CudaGraphRun = ctx.recording
         if ctx.spent:
             _refuse_second()
         ctx.spent = True

@@ -82,7 +82,7 @@ class Differentiation:
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)
-        self.later: dict[int, int] = {}  # from what stands for a row value to that value
+        self.deferred_rows: dict[int, int] = {}  # from what stands for a row value to that value
         self.values: dict[int, int] = {}
         self.cotangents = [_Cotangents() for _ in region.nodes]
         self._seed(given)
@@ -230,17 +230,19 @@ class Differentiation:
             value, *others = [b.sum_to(product, shape, self.region.nodes[s].shape) for product, s in products]
             for other in others:
                 value = b.op("add", value, other)
-            return self._later(value)
+            return self._deferred_row(value)
         value = b.op("mul", self.value(at), cotangent)
         # This stage comes before all walks: row values that one of those may store are made in it as well.
-        (temporary,) = self.stages.add(self.region.by, [(self._putting(self.later)(value), True, self.compute)])
+        (temporary,) = self.stages.add(
+            self.region.by, [(self._substitute(self.deferred_rows)(value), True, self.compute)]
+        )
         return self.stages.load(temporary, self.region.by, value)
 
-    def _later(self, value: int) -> int:
+    def _deferred_row(self, value: int) -> int:
         """Stands for a row value until it is known which stage computes it."""
-        self.operands.append(Operand("later", len(self.later)))
+        self.operands.append(Operand("deferred_row", len(self.deferred_rows)))
         at = self.b.input(len(self.operands) - 1, self.region.by, self.b.nodes[value].shape, self.compute)
-        self.later[at] = value
+        self.deferred_rows[at] = value
         return at
 
     def _weighted_sums(self, at: int) -> list[int]:
@@ -345,7 +347,7 @@ class Differentiation:
         if not set(self._sums(value)) <= set(sums):
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
-        value = self._putting(saved)(value)
+        value = self._substitute(saved)(value)
         return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.
@@ -371,7 +373,7 @@ class Differentiation:
         others = [t.row for _, _, t in rows if t.row is not None] + [sum_ for _, _, sums in layers for sum_ in sums]
         if not opposite:
             given = self._row_stage(rows, edges, {}, self._awaited(others), gradients)
-        elif (handed := self._handed(ours)) or not ours:
+        elif (handed := self._stored_edge_values(ours)) or not ours:
             given = self._rows_ahead(self._awaited([*ours, *theirs, *others]))
             given |= self._walk(self.region.by.opposite, opposite, edges, given, handed, gradients)
             self._row_stage(rows, [], given, [], gradients)
@@ -380,7 +382,7 @@ class Differentiation:
             stored = [*shared, *self._awaited([*theirs, *others], shared)]
             given = self._row_stage(rows, [], {}, stored, gradients)
             self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
-        put = self._putting({**self.later, **self._loads(given)})
+        put = self._substitute({**self.deferred_rows, **self._loads(given)})
         roots = [(put(sum_), False, self.compute) for _, _, sums in layers for sum_ in sums]
         made = self.stages.add(self.region.by, roots)
         for k, is_bias, sums in layers:
@@ -401,7 +403,7 @@ class Differentiation:
 
         What is `given` it reads from temporaries; it returns the temporaries of what it has `stored`.
         """
-        put = self._putting({**self.later, **self._loads(given)})
+        put = self._substitute({**self.deferred_rows, **self._loads(given)})
         roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in summed]
         roots += [(self.b.on_edges(put(t.edge or 0)), False, n.dtype) for _, n, t in edges]
         roots += [(put(value), False, self.compute) for value in stored]
@@ -423,7 +425,7 @@ class Differentiation:
         walked = [f for f in rows if f[2].edge is not None]
         kept = self._walk(self.region.by, walked, edges, given, stored, gradients)
         direct = [f for f in rows if f[2].row is not None]
-        put = self._putting({**self.later, **self._loads({**given, **kept})})
+        put = self._substitute({**self.deferred_rows, **self._loads({**given, **kept})})
         made = self.stages.add(self.region.by, [(put(t.row or 0), False, self._row_dtype(n)) for _, n, t in direct])
         for (k, _, _), temporary in zip(direct, made, strict=True):
             summed = gradients[k]
@@ -436,12 +438,12 @@ class Differentiation:
 
     def _loads(self, given: dict[int, int]) -> dict[int, int]:
         """For values that stand in temporaries, per edge or per row, the expressions that read them."""
-        spaces = {value: self.region.by if value in self.later else Space.EDGE for value in given}
+        spaces = {value: self.region.by if value in self.deferred_rows else Space.EDGE for value in given}
         return {value: self.stages.load(temporary, spaces[value], value) for value, temporary in given.items()}
 
     def _rows_ahead(self, awaited: list[int]) -> dict[int, int]:
         """Temporaries of row values that are computed before all walks."""
-        made = self.stages.add(self.region.by, [(self.later[at], False, self.compute) for at in awaited])
+        made = self.stages.add(self.region.by, [(self.deferred_rows[at], False, self.compute) for at in awaited])
         return dict(zip(awaited, made, strict=True))
 
     def _awaited(self, values: list[int], stored: Collection[int] = ()) -> list[int]:
@@ -452,9 +454,9 @@ class Differentiation:
             if at not in met:
                 met.add(at)
                 todo.extend(self.b.nodes[at].args)
-        return [at for at in self.later if at in met]
+        return [at for at in self.deferred_rows if at in met]
 
-    def _putting(self, replaced: dict[int, int]) -> Transplant:
+    def _substitute(self, replaced: dict[int, int]) -> Transplant:
         """Rewrites expressions with some values replaced by others."""
         inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
         return Transplant(self.b, self.b, self.operands, {**inputs, **replaced})
@@ -481,7 +483,7 @@ class Differentiation:
     def _row_dtype(self, node: Node) -> str:
         return self.compute if node.space is Space.PARAMETER else node.dtype
 
-    def _handed(self, values: list[int]) -> list[int]:
+    def _stored_edge_values(self, values: list[int]) -> list[int]:
         """Which values per edge are stored for the walk over the region's own rows, unless it gathers all of them for
         others anyway.
         """

@@ -1,8 +1,8 @@
 """What a loader knows of the tensors of a mini-batch, and attaches to them.
 
-A tensor of a mini-batch is the front of a longer one in the same memory, padded to the size of a bucket; an edge list
-has its layouts. The user sees tensors of the true size. A compiled model that is recorded takes the longer ones, so
-that one recording serves all mini-batches of a bucket.
+A tensor of a mini-batch holds the first rows of a longer one in the same memory, which is padded to the size of a
+bucket. An edge list has its layouts. The user sees tensors of the valid size. A compiled model that is recorded takes
+the longer ones, so one recording serves all mini-batches of a bucket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bucketed:
         counts: How many there are.
         sizes: How many there are with the padding behind them.
         on_device: The counts, int64 ``[kinds]``.
-        things: How many of the kinds are no fronts of others.
+        things: How many of the kinds are no hop prefixes of others.
     """
 
     kinds: tuple[str, ...]
@@ -43,7 +43,7 @@ class Bucketed:
     things: int
 
 
-class Front(NamedTuple):
+class HopPrefix(NamedTuple):
     """The padded edges to the first nodes of a sampled mini-batch, sorted by destination.
 
     Attributes:
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(eq=False)
-class Attached:
+class BatchMetadata:
     """What is known of one tensor.
 
     Attributes:
@@ -81,24 +81,24 @@ class Attached:
         rows: Which kind its rows (an edge list's columns) are; None if they are none of them.
         values: Which kind of thing its values number (for an edge list: sources and destinations).
         highest: One more than its highest value (for an edge list: for each row); None where a value is negative.
-        make_whole: Makes the padded tensor.
+        make_padded: Makes the padded tensor.
         make_layout: Makes the layout of an edge list: of the padded one, or of the true one.
-        make_fronts: Makes the fronts of a padded edge list.
+        make_hop_prefixes: Makes the hop prefixes of a padded edge list.
     """
 
     batch: Bucketed | None = None
     rows: int | None = None
     values: tuple[int | None, ...] = (None,)
     highest: tuple[int | None, ...] = (None,)
-    make_whole: Callable[[], Tensor] | None = None
+    make_padded: Callable[[], Tensor] | None = None
     make_layout: Callable[[bool], Layout] | None = None
-    make_fronts: Callable[[], tuple[Front, ...]] | None = None
+    make_hop_prefixes: Callable[[], tuple[HopPrefix, ...]] | None = None
 
     @cached_property
-    def whole(self) -> Tensor:
+    def padded(self) -> Tensor:
         """The padded tensor."""
-        assert self.make_whole is not None
-        return self.make_whole()
+        assert self.make_padded is not None
+        return self.make_padded()
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -106,14 +106,14 @@ class Attached:
         return None if self.make_layout is None else self.make_layout(False)
 
     @cached_property
-    def whole_layout(self) -> Layout | None:
+    def padded_layout(self) -> Layout | None:
         """The layout of the padded edge list."""
         return None if self.make_layout is None else self.make_layout(True)
 
     @cached_property
-    def fronts(self) -> tuple[Front, ...]:
+    def hop_prefixes(self) -> tuple[HopPrefix, ...]:
         """Those of the padded edge list; none where it has none."""
-        return () if self.make_fronts is None else self.make_fronts()
+        return () if self.make_hop_prefixes is None else self.make_hop_prefixes()
 
 
 class Count(int):
@@ -145,19 +145,19 @@ class padding_to:  # noqa: N801  (used as a function)
         _thread.batch = self._outer
 
 
-def in_hand() -> Bucketed | None:
+def current() -> Bucketed | None:
     """The padded mini-batch that this thread calls compiled models with."""
     return _thread.batch
 
 
-def true_rows(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
+def unpad(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
     """Results of a compiled graph without their padding; one that has none any more is itself.
 
     Args:
         made: The results.
         padded: For each of them, which dimensions are padded, and of which kind they are.
     """
-    batch, results = in_hand(), []
+    batch, results = current(), []
     assert batch is not None
     for value, dims in zip(made, padded, strict=True):
         for dim, kind in dims.items():
@@ -174,12 +174,12 @@ def count(batch: Bucketed, kind: int) -> Count:
     return made
 
 
-def attach(value: Tensor, what: Attached) -> None:
+def attach(value: Tensor, what: BatchMetadata) -> None:
     """Attaches what is known of a tensor to it."""
     setattr(value, _NAME, (what, _state(value)))
 
 
-def attached(value: Tensor) -> Attached | None:
+def attached(value: Tensor) -> BatchMetadata | None:
     """What is known of a tensor, if it came from a loader and was not changed since."""
     found = getattr(value, _NAME, None)
     return found[0] if found is not None and found[1] == _state(value) else None

@@ -1,4 +1,4 @@
-"""Torch functions that run as they are inside a captured graph: ``gnncompile::whole``.
+"""Torch functions that run as they are inside a captured graph: ``gnncompile::opaque``.
 
 They choose their algorithm, or how often they loop, by sizes: tracing them would guard on these. As an op they see the
 sizes of each call. Their gradient runs the function again, for autograd to watch.
@@ -16,9 +16,9 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.ops.region import LIBRARY
 
-LIBRARY.define("whole(Tensor[] tensors, str how) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define("opaque(Tensor[] tensors, str how) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
-    "whole_backward(Tensor?[] cotangents, Tensor[] tensors, bool[] wanted, str how) -> Tensor[]",
+    "opaque_backward(Tensor?[] cotangents, Tensor[] tensors, bool[] wanted, str how) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -40,9 +40,9 @@ def _described(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     return json.dumps([name, dict(settings)])
 
 
-def whole(name: str, tensors: Sequence[Tensor], **settings: Any) -> list[Tensor]:
+def opaque(name: str, tensors: Sequence[Tensor], **settings: Any) -> list[Tensor]:
     """Calls one of :data:`FUNCTIONS`; what Dynamo traces."""
-    found: list[Tensor] = torch.ops.gnncompile.whole(list(tensors), _described(name, tuple(settings.items())))
+    found: list[Tensor] = torch.ops.gnncompile.opaque(list(tensors), _described(name, tuple(settings.items())))
     return found
 
 
@@ -153,13 +153,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, cotangents: list[Tensor | None]) -> tuple[list[Tensor | None], None]:
     wanted = list(ctx.needs_input_grad[0])
-    found = torch.ops.gnncompile.whole_backward(cotangents, list(ctx.saved_tensors), wanted, ctx.how)
+    found = torch.ops.gnncompile.opaque_backward(cotangents, list(ctx.saved_tensors), wanted, ctx.how)
     rest = iter(found)
     return [next(rest) if w else None for w in wanted], None
 
 
-LIBRARY.impl("whole", _run, "CompositeExplicitAutograd")
-LIBRARY.impl("whole_backward", _run_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::whole", _fake, lib=LIBRARY)
-torch.library.register_fake("gnncompile::whole_backward", _fake_backward, lib=LIBRARY)
-torch.library.register_autograd("gnncompile::whole", _backward, setup_context=_setup, lib=LIBRARY)
+LIBRARY.impl("opaque", _run, "CompositeExplicitAutograd")
+LIBRARY.impl("opaque_backward", _run_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::opaque", _fake, lib=LIBRARY)
+torch.library.register_fake("gnncompile::opaque_backward", _fake_backward, lib=LIBRARY)
+torch.library.register_autograd("gnncompile::opaque", _backward, setup_context=_setup, lib=LIBRARY)

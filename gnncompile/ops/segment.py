@@ -14,8 +14,8 @@ They exist in captured graphs only: the passes fuse them or write them out in to
 - ``sorted_index(index)``: the index itself, if it is sorted.
 - ``laid_out(row, col, layout)``: the ends of edges themselves, with the knowledge of their layouts: rowptr, col and
   edge by `col`, then perhaps by `row`.
-- ``front(row, col, nodes, sources, edges)``: likewise, with the knowledge that the edges to the first nodes come from
-  the first sources (tensors of so many rows): their ends, rowptr, and perhaps rowptr, col and edge by source.
+- ``hop_prefix(row, col, nodes, sources, edges)``: likewise, with the knowledge that the edges to the first nodes come
+  from the first sources (tensors of so many rows): their ends, rowptr, and perhaps rowptr, col and edge by source.
 - ``padded(value, counts, rows, values)``: the tensor itself, with the knowledge that only its first ``counts[rows]``
   rows are true, and that it numbers things of the kind `values` (-1: of none).
 - ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
@@ -45,7 +45,7 @@ LIBRARY.define("adjacency(Tensor row, Tensor col, Tensor values, Tensor shape) -
 LIBRARY.define("chosen_rows(Tensor index, Tensor table, Tensor rows) -> Tensor")
 LIBRARY.define("sized(Tensor index, Tensor carrier) -> Tensor")
 LIBRARY.define("laid_out(Tensor row, Tensor col, Tensor[] layout) -> (Tensor, Tensor)")
-LIBRARY.define("front(Tensor row, Tensor col, Tensor nodes, Tensor sources, Tensor[] edges) -> (Tensor, Tensor)")
+LIBRARY.define("hop_prefix(Tensor row, Tensor col, Tensor nodes, Tensor sources, Tensor[] edges) -> (Tensor, Tensor)")
 LIBRARY.define("padded(Tensor value, Tensor counts, int rows, int values) -> Tensor")
 
 
@@ -226,7 +226,7 @@ LIBRARY.impl("edge_dropout", edge_dropout, "CompositeExplicitAutograd")
 LIBRARY.impl("mark_dead", lambda index, alive: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("sized", lambda index, carrier: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("laid_out", lambda row, col, layout: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
-LIBRARY.impl("front", lambda row, col, *_: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
+LIBRARY.impl("hop_prefix", lambda row, col, *_: (_copy(row), _copy(col)), "CompositeExplicitAutograd")
 LIBRARY.impl("padded", lambda value, counts, rows, values: _copy(value), "CompositeExplicitAutograd")
 LIBRARY.impl("chosen_rows", lambda index, table, rows: _copy(index), "CompositeExplicitAutograd")
 LIBRARY.impl("num_segments", _num_segments, "CompositeExplicitAutograd")
@@ -240,7 +240,7 @@ for _name, _fake in (
     ("chosen_rows", lambda index, table, rows: _contiguous_like(index)),
     ("sized", _fake_sized),
     ("laid_out", lambda row, col, layout: (_fake_known(row), _fake_known(col))),
-    ("front", lambda row, col, *_: (_fake_known(row), _fake_known(col))),
+    ("hop_prefix", lambda row, col, *_: (_fake_known(row), _fake_known(col))),
     ("padded", lambda value, counts, rows, values: _fake_known(value)),
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),

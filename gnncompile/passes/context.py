@@ -25,7 +25,7 @@ from gnncompile.passes.log import PassLog, Skip, user_line
 
 
 @dataclass(frozen=True)
-class Front:
+class HopPrefix:
     """The edges to the first nodes of a sampled mini-batch; they come from the first of all sources.
 
     Attributes:
@@ -53,26 +53,29 @@ class PaddedInputs:
         counts: How many things there are of each kind, int64 ``[kinds]``.
         sizes: For the size of padded inputs, of which kind the things are.
         values: For padded inputs that number things, of which kind these are.
-        whole: All padded inputs.
-        fronts: Of a sampled mini-batch, the smallest first.
+        tensors: All padded inputs.
+        hop_prefixes: Of a sampled mini-batch, the smallest first.
     """
 
     counts: fx.Node
     sizes: dict[Any, int] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
-    whole: set[fx.Node] = field(default_factory=set)
-    fronts: list[Front] = field(default_factory=list)
+    tensors: set[fx.Node] = field(default_factory=set)
+    hop_prefixes: list[HopPrefix] = field(default_factory=list)
 
     def kind(self, size: Any) -> int | None:
         """Of which kind the things are of which there are so many; None for others."""
         return self.sizes.get(size.node.expr) if isinstance(size, torch.SymInt) else None
 
-    def is_front(self, kind: int | None, other: int | None) -> bool:
+    def is_hop_prefix(self, kind: int | None, other: int | None) -> bool:
         """Whether things of one kind are the first of another kind."""
-        if not self.fronts or kind is None or other is None:
+        if not self.hop_prefixes or kind is None or other is None:
             return False
-        order = [self.kind(value(node).shape[0]) for node in (*(f.nodes for f in self.fronts), self.fronts[-1].sources)]
-        order.append(self.values[self.fronts[0].of[1]])
+        order = [
+            self.kind(value(node).shape[0])
+            for node in (*(f.nodes for f in self.hop_prefixes), self.hop_prefixes[-1].sources)
+        ]
+        order.append(self.values[self.hop_prefixes[0].of[1]])
         return kind in order and other in order and order.index(kind) < order.index(other)
 
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Captured
-from gnncompile.capture.compile import compile, program_of, trained
-from gnncompile.capture.compiled_callable import Program, is_lazy
+from gnncompile.capture.compile import callable_of, compile, trained
+from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.log import RegionRecord
@@ -89,19 +89,23 @@ def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Rep
         with context:
             return _explain(program, given, {}, measure, model.not_recorded)
     model = trained(model)  # what one process does with it, without the others
-    settings = program_of(model).settings if program_of(model) is not None else {}  # type: ignore[union-attr]
-    target = program_of(model).target if program_of(model) is not None else model  # type: ignore[union-attr]
+    settings = callable_of(model).settings if callable_of(model) is not None else {}  # type: ignore[union-attr]
+    target = callable_of(model).target if callable_of(model) is not None else model  # type: ignore[union-attr]
     # A program of its own, so that earlier calls of the model do not count.
     compiled = compile(target, **settings)
     if is_lazy(target):
         target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
-    made = program_of(compiled)
+    made = callable_of(compiled)
     assert made is not None
     return _explain(made, args, kwargs, measure)
 
 
 def _explain(
-    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], measure: bool, not_recorded: str | None = None
+    program: CompiledCallable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    measure: bool,
+    not_recorded: str | None = None,
 ) -> Report:
     names = _parameters(program.target)
     program.backend.observer = lambda: Trace(names)
@@ -126,7 +130,7 @@ def _parameters(target: Any) -> list[str]:
 
 
 def _report(
-    program: Program,
+    program: CompiledCallable,
     breaks: int,
     syncs: int,
     launches: Sequence[Launch],
@@ -211,7 +215,7 @@ def _region(record: RegionRecord, device: str, kernels: tuple[KernelReport, ...]
     return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region), kernels, unfused)
 
 
-def _device(program: Program) -> str:
+def _device(program: CompiledCallable) -> str:
     target = program.target
     tensors = list(target.parameters())[:1] if isinstance(target, torch.nn.Module) else []
     return tensors[0].device.type if tensors else "cpu"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gnncompile.capture.compiled_callable import Program
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.capture.compiled_callable import CompiledCallable
+from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.ir.region import REDUCTIONS, Region, parse
 from gnncompile.ir.vjp import vjp
 from gnncompile.report import traffic
@@ -114,7 +114,7 @@ def seen(run: Callable[[], Any]) -> tuple[Any, tuple[Launch, ...]]:
     return result, tuple(log.found)
 
 
-def measure_steps(program: Program, compiled: Any, args: Any, kwargs: Any, device: torch.device) -> Measured:
+def measure_steps(program: CompiledCallable, compiled: Any, args: Any, kwargs: Any, device: torch.device) -> Measured:
     """Times forward and backward of a compiled model, and each launch in them.
 
     Nothing is replayed from recordings meanwhile. Gradients are taken of the sum of all results with respect to
@@ -155,7 +155,7 @@ def _keys(log: _Log) -> list[tuple[Any, int]]:
 
 
 def _step(
-    program: Program, compiled: Any, args: Any, kwargs: Any, device: torch.device
+    program: CompiledCallable, compiled: Any, args: Any, kwargs: Any, device: torch.device
 ) -> tuple[float, float | None, _Log]:
     log = _Log(timed=True)
     with watched(log):
@@ -174,7 +174,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _backward(program: Program, result: Any, args: Any, kwargs: Any) -> bool:
+def _backward(program: CompiledCallable, result: Any, args: Any, kwargs: Any) -> bool:
     """Takes gradients, if there is anything that has one."""
     results = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
@@ -186,9 +186,9 @@ def _backward(program: Program, result: Any, args: Any, kwargs: Any) -> bool:
 
 
 @contextmanager
-def _unrecorded(program: Program) -> Iterator[None]:
+def _unrecorded(program: CompiledCallable) -> Iterator[None]:
     """Launches that are replayed can't be seen."""
-    held = [c.recordings for c in program.backend.captured if isinstance(c.recordings, Recordings)]
+    held = [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
     reasons = [r.reason for r in held]
     for recordings in held:
         recordings.reason = recordings.reason or "it is being measured"

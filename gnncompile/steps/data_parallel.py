@@ -24,7 +24,7 @@ Used = tuple[bool, ...]
 """Which parameters have a gradient."""
 
 
-class Averaging:
+class GradientAveraging:
     """Gradients in common buffers, one for each type; those of the parameters that processes share are averaged there.
 
     Args:

@@ -38,7 +38,7 @@ class Changes:
         return self.number
 
 
-class Settings:
+class OptimizerSettings:
     """The settings of an optimizer, and which tensors are its state.
 
     Args:

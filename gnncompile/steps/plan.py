@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gnncompile.capture.compiled_callable import Call
-from gnncompile.capture.inputs import Taken, leaves, with_leaves
-from gnncompile.cudagraphs.pool import Recordings
+from gnncompile.capture.inputs import FlatInputs, leaves, with_leaves
+from gnncompile.cudagraphs.pool import CudaGraphPool
 
 
 class Plan:
@@ -29,7 +29,7 @@ class Plan:
         repeatable: Whether nothing comes of a forward and backward beside losses and gradients.
     """
 
-    recordings: Recordings
+    recordings: CudaGraphPool
     repeatable = False
 
     def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module, also: list[Tensor]) -> None:
@@ -55,4 +55,4 @@ class Plan:
     def call(self, given: Sequence[Any]) -> Call:
         """The arguments, of their leaves (and the parameters and buffers behind these)."""
         args, counts = with_leaves(self._skeleton, iter(given))
-        return Call(args, {}, Taken(), counts)
+        return Call(args, {}, FlatInputs(), counts)

@@ -17,7 +17,7 @@ from gnncompile.cudagraphs.pool import Begun
 from gnncompile.steps.plan import Plan
 
 
-class Ahead:
+class SpeculativeLaunch:
     """What the next step is expected to do: the same as the last two, if both did the same."""
 
     def __init__(self) -> None:

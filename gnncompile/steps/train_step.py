@@ -13,19 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
 from gnncompile.capture.backend import SHARDED
-from gnncompile.capture.compile import compile, program_of, trained
-from gnncompile.capture.compiled_callable import Call, Program
+from gnncompile.capture.compile import callable_of, compile, trained
+from gnncompile.capture.compiled_callable import Call, CompiledCallable
 from gnncompile.capture.inputs import Checker, leaves
 from gnncompile.cudagraphs import cuda_graph
-from gnncompile.cudagraphs.parameter_aliases import standing_in
-from gnncompile.cudagraphs.pool import Recordings
-from gnncompile.cudagraphs.recorder import RecordingSettings, Unfinished, finished
+from gnncompile.cudagraphs.parameter_aliases import using_parameter_aliases
+from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.cudagraphs.recorder import CudaGraphSettings, Unfinished, finished
 from gnncompile.layout import identity_cache
 from gnncompile.options import DEFAULTS
-from gnncompile.steps.data_parallel import Averaging, Used
-from gnncompile.steps.optimizer_settings import Changes, Settings, needs_closure, needs_metric
+from gnncompile.steps.data_parallel import GradientAveraging, Used
+from gnncompile.steps.optimizer_settings import Changes, OptimizerSettings, needs_closure, needs_metric
 from gnncompile.steps.plan import Plan
-from gnncompile.steps.speculation import Ahead
+from gnncompile.steps.speculation import SpeculativeLaunch
 
 RESTLESS = 4
 """Steps in a row after which an optimizer that has changed what it keeps is taken for one that always does."""
@@ -103,25 +103,25 @@ class TrainStep:
                 f"together with {other}. Take another optimizer, or leave that out."
             )
         self._wants_metric = needs_metric(scheduler)
-        known, single = program_of(trained(model)), trained(model)
+        known, single = callable_of(trained(model)), trained(model)
         self.model: nn.Module = known.target if known is not None else single  # type: ignore[assignment]
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
         chosen = {"record": True, **{k: DEFAULTS[k] for k in ("recordings", "native")}, **(options or {})}
         self._records, self._most = chosen["record"], chosen["recordings"]
-        self._recording_settings = RecordingSettings(chosen["native"])
+        self._recording_settings = CudaGraphSettings(chosen["native"])
         self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}
         self._program = self._new_program()
         self._check = Checker(self.model.forward)
         self._plans: list[Plan] = []
-        self._ahead = Ahead()
-        self._settings, self._hooks = Settings(optimizer), Changes()
+        self._ahead = SpeculativeLaunch()
+        self._settings, self._hooks = OptimizerSettings(optimizer), Changes()
         self._broken: list[Any] = []
         self._unplanned = "the optimizer evaluates the loss itself, by a closure" if self._closes else None
-        self._averaging: Averaging | None = None
+        self._averaging: GradientAveraging | None = None
         if isinstance(model, DistributedDataParallel):
             groups = optimizer.param_groups
-            self._averaging = Averaging(
+            self._averaging = GradientAveraging(
                 model, [*self._objective.parameters(), *(p for g in groups for p in g["params"])]
             )
             self._updates = self._recorded_updates(self._averaging.buffers[0].device)
@@ -154,8 +154,8 @@ class TrainStep:
             every.append(self._updates)
         return next((recordings.reason for recordings in every if recordings.reason is not None), None)
 
-    def _new_program(self) -> Program:
-        program = program_of(compile(self._objective, options=self._options))
+    def _new_program(self) -> CompiledCallable:
+        program = callable_of(compile(self._objective, options=self._options))
         assert program is not None
         program.pads, program.backend.narrows = self._records, False
         return program
@@ -194,9 +194,9 @@ class TrainStep:
         self.optimizer.step(evaluate)  # type: ignore[arg-type]
         return found[0]
 
-    def _recorded_updates(self, device: torch.device) -> Recordings | None:
+    def _recorded_updates(self, device: torch.device) -> CudaGraphPool | None:
         """Where gradients come from other processes: what makes and replays the rest of the step."""
-        if not self._records or not cuda_graph.records(device):
+        if not self._records or not cuda_graph.supports_cuda_graphs(device):
             return None
 
         def update(*_: Any) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ class TrainStep:
             self._update()
             return ()
 
-        return Recordings(update, self._most, device, (), self._recording_settings)
+        return CudaGraphPool(update, self._most, device, (), self._recording_settings)
 
     def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """A step, or where gradients come from other processes what comes before that."""
@@ -268,9 +268,9 @@ class TrainStep:
         plan = Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
-        if cuda_graph.records(plan.device):
+        if cuda_graph.supports_cuda_graphs(plan.device):
             run = functools.partial(self._run, plan)
-            plan.recordings = Recordings(run, self._most, plan.device, plan.structural, self._recording_settings)
+            plan.recordings = CudaGraphPool(run, self._most, plan.device, plan.structural, self._recording_settings)
             self._plans.append(plan)
             self._settings.keep_on(plan.device)
         return made  # type: ignore[no-any-return]
@@ -299,7 +299,7 @@ class TrainStep:
         if self._averaging is not None:
             return self._own_gradients(self._averaging, objective, whole)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), standing_in(whole) as standing:
+        with torch.enable_grad(), using_parameter_aliases(whole) as standing:
             losses, scaled = self._losses(objective)
             scaled.backward()
 
@@ -313,9 +313,11 @@ class TrainStep:
 
         return Unfinished(_detached(losses), update)
 
-    def _own_gradients(self, averaging: Averaging, objective: Callable[[], Any], whole: bool) -> tuple[Any, ...]:
+    def _own_gradients(
+        self, averaging: GradientAveraging, objective: Callable[[], Any], whole: bool
+    ) -> tuple[Any, ...]:
         """The losses, and which parameters have a gradient, which is left to be averaged."""
-        with torch.enable_grad(), standing_in(whole) as standing:
+        with torch.enable_grad(), using_parameter_aliases(whole) as standing:
             losses, scaled = self._losses(objective)
             at = [standing.get(p, p) for p in averaging.parameters]
             used: Used = averaging.keep(torch.autograd.grad(scaled, at, allow_unused=True))
@@ -367,7 +369,7 @@ class TrainStep:
         return (self.max_norm, *growth, *self._settings.facts())
 
 
-def objective_of(step: TrainStep) -> tuple[Program, Any]:
+def objective_of(step: TrainStep) -> tuple[CompiledCallable, Any]:
     """A program of its own of a step's forward and loss, which takes the arguments, those by name and the target, and
     the context to run it in.
     """

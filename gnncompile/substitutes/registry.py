@@ -222,7 +222,7 @@ def install() -> None:
     decompositions.install()
     _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data.new_batch, lambda: _backend_setting() != OFF)
-    markers = {_OPS.sized, _OPS.laid_out, _OPS.front, _OPS.padded}
+    markers = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix, _OPS.padded}
     _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
     rooms = (conv, layers, aggr, edge_pooling, data, embedding, pool, sparse_products)
     methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}

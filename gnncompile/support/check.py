@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnncompile import _compat
-from gnncompile.capture.compile import compile, program_of
+from gnncompile.capture.compile import callable_of, compile
 from gnncompile.report.explain import count_syncs
 from gnncompile.support.case import LADDER, Case, Graph
 
@@ -108,7 +108,7 @@ def _compared(case: Case, model: Any, inductor: bool) -> Result:
             break
         if not (case.drawn and getattr(model, "training", False)):
             wrong = wrong or _difference(expected, found, size, LOOSE[case.dtype])
-    program = program_of(compiled)
+    program = callable_of(compiled)
     assert program is not None
     breaks = Counter(_compat.counters()["graph_break"]) - before
     captured = program.backend.captured

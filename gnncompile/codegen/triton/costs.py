@@ -56,7 +56,7 @@ def sums(region: Region) -> int:
     return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
 
 
-def light(region: Region, plan: Schedule) -> bool:
+def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
     """Whether little is done with the rows but to add them up."""
     return len(region.reductions) <= 2 and not region.softmaxes and arithmetic(region, plan) <= 2
 
@@ -69,12 +69,12 @@ def dots_per_edge(region: Region, plan: Schedule) -> bool:
 def adds_rows(region: Region, plan: Schedule) -> bool:
     """Whether a region only adds up rows of one head along its edges, with two instructions an element at most."""
     one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
-    little = light(region, plan) and wide_streams(region, plan) == 1
+    little = is_bandwidth_bound(region, plan) and wide_streams(region, plan) == 1
     more = region.sums_all or region.drops or packs(region) or any(n.op in LAYERS for n in region.nodes)
     return one and little and not (more or needs_whole_rows(region) or any(map(region.per_edge, region.outputs)))
 
 
-def halves(region: Region) -> bool:
+def is_16bit(region: Region) -> bool:
     """Whether rows of two bytes per element are read."""
     return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
 

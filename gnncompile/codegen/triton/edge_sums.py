@@ -9,7 +9,7 @@ from gnncompile.codegen.triton.writer import Writer
 from gnncompile.ir.region import Node, Region, Space
 
 
-class TotalsWriter(Writer):
+class EdgeSumsWriter(Writer):
     """A program walks an equal share of all edges, in the order of the rows, and stores what its share adds up to.
 
     Rows are read once per edge, by the number of the row that each edge has: neighbours in a tile share them.

@@ -9,7 +9,7 @@ from gnncompile.codegen.triton.costs import (
     WEIGHTS,
     arithmetic,
     in_wide_lanes,
-    light,
+    is_bandwidth_bound,
     needs_whole_rows,
     weights,
     wide_lanes,
@@ -77,7 +77,7 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
         return tile
     width = tile.width(region.grid)
     elements = tile.num_warps * ELEMENTS // min(power_of_two(wide_streams(region, plan)), 4)
-    if width > WIDE and light(region, plan) and not plan.counted:
+    if width > WIDE and is_bandwidth_bound(region, plan) and not plan.counted:
         elements *= 2
     lanes = [i for i in plan.counted if in_wide_lanes(region, region.nodes[i])]
     if lanes:  # the largest accumulators, two of each

@@ -74,8 +74,8 @@ class HubWriter(Writer):
             if node.op == "softmax":
                 sums = self._load_partial(i, "0.0", node.shape[0] * node.shape[1])
                 self.softmax.merge(i, self._load_partial(i, 'float("-inf")'), sums)
-            elif i in self.plan.weighed:
-                self._combine(i, f"{self._load_partial(i, '0.0')} * weight{self.plan.weighed[i].softmax}")
+            elif i in self.plan.weighted_sums:
+                self._combine(i, f"{self._load_partial(i, '0.0')} * weight{self.plan.weighted_sums[i].softmax}")
             elif i in self.plan.counted:
                 self.ties.merge(i, self._load_partial(i, "0.0"))
             elif i in self.plan.counted.values():

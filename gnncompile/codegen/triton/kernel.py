@@ -24,13 +24,13 @@ Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
 """Launches a kernel: what it is given, numbers among that, the device, and the number of programs."""
 
 
-def triton_kernel(region: Region) -> TritonKernel | TritonTotals:
+def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums:
     """The kernel of any region.
 
     Raises:
         Unsupported: The region can't be expressed as a Triton kernel.
     """
-    return TritonTotals(region) if region.sums_all else TritonKernel(region)
+    return TritonEdgeSums(region) if region.sums_all else TritonKernel(region)
 
 
 class TritonKernel:
@@ -151,7 +151,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=dtype, device=device)
 
 
-class TritonTotals:
+class TritonEdgeSums:
     """A region that sums over all edges: each program walks a share of them, and what they stored is added up.
 
     Args:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gnncompile.ir.region import Node, Region, behind
 
 
-class Weighed(NamedTuple):
+class WeightedSum(NamedTuple):
     """What is summed, as a product.
 
     Attributes:
@@ -25,19 +25,19 @@ class Weighed(NamedTuple):
     factors: tuple[int, ...]
 
 
-def weighed(region: Region) -> dict[int, Weighed]:
+def weighted_sums(region: Region) -> dict[int, WeightedSum]:
     """The sums over edges that are weighed by a softmax, by their positions."""
     found = {i: _apart(region.nodes, node.args[0]) for i, node in enumerate(region.nodes) if node.op == "reduce_sum"}
     return {i: one for i, one in found.items() if one is not None}
 
 
-def _apart(nodes: Sequence[Node], at: int) -> Weighed | None:
+def _apart(nodes: Sequence[Node], at: int) -> WeightedSum | None:
     if nodes[at].op == "softmax":
-        return Weighed(at, ())
+        return WeightedSum(at, ())
     if nodes[at].op != "mul":
         return None
     for one, other in (nodes[at].args, nodes[at].args[::-1]):
         inner = _apart(nodes, one)
         if inner is not None and inner.softmax not in behind(nodes, [other]):
-            return Weighed(inner.softmax, (*inner.factors, other))
+            return WeightedSum(inner.softmax, (*inner.factors, other))
     return None

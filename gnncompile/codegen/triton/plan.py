@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gnncompile.codegen.triton.online_softmax import Weighed, weighed
+from gnncompile.codegen.triton.online_softmax import WeightedSum, weighted_sums
 from gnncompile.errors import Unsupported
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
@@ -53,12 +53,12 @@ class Together:
         counted: The ties that are counted in the pass of their extremum, and that extremum.
     """
 
-    weighed: dict[int, Weighed]
+    weighted_sums: dict[int, WeightedSum]
     counted: dict[int, int]
 
     def first(self, i: int) -> int | None:
         """The softmax or the extremum in whose pass an operation is done as well."""
-        return self.weighed[i].softmax if i in self.weighed else self.counted.get(i)
+        return self.weighted_sums[i].softmax if i in self.weighted_sums else self.counted.get(i)
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ def schedule(region: Region) -> Schedule:
     Raises:
         Unsupported: The region has a value that the Triton generator can't express, or needs too many passes.
     """
-    together = Together(weighed(region), counted(region))
+    together = Together(weighted_sums(region), counted(region))
     ready: list[int] = []  # number of passes behind which a value can be had
     for i, node in enumerate(region.nodes):
         _check(region, node)
-        one = together.weighed.get(i)
+        one = together.weighted_sums.get(i)
         if one is not None and any(ready[a] >= ready[one.softmax] for a in one.factors):
-            del together.weighed[i]  # another pass comes first
+            del together.weighted_sums[i]  # another pass comes first
         before = max((ready[a] for a in reads(region, together, i)), default=0)
         first = together.first(i)
         behind_one_more = before + 1 if first is None else ready[first]
@@ -110,7 +110,7 @@ def schedule(region: Region) -> Schedule:
             passes = max(passes, ready[out.node] + 1)
     if passes > MAX_PASSES:
         raise Unsupported(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
-    return Schedule(together.weighed, together.counted, passes, _needs(region, together, passes))
+    return Schedule(together.weighted_sums, together.counted, passes, _needs(region, together, passes))
 
 
 def _needs(region: Region, together: Together, passes: int) -> dict[int, int]:
@@ -163,8 +163,8 @@ ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
 
 def reads(region: Region, together: Together, i: int) -> tuple[int, ...]:
     """The values that an operation needs, not among them what is found in the same pass."""
-    if i in together.weighed:
-        return together.weighed[i].factors
+    if i in together.weighted_sums:
+        return together.weighted_sums[i].factors
     args = region.nodes[i].args
     if region.nodes[i].op != "ties":
         return args
@@ -174,7 +174,7 @@ def reads(region: Region, together: Together, i: int) -> tuple[int, ...]:
 
 def shares_maximum(region: Region, plan: Schedule, softmax: int) -> bool:
     """Whether the edges of a row share the largest logit so far, as a sum that it weighs is combined in each step."""
-    return any(one.softmax == softmax and every_step(region.nodes[i]) for i, one in plan.weighed.items())
+    return any(one.softmax == softmax and every_step(region.nodes[i]) for i, one in plan.weighted_sums.items())
 
 
 def _check(region: Region, node: Node) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.edge_sums import TotalsWriter
+from gnncompile.codegen.triton.edge_sums import EdgeSumsWriter
 from gnncompile.codegen.triton.hubs import BothWriter, HubWriter, PieceWriter, SeveralBothWriter
 from gnncompile.codegen.triton.plan import WHOLE, Part, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
@@ -15,7 +15,7 @@ _WRITERS = {
     "pieces": PieceWriter,
     "both": BothWriter,
     "hubs": HubWriter,
-    "edges": TotalsWriter,
+    "edges": EdgeSumsWriter,
 }
 
 

@@ -13,8 +13,8 @@ from gnncompile.codegen.triton.costs import (
     adds_rows,
     arithmetic,
     dots_per_edge,
-    halves,
-    light,
+    is_16bit,
+    is_bandwidth_bound,
     needs_whole_rows,
     packs,
     sums,
@@ -208,8 +208,8 @@ def _rows(region: Region, plan: Schedule, width: int) -> int:
     A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
     nanosecond. But all rows of a program wait for the one that has most edges.
     """
-    if light(region, plan):
-        words = width // 2 if halves(region) else width
+    if is_bandwidth_bound(region, plan):
+        words = width // 2 if is_16bit(region) else width
         return 8 if words <= 8 else 4 if words < WIDE else 2 if words == WIDE else 1
     if width < WIDE:
         return 8 if width <= 8 else 2
@@ -238,7 +238,7 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
     if arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 32
     gathers_little = wide_streams(region, plan) == 1 and not dots_per_edge(region, plan)
-    if width <= 16 or light(region, plan) or not (region.softmaxes or gathers_little):
+    if width <= 16 or is_bandwidth_bound(region, plan) or not (region.softmaxes or gathers_little):
         return ELEMENTS // 16
     return ELEMENTS // 8
 
@@ -300,7 +300,7 @@ def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
     if region.grid[0] > 1 and not _shares_heads(region, plan):
         if region.softmaxes:
             return ELEMENTS // 4, 1
-        if not dots_per_edge(region, plan) and not halves(region):
+        if not dots_per_edge(region, plan) and not is_16bit(region):
             return ELEMENTS // 8, 1
     return ELEMENTS // 4, 2
 
@@ -327,7 +327,7 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     found = [(0, choose_tile(region, plan))]
     if adds_rows(region, plan):
         found.append((SEVERAL_EDGES, choose_tile(region, plan, SUM_WIDTH)))
-        channels = min(power_of_two(region.grid[1]), 2 * WIDE if halves(region) else WIDE)
+        channels = min(power_of_two(region.grid[1]), 2 * WIDE if is_16bit(region) else WIDE)
         if channels >= LONG_STEP:
             found.append((MANY_EDGES, Tile(1, max(LONG_STEP, ELEMENTS // 4 // channels), channels, 1)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]

@@ -279,8 +279,8 @@ class Writer(ValueWriter):
         node = self.region.nodes[i]
         if node.op == "softmax":
             self.softmax.accumulate(i)
-        elif i in self.plan.weighed:
-            softmax, factors = self.plan.weighed[i]
+        elif i in self.plan.weighted_sums:
+            softmax, factors = self.plan.weighted_sums[i]
             product = " * ".join([f"weight{softmax}", *map(self.operand, factors)])
             self._combine(i, f"tl.where(alive, {product}, 0.0)")
         elif i in self.plan.counted:
@@ -309,16 +309,16 @@ class Writer(ValueWriter):
             if i in self.plan.counted.values():
                 self.line(f"before{i} = acc{i}")
             self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {PROPAGATE})")
-        elif i in self.plan.weighed:
-            self.line(f"acc{i} = acc{i} * keep{self.plan.weighed[i].softmax} + {masked}")
+        elif i in self.plan.weighted_sums:
+            self.line(f"acc{i} = acc{i} * keep{self.plan.weighted_sums[i].softmax} + {masked}")
         else:
             self.line(f"acc{i} += {masked}")
 
     def _finish_reduction(self, i: int) -> None:
         node = self.region.nodes[i]
         total = self._reduced(i)
-        if i in self.plan.weighed:
-            total = f"tl.where(occupied, {total} / sum{self.plan.weighed[i].softmax}, 0.0)"
+        if i in self.plan.weighted_sums:
+            total = f"tl.where(occupied, {total} / sum{self.plan.weighted_sums[i].softmax}, 0.0)"
         elif node.op in COMBINE:
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
@@ -334,8 +334,10 @@ class Writer(ValueWriter):
         if i in self.plan.counted:
             return self.ties.join_lanes(i)
         lanes = f"acc{i}"
-        if i in self.plan.weighed and not shares_maximum(self.region, self.plan, self.plan.weighed[i].softmax):
-            lanes += f" * share{self.plan.weighed[i].softmax}"
+        if i in self.plan.weighted_sums and not shares_maximum(
+            self.region, self.plan, self.plan.weighted_sums[i].softmax
+        ):
+            lanes += f" * share{self.plan.weighted_sums[i].softmax}"
         total = self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
         if i in self.plan.counted.values():
             self.line(f"top{i} = {total}")

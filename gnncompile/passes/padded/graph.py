@@ -18,11 +18,11 @@ from gnncompile.passes.padded import masked_reductions
 SELECTED = 2**32
 """Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
 
-Kinds = tuple[int | None, ...]
+RowTypes = tuple[int | None, ...]
 """Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
 
 
-def single(kinds: Kinds | None) -> int | None:
+def single(kinds: RowTypes | None) -> int | None:
     """The kind of a padded dimension that consists of one; None for others."""
     return kinds[0] if kinds is not None and len(kinds) == 1 else None
 
@@ -37,11 +37,11 @@ class PaddedGraph:
 
     def __init__(self, ctx: Context, known: PaddedInputs) -> None:
         self.ctx, self.known = ctx, known
-        self.kinds: dict[sympy.Expr, Kinds] = {symbol: (kind,) for symbol, kind in known.sizes.items()}
+        self.kinds: dict[sympy.Expr, RowTypes] = {symbol: (kind,) for symbol, kind in known.sizes.items()}
         self.repeats: dict[sympy.Expr, int] = {}
         self.values: dict[fx.Node, int] = dict(known.values)
         """For tensors that number things, of which kind these are: padded rows number padded things."""
-        self.given: set[fx.Node] = set(known.whole)
+        self.given: set[fx.Node] = set(known.tensors)
         """Padded tensors that stand in the inputs as they are: whatever they number exists."""
         self.numbers: dict[int, fx.Node] = {}
         self.last_input = ctx.inputs_first()
@@ -53,7 +53,7 @@ class PaddedGraph:
         """What to raise."""
         return NotPadded(why, user_line(self.at))
 
-    def of(self, size: Any) -> Kinds | None:
+    def of(self, size: Any) -> RowTypes | None:
         """Of what a dimension of some size consists; None where nothing is padded."""
         if not isinstance(size, torch.SymInt):
             return None
@@ -64,7 +64,7 @@ class PaddedGraph:
             return None
         raise self.refuse(f"a size of {expr} is none of the mini-batch's")
 
-    def dims(self, node: Any) -> dict[int, Kinds]:
+    def dims(self, node: Any) -> dict[int, RowTypes]:
         """The padded dimensions of a tensor."""
         if not is_tensor(node):
             return {}
@@ -98,12 +98,12 @@ class PaddedGraph:
         kind = SELECTED + len(self.kinds)
         self.kinds[expression(size)], self.numbers[kind] = (kind,), number
 
-    def count(self, kinds: Sequence[Kinds], sizes: Sequence[Any]) -> fx.Node:
+    def count(self, kinds: Sequence[RowTypes], sizes: Sequence[Any]) -> fx.Node:
         """How many true combinations there are along padded dimensions."""
         true = [self._true(parts, size) for parts, size in zip(kinds, sizes, strict=True)]
         return functools.reduce(lambda one, other: self.ctx.call(aten.mul.Tensor, one, other), true)
 
-    def _true(self, kinds: Kinds, size: Any) -> fx.Node:
+    def _true(self, kinds: RowTypes, size: Any) -> fx.Node:
         """How many of a padded dimension are true."""
         kind = single(kinds)
         if kind is None:
@@ -124,7 +124,7 @@ class PaddedGraph:
         assert made is not None
         return made
 
-    def _mask_of(self, node: fx.Node, dim: int, kinds: Kinds) -> fx.Node:
+    def _mask_of(self, node: fx.Node, dim: int, kinds: RowTypes) -> fx.Node:
         limit = self._true(kinds, value(node).shape[dim])
         size = self.ctx.call(aten.sym_size.int, node, dim)
         places = self.ctx.call(aten.arange.default, size, dtype=torch.int64, device=value(node).device)

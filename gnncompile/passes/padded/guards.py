@@ -34,7 +34,7 @@ def _check(p: PaddedGraph, expr: Any) -> None:
     if isinstance(expr, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
         least, most = (expr.lts, expr.gts)
         strict = isinstance(expr, (sympy.Gt, sympy.Lt))
-        if not strict and p.known.is_front(p.known.sizes.get(least), p.known.sizes.get(most)):
+        if not strict and p.known.is_hop_prefix(p.known.sizes.get(least), p.known.sizes.get(most)):
             return
         if least in p.known.sizes and (most.is_Integer or _is_other(p, most)):
             return  # there are fewer without the padding
@@ -51,7 +51,7 @@ def _holds(p: PaddedGraph, least: Any, kind: int, strict: bool) -> bool:
     """Whether there are at least so many (more, if `strict`), now and wherever what is noted here holds."""
     if not least.is_Integer:
         return _is_other(p, least) and not strict and (kind, None) in p.ctx.log.least
-    number, batch = int(least) + strict, batch_metadata.in_hand()
+    number, batch = int(least) + strict, batch_metadata.current()
     if number > ENOUGH:
         p.ctx.log.least.append((kind, number))
     return batch is not None and batch.counts[kind] >= number

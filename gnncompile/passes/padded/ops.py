@@ -274,12 +274,12 @@ def sliced(p: PaddedGraph, node: fx.Node) -> None:
     if kind is None or kind >= SELECTED or start not in (0, None) or not whole_steps or not fixed:
         raise p.refuse("takes some of the padded rows")
     if p.is_padded_number(kept):
-        if not p.known.is_front(p.known.kind(kept), kind):
+        if not p.known.is_hop_prefix(p.known.kind(kept), kind):
             raise p.refuse("takes some of the padded rows")
         p.numbers_as(node, source)
         return
     p.ctx.log.least.append((kind, None if isinstance(kept, torch.SymInt) else int(kept)))
-    batch, now = batch_metadata.in_hand(), _compat.size_now(kept)
+    batch, now = batch_metadata.current(), _compat.size_now(kept)
     if batch is None or now is None or now > batch.counts[kind]:
         raise p.refuse("takes more rows than there are")
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gnncompile.passes.analysis import own, value
-from gnncompile.passes.context import Context, Front, PaddedInputs
+from gnncompile.passes.context import Context, HopPrefix, PaddedInputs
 from gnncompile.passes.log import NotPadded, user_line
 
 
@@ -36,14 +36,14 @@ def run(ctx: Context) -> None:
             if parts:
                 ctx.layouts[ends] = list(parts)
         _leave_ends(ctx, node)
-    for node in ctx.graph.find_nodes(op="call_function", target=own.front.default):
+    for node in ctx.graph.find_nodes(op="call_function", target=own.hop_prefix.default):
         assert ctx.padded is not None
-        ctx.padded.fronts.append(_front(*node.args))
+        ctx.padded.hop_prefixes.append(_hop_prefix(*node.args))
         _leave_ends(ctx, node)
 
 
-def _front(row: Any, col: Any, nodes: Any, sources: Any, edges: Any) -> Front:
-    return Front((_index(row), _index(col)), nodes, sources, (edges[0], edges[1]), edges[2], list(edges[3:]))
+def _hop_prefix(row: Any, col: Any, nodes: Any, sources: Any, edges: Any) -> HopPrefix:
+    return HopPrefix((_index(row), _index(col)), nodes, sources, (edges[0], edges[1]), edges[2], list(edges[3:]))
 
 
 def _index(node: Any) -> fx.Node:
@@ -64,6 +64,6 @@ def _note(known: PaddedInputs, tensor: fx.Node, rows: int, values: int, line: st
     symbol = size.node.expr if isinstance(size, torch.SymInt) else None
     if symbol is None or not symbol.is_Symbol or known.sizes.setdefault(symbol, rows) != rows:
         raise NotPadded("its size is a fixed number, or was taken for that of other things", line)
-    known.whole.add(tensor)
+    known.tensors.add(tensor)
     if values >= 0:
         known.values[tensor] = values

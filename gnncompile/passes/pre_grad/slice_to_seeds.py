@@ -18,7 +18,7 @@ from gnncompile.passes.context import Context, PaddedInputs
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if ctx.padded is None or not ctx.padded.fronts or not ctx.options["only_seeds"]:
+    if ctx.padded is None or not ctx.padded.hop_prefixes or not ctx.options["only_seeds"]:
         return
     (output,) = ctx.graph.find_nodes(op="output")
     results: Any = output.args[0]
@@ -28,8 +28,8 @@ def run(ctx: Context) -> None:
 
 def _cut(ctx: Context, known: PaddedInputs, result: Any) -> Any:
     """The rows of the seeds, if there is a row for each node."""
-    nodes = known.values[known.fronts[0].of[1]]
+    nodes = known.values[known.hop_prefixes[0].of[1]]
     if not is_tensor(result) or not value(result).dim() or known.kind(value(result).shape[0]) != nodes:
         return result
-    seeds: fx.Node = ctx.call(aten.sym_size.int, known.fronts[0].nodes, 0)
+    seeds: fx.Node = ctx.call(aten.sym_size.int, known.hop_prefixes[0].nodes, 0)
     return ctx.call(aten.slice.Tensor, result, 0, 0, seeds)

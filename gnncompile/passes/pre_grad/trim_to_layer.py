@@ -16,15 +16,15 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.layout.batch_metadata import in_hand
+from gnncompile.layout.batch_metadata import current
 from gnncompile.passes.analysis import arguments, aten, drop_unused, is_tensor, mutates, own, value
-from gnncompile.passes.context import Context, Front, PaddedInputs
+from gnncompile.passes.context import Context, HopPrefix, PaddedInputs
 from gnncompile.passes.pointwise import POINTWISE
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if ctx.padded is not None and ctx.padded.fronts:
+    if ctx.padded is not None and ctx.padded.hop_prefixes:
         wanted = _Wanted(ctx, ctx.padded)
         wanted.find()
         short = [node for node in ctx.graph.nodes if wanted.is_short(node)]
@@ -33,19 +33,19 @@ def run(ctx: Context) -> None:
 
 
 class _Wanted:
-    """Of which front of the nodes, or of the edges, rows are read.
+    """The hop whose rows are read, for nodes and for edges of the mini-batch.
 
     Attributes:
-        levels: For each node of the graph: which front is read of it.
-        read: For each node of the graph, what it reads of those that it is given.
-        everything: The level of what is read as a whole.
+        levels: For each node of the captured graph, the hop prefix whose rows are read of its value.
+        read: For each node of the captured graph, the hop prefix that it reads of each input.
+        everything: The level of a value whose rows are all read.
     """
 
     def __init__(self, ctx: Context, known: PaddedInputs) -> None:
         self.ctx, self.known = ctx, known
-        self.row, self.col = known.fronts[0].of
+        self.row, self.col = known.hop_prefixes[0].of
         self.nodes, self.edges = known.values[self.col], known.kind(value(self.col).shape[0])
-        self.everything = len(known.fronts) + 1
+        self.everything = len(known.hop_prefixes) + 1
         self.levels: dict[fx.Node, int] = {}
         self.read: dict[fx.Node, dict[fx.Node, int]] = {}
         self._kinds: dict[fx.Node, int | None] = {}
@@ -102,7 +102,7 @@ class _Wanted:
         rows, level = self.rows(node), self.levels.get(node, 0)
         if rows is None and _is_first_rows(node):
             return self._first_rows(node)
-        if rows is None or level >= self.everything or (rows == self.edges and level >= len(self.known.fronts)):
+        if rows is None or level >= self.everything or (rows == self.edges and level >= len(self.known.hop_prefixes)):
             return None
         rule = _RULES.get(node.target) or (_pointwise if _is_pointwise(node) else None)
         read = rule(self, node, level) if rule is not None else None
@@ -116,15 +116,15 @@ class _Wanted:
         return self.known.kind(number.meta.get("val")) is not None or not self.touches(number)
 
     def _first_rows(self, node: fx.Node) -> dict[fx.Node, int] | None:
-        """The first rows of a tensor, as many as a front has, or no more than there are seeds."""
+        """The first rows of a tensor, as many as a hop prefix has, or no more than there are seeds."""
         source: Any = node.args[0]
         if self.rows(source) != self.nodes:
             return None
         number = value(node).shape[0]
-        kinds = [self.known.kind(value(front.nodes).shape[0]) for front in self.known.fronts]
+        kinds = [self.known.kind(value(hop_prefix.nodes).shape[0]) for hop_prefix in self.known.hop_prefixes]
         if self.known.kind(number) in kinds:
             return {source: kinds.index(self.known.kind(number))}
-        batch, now = in_hand(), _compat.size_now(number)
+        batch, now = current(), _compat.size_now(number)
         seeds = kinds[0]
         if seeds is None or batch is None or now is None or now > batch.counts[seeds] or self.touches(number):
             return None
@@ -217,7 +217,7 @@ def _segments(w: _Wanted, node: fx.Node, level: int) -> Read | None:
     given: Any = node.args
     source, index, size = given[:3]
     by_node = index is w.col and w.known.kind(value(size)) == w.nodes
-    fits = by_node and level < len(w.known.fronts) and w.rows(source) == w.edges
+    fits = by_node and level < len(w.known.hop_prefixes) and w.rows(source) == w.edges
     return {source: level, index: level} if fits else None
 
 
@@ -299,24 +299,24 @@ class _Shorter:
 
     def __init__(self, ctx: Context, wanted: _Wanted) -> None:
         self.ctx, self.wanted = ctx, wanted
-        fronts = wanted.known.fronts
+        hop_prefixes = wanted.known.hop_prefixes
         self.parts: dict[tuple[fx.Node, int], fx.Node] = {}
         with ctx.graph.inserting_after(ctx.inputs_first()):
-            anchor = ctx.call(aten.sym_size.int, fronts[-1].sources, 0)
+            anchor = ctx.call(aten.sym_size.int, hop_prefixes[-1].sources, 0)
         with ctx.graph.inserting_before(anchor):
-            self.nodes = [*(ctx.call(aten.sym_size.int, front.nodes, 0) for front in fronts), anchor]
-            self.edges = [ctx.call(aten.sym_size.int, front.ends[0], 0) for front in fronts]
-            for level, front in enumerate(fronts):
-                self._lay_out(front, level)
+            self.nodes = [*(ctx.call(aten.sym_size.int, hop_prefix.nodes, 0) for hop_prefix in hop_prefixes), anchor]
+            self.edges = [ctx.call(aten.sym_size.int, hop_prefix.ends[0], 0) for hop_prefix in hop_prefixes]
+            for level, hop_prefix in enumerate(hop_prefixes):
+                self._lay_out(hop_prefix, level)
 
-    def _lay_out(self, front: Front, level: int) -> None:
-        """The edges of a front have the layouts that came with them; by destination, they are in order, as all are."""
+    def _lay_out(self, hop_prefix: HopPrefix, level: int) -> None:
+        """Notes the layouts that came with the edges of a hop prefix; by destination these edges are sorted."""
         wanted, layouts = self.wanted, self.ctx.layouts
-        row, col = (self.ctx.call(aten.to.dtype, end, torch.int64) for end in front.ends)
+        row, col = (self.ctx.call(aten.to.dtype, end, torch.int64) for end in hop_prefix.ends)
         self.parts[wanted.row, level], self.parts[wanted.col, level] = row, col
-        layouts[col, row] = [front.rowptr, front.ends[0]]
-        if front.by_source:
-            layouts[row, col] = front.by_source
+        layouts[col, row] = [hop_prefix.rowptr, hop_prefix.ends[0]]
+        if hop_prefix.by_source:
+            layouts[row, col] = hop_prefix.by_source
 
     def run(self, short: list[fx.Node]) -> None:
         """Rewrites the graph in place."""
@@ -328,14 +328,14 @@ class _Shorter:
         drop_unused(self.ctx.graph)
 
     def _size(self, node: fx.Node, level: int) -> fx.Node:
-        """How many nodes or edges there are in a front, in place of how many there are."""
+        """The number of nodes or edges in a hop prefix, in place of the number of all."""
         kind = self.wanted.known.kind(node.meta.get("val"))
         if kind == self.wanted.nodes:
             return self.nodes[level]
         return self.edges[level] if kind == self.wanted.edges else node
 
     def _first(self, node: fx.Node, level: int) -> fx.Node:
-        """The rows of a front."""
+        """The rows of a hop prefix."""
         if level == (self.wanted.levels[node] if self.wanted.is_short(node) else self.wanted.everything):
             return node
         if (node, level) not in self.parts:

@@ -27,7 +27,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
 from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
-from gnncompile.ops.opaque import whole
+from gnncompile.ops.opaque import opaque
 from gnncompile.substitutes.message_hooks import refuse_hooks
 from gnncompile.substitutes.nn.conv.typed_linear import is_plain, typed_linear
 from gnncompile.substitutes.relation_tables import is_edge_list
@@ -203,7 +203,7 @@ def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
         first = input.new_zeros(count, rows, self.proj_size or self.hidden_size)
         hx = (first, input.new_zeros(count, rows, self.hidden_size)) if lstm else first
     weights = [weight for layer in self.all_weights for weight in layer]
-    found = whole(
+    found = opaque(
         "recurrent",
         [input, *(hx if lstm else [hx]), *weights],
         mode=self.mode,
@@ -253,7 +253,7 @@ def lcm_forward(
     x = self.lin(x).relu() if self.project else x
     dense, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
     weights = [cell.weight_ih, cell.weight_hh, *([cell.bias_ih, cell.bias_hh] if cell.bias else [])]
-    return whole("paired", [dense.permute(1, 0, 2).contiguous(), *weights])[0]
+    return opaque("paired", [dense.permute(1, 0, 2).contiguous(), *weights])[0]
 
 
 def uncaptured(*args: Any, **kwargs: Any) -> None:

@@ -133,11 +133,11 @@ def rgat_forward(
     if edge_attr is not None and edge_attr.dim() == 1:
         edge_attr = edge_attr.view(-1, 1)
     weight = _weight(self)
-    whole = Group(self, edge_index, edge_type, 0, self.num_relations, counted=True)
-    logits = [_logits(self, x, weight, whole, edge_attr, query) for query in range(self.dim)]
-    alphas = [_attention(self, one, whole, x.size(0)) for one in logits]
+    opaque = Group(self, edge_index, edge_type, 0, self.num_relations, counted=True)
+    logits = [_logits(self, x, weight, opaque, edge_attr, query) for query in range(self.dim)]
+    alphas = [_attention(self, one, opaque, x.size(0)) for one in logits]
     out = _values(self, x, weight, (edge_index, edge_type), [_factors(self, alpha) for alpha in alphas])
-    out = _update(self, _scaled(self, out, whole.destination))
+    out = _update(self, _scaled(self, out, opaque.destination))
     if not isinstance(return_attention_weights, bool):
         return out
     return out, (edge_index, torch.stack(alphas, -1).flatten(1))
