@@ -85,12 +85,15 @@ test: lint
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	$(PY) examples/demo.py --quick
 
-CORE := compat packaging end_to_end compiled_module inputs errors bad_input caches cache_folder structure_cache layout \
-	cpp_kernels triton_kernels triton_hubs triton_launch vjp double_backward dropout dropout_layers recording train_step \
-	repeatable odd_layers selections no_guard support
+CORE := unit/test_compat unit/test_packaging e2e/test_end_to_end e2e/test_compiled_module e2e/test_inputs \
+	unit/test_errors e2e/test_bad_input unit/test_caches unit/test_cache_folder unit/test_structure_cache \
+	unit/test_layout kernels/test_cpp_kernels kernels/test_triton_kernels kernels/test_triton_hubs \
+	kernels/test_triton_launch kernels/test_vjp e2e/test_double_backward kernels/test_dropout \
+	e2e/test_dropout_layers e2e/test_recording e2e/test_train_step kernels/test_repeatable e2e/test_odd_layers \
+	e2e/test_selections e2e/test_no_guard e2e/test_support
 
 test-core: $(STAMP)
-	$(PY) -m pytest -n $(WORKERS) $(CORE:%=tests/test_%.py) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) $(CORE:%=tests/%.py) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

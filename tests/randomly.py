@@ -1,6 +1,6 @@
 """How many examples hypothesis tries: a few, the same ones every time; or many new ones.
 
-``GNNCOMPILE_TEST_EXAMPLES=50 pytest tests/test_properties.py`` tries 50 times as many, with seeds of their own;
+``GNNCOMPILE_TEST_EXAMPLES=50 pytest tests/kernels/test_properties.py`` tries 50 times as many, with seeds of their own;
 ``--hypothesis-seed=7`` repeats such a run.
 """
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 pytest.importorskip("sklearn")
 from examples import common  # noqa: E402

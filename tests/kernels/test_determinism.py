@@ -1,6 +1,7 @@
 """The same bits over processes and numbers of threads, and under ``torch.use_deterministic_algorithms``.
 
-Over runs in one process: tests/test_repeatable.py; dropout with a seed and without: tests/test_dropout_layers.py.
+Over runs in one process: tests/kernels/test_repeatable.py; dropout with a seed and without:
+tests/e2e/test_dropout_layers.py.
 """
 
 from __future__ import annotations
@@ -132,9 +133,11 @@ def digests() -> list[str]:
 def test_processes(threads: Callable[[int], None], tmp_path: Path):
     """Another process has other hashes of strings, other addresses, and no kernel in its cache."""
     threads(2)
-    code = "import torch\nfrom tests.test_determinism import digests\ntorch.set_num_threads(2)\nprint(*digests())"
+    code = (
+        "import torch\nfrom tests.kernels.test_determinism import digests\ntorch.set_num_threads(2)\nprint(*digests())"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "7", "GNNCOMPILE_CACHE_DIR": str(tmp_path / "cache")}
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert other.stdout.split()[-len(PROCESS_NAMES) :] == digests()
 

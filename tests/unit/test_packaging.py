@@ -10,7 +10,7 @@ from tests import matrix
 
 BESIDE = ("numpy", "networkx", "packaging")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def project():

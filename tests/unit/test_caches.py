@@ -20,7 +20,7 @@ from gnncompile.errors import Unsupported
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import sys, torch, gnncompile

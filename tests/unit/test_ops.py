@@ -1,6 +1,6 @@
 """Every op that we register keeps torch's rules for ops: schema, fake results, gradients (``torch.library.opcheck``).
 
-The ops of regions and layouts with more arguments: tests/test_vjp.py, tests/test_dropout.py.
+The ops of regions and layouts with more arguments: tests/kernels/test_vjp.py, tests/kernels/test_dropout.py.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
 """Ops whose sizes only the data knows; those that draw give something else each time."""
 
 NOT_HERE = {"refined_colors", "adjacency", "gradient", "nested"}
-"""The first needs a layer of the user's (tests/test_odd_layers.py). The others are never run. They stand for a sparse
-matrix, for a gradient and for a nested graph until a pass has replaced them (tests/test_sparse_made.py,
-tests/test_forces.py, tests/test_nested_graphs.py).
+"""The first needs a layer of the user's (tests/e2e/test_odd_layers.py). The others are never run. They stand for a
+sparse matrix, for a gradient and for a nested graph until a pass has replaced them (tests/e2e/test_sparse_made.py,
+tests/e2e/test_forces.py, tests/e2e/test_nested_graphs.py).
 """
 
 

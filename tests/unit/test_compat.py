@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for folder in ("gnncompile", "models", "transforms") for path in (ROOT / folder).rglob("*.py"))
 COMPAT = [path for path in FILES if "_compat" in path.parts]
 

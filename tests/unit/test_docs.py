@@ -33,7 +33,7 @@ from gnncompile.cli import main as cli
 from gnncompile.options import DEFAULTS
 from tests.harness import light
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in links.pages(ROOT)}
 WITH_CODE = [name for name, page in PAGES.items() if any(b.language == "python" for b in blocks.blocks(page))]
 

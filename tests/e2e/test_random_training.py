@@ -1,6 +1,6 @@
 """Training loops in which anything may change between two steps, against eager. Tapes stand in for CUDA graphs.
 
-``GNNCOMPILE_TEST_EXAMPLES=20 pytest tests/test_random_training.py`` tries 20 times as many.
+``GNNCOMPILE_TEST_EXAMPLES=20 pytest tests/e2e/test_random_training.py`` tries 20 times as many.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import gnncompile
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
 from gnncompile.substitutes import relation_tables
+from tests.e2e.test_end_to_end import compare
+from tests.e2e.test_typed import CHANNELS, RELATIONS, graph, one_graph
 from tests.harness import launched, light, needs_interpreter
-from tests.test_end_to_end import compare
-from tests.test_typed import CHANNELS, RELATIONS, graph, one_graph
 
 
 @pytest.fixture(autouse=True, scope="module")

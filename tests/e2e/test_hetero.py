@@ -16,9 +16,9 @@ import gnncompile
 from gnncompile.ir.region import parse
 from gnncompile.runtime import launch
 from gnncompile.substitutes.nn import conv
+from tests.e2e.test_end_to_end import compare
+from tests.e2e.test_typed import one_graph
 from tests.harness import launched, light, needs_interpreter
-from tests.test_end_to_end import compare
-from tests.test_typed import one_graph
 
 NODES = ["paper", "author", "venue"]
 EDGES = [

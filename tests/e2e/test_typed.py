@@ -15,8 +15,8 @@ from gnncompile import _compat
 from gnncompile.capture.compile import callable_of
 from gnncompile.runtime import launch
 from gnncompile.substitutes import relation_tables
+from tests.e2e.test_end_to_end import compare
 from tests.harness import light
-from tests.test_end_to_end import compare
 
 RELATIONS, CHANNELS = 4, 6
 SIZES = [(12, 40), (7, 0), (1, 1), (1, 0), (30, 64)]

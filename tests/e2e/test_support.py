@@ -22,7 +22,7 @@ from gnncompile.support.options import options_of
 from gnncompile.support.table import SECTIONS, exported, option_row, package, row, rows_of
 from tests.harness import light
 
-PAGE = Path(__file__).parents[1] / "docs" / "support.md"
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
 
 @pytest.fixture(autouse=True, scope="module")

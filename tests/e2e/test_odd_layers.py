@@ -17,9 +17,9 @@ from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Space, parse
 from gnncompile.substitutes import relation_tables
 from gnncompile.support.case import LADDER, Graph
+from tests.e2e.test_end_to_end import compare
 from tests.harness import light
 from tests.ladder import climb
-from tests.test_end_to_end import compare
 
 CHANNELS = 6
 SIZES = [(12, 40), (7, 0), (1, 1), (1, 0), (30, 64)]

@@ -1,7 +1,7 @@
 """What happens to a compiled model after its first call: whatever is done to it, it stays equal to an eager one that
 the same was done to. Outputs, gradients of inputs and parameters, and buffers are compared after each change.
 
-What is the same at once is in tests/test_compiled_module.py.
+What is the same at once is in tests/e2e/test_compiled_module.py.
 """
 
 from __future__ import annotations

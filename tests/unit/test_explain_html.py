@@ -31,7 +31,7 @@ from gnncompile.report import launches, traffic
 from gnncompile.report.html import page
 from gnncompile.runtime import launch
 from tests.graphs import layout
-from tests.test_draw import edges, explained
+from tests.unit.test_draw import edges, explained
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br"}

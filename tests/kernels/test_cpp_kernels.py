@@ -599,7 +599,7 @@ def test_two_processes_compile_at_once(tmp_path: Path) -> None:
         "from gnncompile.ir.region import parse\n"
         f"CppKernel(parse({neighbour_sum(D, 'float32', 1, 6).spec!r}))\n"
     )
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     env = {"GNNCOMPILE_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": root}
     running = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(2)]
     assert [process.wait(timeout=120) for process in running] == [0, 0]

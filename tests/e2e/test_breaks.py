@@ -243,7 +243,7 @@ def test_breaks_are_explained() -> None:
     assert "graph_break()" in first.reason and "torch._dynamo.graph_break()" in first.line
     assert "ata-dependent" in second.reason and "assert not torch.isnan(x).any()" in second.line
     for one in report.breaks:
-        assert "tests/test_breaks.py:" in one.line and one.line in str(report)
+        assert "e2e/test_breaks.py:" in one.line and one.line in str(report)
 
 
 def test_without_breaks_none_are_told() -> None:

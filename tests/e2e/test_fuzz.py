@@ -1,6 +1,6 @@
 """A bounded share of the fuzzer of whole programs, always the same; ``python -m tests.fuzz --count N`` tries more.
 
-``GNNCOMPILE_TEST_EXAMPLES=20 pytest tests/test_fuzz.py`` tries 20 times as many.
+``GNNCOMPILE_TEST_EXAMPLES=20 pytest tests/e2e/test_fuzz.py`` tries 20 times as many.
 """
 
 from __future__ import annotations

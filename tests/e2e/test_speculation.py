@@ -15,7 +15,7 @@ import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.cudagraphs.recorder import CudaGraphRun
-from tests.test_train_step import Pair, graph, recording, sgd
+from tests.e2e.test_train_step import Pair, graph, recording, sgd
 
 __all__ = ["recording"]
 

@@ -1,7 +1,7 @@
 """Autocast gives eager's types; hubs of a million edges keep float32's accuracy; NaN and infinities go as in eager.
 
-Small hubs in half precision: tests/test_repeatable.py. Special numbers in kernels: tests/test_cpp_kernels.py and
-tests/test_triton_kernels.py.
+Small hubs in half precision: tests/kernels/test_repeatable.py. Special numbers in kernels:
+tests/kernels/test_cpp_kernels.py and tests/kernels/test_triton_kernels.py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GCN
 
 from gnncompile.codegen.cpp import compiler
 from gnncompile.cudagraphs import native
-from tests.test_recording import graph, number, pair, same, step
+from tests.e2e.test_recording import graph, number, pair, same, step
 
 pytestmark = pytest.mark.usefixtures("recording")
 

@@ -27,7 +27,7 @@ from gnncompile.support import table
 from gnncompile.support.case import Absent
 from tests.harness import forget_kernels, kernels
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(path: Path, text: str) -> str:

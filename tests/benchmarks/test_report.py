@@ -15,7 +15,7 @@ from benchmarks.figures import Group, bars
 from benchmarks.readme_tables import TABLES, markdown, number, times
 from benchmarks.stored import Stored, best
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
