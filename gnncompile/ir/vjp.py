@@ -462,9 +462,7 @@ class Differentiation:
         return Transplant(self.b, self.b, self.operands, {**inputs, **replaced})
 
     def _shared(self, ours: list[int], theirs: list[int]) -> list[int]:
-        """Values with one number per edge and head that both walks need, if the one over the region's own rows is to go
-        first and store them: the other then reads less per edge.
-        """
+        """Values per edge and head that both walks need, if the walk over the region's own rows is to store them."""
         nodes, common = self.b.nodes, behind(self.b.nodes, ours)
         found, left, todo = [], set(), list(theirs)
         while todo:
@@ -484,9 +482,7 @@ class Differentiation:
         return self.compute if node.space is Space.PARAMETER else node.dtype
 
     def _stored_edge_values(self, values: list[int]) -> list[int]:
-        """Which values per edge are stored for the walk over the region's own rows, unless it gathers all of them for
-        others anyway.
-        """
+        """The values per edge that are stored for the walk over the region's own rows, and not gathered by it anyway."""
         others = [v for v in values if not self._hand_over(v)]
         gathered = {n for v in others for n in self._gathered(v)}
         return [v for v in values if v not in others and not gathered.issuperset(self._gathered(v))]

@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from gnncompile import _compat
+from gnncompile.debug_dir import GraphDump
 from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.passes.analysis import depends_on_chance
 from gnncompile.passes.context import Context
@@ -159,10 +160,14 @@ def run_pre_grad(
     ctx.edge_lists = _edge_lists(dict(zip(sources, _inputs(ctx.gm), strict=True)))
     if observer is not None:
         observer.before(ctx, sources)
+    dump = GraphDump("graph", ctx.graph)
     for one in PRE_GRAD:
         if one.option is None or options.get(one.option, True):
             one.run(ctx)
             ctx.graph.lint()
+            dump.after(one.name)
+    if ctx.structure is not None:
+        dump.beside("structure", ctx.structure.module.graph)
     ctx.gm.recompile()
     if observer is not None:
         observer.after(ctx, ctx.structure)
@@ -171,9 +176,11 @@ def run_pre_grad(
 
 def run_post_grad(graph: fx.Graph, options: dict[str, Any]) -> None:
     """Runs :data:`POST_GRAD` on the graph of a forward or of a backward."""
+    dump = GraphDump("post_grad", graph)
     for one in POST_GRAD:
         if one.option is None or options.get(one.option, True):
             one.run(graph)
+            dump.after(one.name)
 
 
 def _context(gm: fx.GraphModule, options: dict[str, Any], leads_on: bool) -> Context:

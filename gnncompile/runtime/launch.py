@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gnncompile.debug_dir import dump_region
 from gnncompile.errors import Unsupported
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
@@ -182,7 +183,9 @@ def _make(spec: str, device: str) -> Kernel:
     try:
         if _is_left_alone(spec, device):
             raise Unsupported("a kernel would not find again the maxima of a region that has none")
-        return _generate(region, device)
+        made = _generate(region, device)
+        dump_region(spec, device, lambda: f"{to_text(region)}\n\n{made.listing}\n")
+        return made
     except Unsupported as reason:
         logger.warning("region runs by the slow reference interpreter on %s: %s", device, reason)
         fallbacks[spec, device] = str(reason)
