@@ -482,7 +482,7 @@ class Differentiation:
         return self.compute if node.space is Space.PARAMETER else node.dtype
 
     def _stored_edge_values(self, values: list[int]) -> list[int]:
-        """The values per edge that are stored for the walk over the region's own rows, unless it gathers them anyway."""
+        """The values per edge that the walk over the region's own rows reads stored, unless it gathers them anyway."""
         others = [v for v in values if not self._hand_over(v)]
         gathered = {n for v in others for n in self._gathered(v)}
         return [v for v in values if v not in others and not gathered.issuperset(self._gathered(v))]
