@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnncompile import _compat
+from gnncompile.exc import ArgumentError, ArgumentTypeError
 
 DEFAULTS: dict[str, Any] = {
     "regions": True,
@@ -61,31 +62,31 @@ def resolve(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str,
         ValueError: An unknown mode or option, or an option of the wrong type.
     """
     if mode not in MODES:
-        raise ValueError(f"mode: found {mode!r}, expected one of {MODES}. Leave it out for the default.")
+        raise ArgumentError(f"mode: found {mode!r}, expected one of {MODES}. Leave it out for the default.")
     if options is not None and not isinstance(options, dict):
-        raise TypeError(f"options: found {type(options).__name__}, expected a dict of names and values.")
+        raise ArgumentTypeError(f"options: found {type(options).__name__}, expected a dict of names and values.")
     own, inductor = dict(DEFAULTS), _compat.inductor_mode_options(mode)
     own["record"] = bool(inductor.pop("triton.cudagraphs", False))
     for name, value in (options or {}).items():
         if name in DEFAULTS:
             if type(value) is not type(DEFAULTS[name]):
                 expected = type(DEFAULTS[name]).__name__
-                raise ValueError(f"options[{name!r}]: found {value!r}, expected a {expected}.")
+                raise ArgumentError(f"options[{name!r}]: found {value!r}, expected a {expected}.")
             own[name] = value
         elif name in _compat.inductor_option_names():
             inductor[name] = value
         else:
-            raise ValueError(
+            raise ArgumentError(
                 f"options: found {name!r}, expected one of {sorted(DEFAULTS)} or a setting of torch._inductor.config. "
                 "Check the spelling."
             )
     if inductor.get("cpp_wrapper"):
-        raise ValueError(
+        raise ArgumentError(
             'options["cpp_wrapper"]: found True, expected False, since kernels are called from Python. Leave it out; '
             'mode="reduce-overhead" takes more of the host\'s time away.'
         )
     if own["record"] and own["double_backward"]:
-        raise ValueError(
+        raise ArgumentError(
             'options["double_backward"]: found True with recordings, expected them off, since gradients are replayed. '
             "Leave out mode and options['record']."
         )

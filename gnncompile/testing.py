@@ -15,6 +15,8 @@ from torch import Tensor
 from torch_geometric import utils
 from torch_geometric.data import Data, HeteroData
 
+from gnncompile.exc import ArgumentError
+
 __all__ = [
     "awkward",
     "bipartite",
@@ -88,11 +90,11 @@ def power_law(
         ValueError: `num_edges` is odd, or no graph of this size can have such a hub.
     """
     if num_edges % 2:
-        raise ValueError(f"num_edges: got {num_edges}, expected an even number, since every edge has its reverse")
+        raise ArgumentError(f"num_edges: got {num_edges}, expected an even number, since every edge has its reverse")
     half = num_edges // 2
     mean_degree = half / num_nodes
     if not mean_degree < max_degree - mean_degree < half:
-        raise ValueError(
+        raise ArgumentError(
             f"max_degree: got {max_degree}, expected more than {2 * mean_degree:.0f} and less than {half}; change it, "
             "or num_edges"
         )
@@ -213,7 +215,7 @@ def typed(
         ValueError: There are fewer nodes than types.
     """
     if num_nodes < num_types:
-        raise ValueError(f"num_nodes: got {num_nodes}, expected at least num_types={num_types}; change one of them")
+        raise ArgumentError(f"num_nodes: got {num_nodes}, expected at least num_types={num_types}; change one of them")
     generator = _generator(seed)
     node_type = torch.randperm(num_nodes, generator=generator) % num_types
     edge_type = _zipf(torch.full((num_edges,), num_relations), generator)
@@ -255,7 +257,7 @@ def molecules(
         ValueError: `min_atoms` is less than 1 or more than `max_atoms`.
     """
     if not 1 <= min_atoms <= max_atoms:
-        raise ValueError(f"min_atoms: got {min_atoms}, expected 1 to max_atoms={max_atoms}; change one of them")
+        raise ArgumentError(f"min_atoms: got {min_atoms}, expected 1 to max_atoms={max_atoms}; change one of them")
     generator = _generator(seed)
     sizes = torch.randint(min_atoms, max_atoms + 1, (num_graphs,), generator=generator)
     return [_molecule(size, channels, generator) for size in sizes.tolist()]

@@ -4,6 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
+from gnncompile.exc import ArgumentError
+
 
 class GAT(nn.Module):
     r"""The graph attention network of `"Graph Attention Networks" <https://arxiv.org/abs/1710.10903>`_
@@ -40,7 +42,7 @@ class GAT(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_channels % heads:
-            raise ValueError(
+            raise ArgumentError(
                 f"hidden_channels: got {hidden_channels}, expected a multiple of heads={heads}; change one of them"
             )
         widths = [in_channels] + [hidden_channels] * (num_layers - 1)

@@ -4,6 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv
 
+from gnncompile.exc import ArgumentError
+
 
 class GATv2(nn.Module):
     r"""The graph attention network of `"How Attentive are Graph Attention Networks?"
@@ -40,7 +42,7 @@ class GATv2(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_channels % heads:
-            raise ValueError(
+            raise ArgumentError(
                 f"hidden_channels: got {hidden_channels}, expected a multiple of heads={heads}; change one of them"
             )
         widths = [in_channels] + [hidden_channels] * (num_layers - 1)

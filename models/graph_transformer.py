@@ -4,6 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
+from gnncompile.exc import ArgumentError
+
 
 class GraphTransformer(nn.Module):
     r"""The graph transformer of `"A Generalization of Transformer Networks to Graphs"
@@ -44,7 +46,7 @@ class GraphTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_channels % heads:
-            raise ValueError(
+            raise ArgumentError(
                 f"hidden_channels: got {hidden_channels}, expected a multiple of heads={heads}; change one of them"
             )
         self.lin_in = nn.Linear(in_channels, hidden_channels)

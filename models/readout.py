@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 
+from gnncompile.exc import ArgumentError
+
 _POOLS = {"max": global_max_pool, "mean": global_mean_pool, "sum": global_add_pool}
 
 
@@ -27,7 +29,7 @@ class Readout(nn.Module):
         super().__init__()
         unknown = [name for name in reduce if name not in _POOLS]
         if unknown or not reduce:
-            raise ValueError(f"reduce: got {reduce}, expected one or more of {sorted(_POOLS)}; name what you mean")
+            raise ArgumentError(f"reduce: got {reduce}, expected one or more of {sorted(_POOLS)}; name what you mean")
         self.reduce = reduce
 
     def forward(self, x: Tensor, batch: Tensor, batch_size: int) -> Tensor:

@@ -6,6 +6,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from gnncompile.exc import ArgumentError
+
 from .edges import square_stores
 from .self_loops import Fill, add_loops, fills, types_repr
 
@@ -47,7 +49,7 @@ class AddSelfLoops(BaseTransform):
         edge_types: Sequence[tuple[str, str, str]] | None = None,
     ) -> None:
         if existing not in ("keep", "replace"):
-            raise ValueError(f"existing: got {existing!r}, expected 'keep' or 'replace'")
+            raise ArgumentError(f"existing: got {existing!r}, expected 'keep' or 'replace'")
         self.fill_value, self.existing, self.edge_types = fill_value, existing, edge_types
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:

@@ -10,6 +10,8 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import scatter
 
+from gnncompile.exc import ArgumentError
+
 from .edges import number_of_nodes, plain, square_stores
 from .self_loops import Fill, add_loops, fills, types_repr, weights
 from .slices import edges_per_graph, is_batch, set_slices
@@ -50,7 +52,7 @@ class ChebNorm(BaseTransform):
         edge_types: Sequence[tuple[str, str, str]] | None = None,
     ) -> None:
         if normalization not in (None, "sym", "rw"):
-            raise ValueError(f"normalization: got {normalization!r}, expected None, 'sym' or 'rw'")
+            raise ArgumentError(f"normalization: got {normalization!r}, expected None, 'sym' or 'rw'")
         self.normalization, self.fill_value, self.edge_types = normalization, fill_value, edge_types
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:

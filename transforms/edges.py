@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from gnncompile.exc import ArgumentError
+
 from .slices import is_batch, refuse_followed
 
 
@@ -53,12 +55,12 @@ def square_stores(data: Any, edge_types: Sequence[tuple[str, str, str]] | None) 
     """
     found = [store for store in data.edge_stores if edge_types is None or store._key in edge_types]
     if edge_types is not None and len(found) < len(set(edge_types)):
-        raise ValueError(
+        raise ArgumentError(
             f"edge_types: got {list(edge_types)}, expected some of {[store._key for store in data.edge_stores]}"
         )
     for store in found:
         if "adj_t" in store or "adj" in store:
-            raise ValueError(
+            raise ArgumentError(
                 "adj_t: got edges held as a matrix, expected edge_index; apply the transform before ToSparseTensor"
             )
         if "edge_index" not in store:
@@ -68,7 +70,7 @@ def square_stores(data: Any, edge_types: Sequence[tuple[str, str, str]] | None) 
         if not store.is_bipartite():
             yield store
         elif edge_types is not None:
-            raise ValueError(f"edge_types: got {store._key}, expected types of edges among nodes of one type")
+            raise ArgumentError(f"edge_types: got {store._key}, expected types of edges among nodes of one type")
 
 
 def number_of_nodes(store: Any) -> int:

@@ -7,6 +7,8 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
+from gnncompile.exc import ArgumentError
+
 from .edges import number_of_nodes, plain, square_stores
 from .self_loops import Fill, add_loops, fills, types_repr, weights
 from .slices import edges_per_graph, is_batch, set_slices
@@ -46,7 +48,7 @@ class GCNNorm(BaseTransform):
         edge_types: Sequence[tuple[str, str, str]] | None = None,
     ) -> None:
         if flow not in ("source_to_target", "target_to_source"):
-            raise ValueError(f"flow: got {flow!r}, expected 'source_to_target' or 'target_to_source'")
+            raise ArgumentError(f"flow: got {flow!r}, expected 'source_to_target' or 'target_to_source'")
         self.add_self_loops, self.improved, self.flow = add_self_loops, improved, flow
         self.fill_value, self.edge_types = fill_value, edge_types
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from gnncompile.exc import ArgumentError
+
 from .edges import plain, take
 from .slices import is_batch, refuse_followed, set_slices
 
@@ -22,12 +24,12 @@ def refuse_unordered(data: Any, name: str) -> None:
     """
     for store in data.edge_stores:
         if "adj_t" in store or "adj" in store:
-            raise ValueError(
+            raise ArgumentError(
                 f"adj_t: got edges held as a matrix, expected edge_index; apply {name} before ToSparseTensor"
             )
     for store in data.node_stores:
         if "input_id" in store or ("batch_size" in store and "n_id" in store):
-            raise ValueError(
+            raise ArgumentError(
                 "input_id: got a sample of a neighbour loader, whose seed nodes come first, expected a whole graph; "
                 f"apply {name} before the loader"
             )
@@ -37,7 +39,7 @@ def graph_of_nodes(data: Any, store: Any) -> Tensor | None:
     """The graph of each node, `[num_nodes]`; None where there is one graph."""
     found: Tensor | None = store.get("batch")
     if found is None and is_batch(data):
-        raise ValueError(
+        raise ArgumentError(
             "batch: got a batch without the graph of each node, expected one; make it by Batch.from_data_list"
         )
     return found
@@ -91,7 +93,7 @@ def names_nodes(data: Any, store: Any) -> list[str]:
             continue
         increment = data.__inc__(key, value, store)
         if isinstance(increment, Tensor) and store._key is None:
-            raise ValueError(
+            raise ArgumentError(
                 f"{key}: got nodes of several kinds in one Data (its __inc__ says so), expected HeteroData"
             )
         if isinstance(increment, Tensor) or (store._key is None and 0 < store.num_nodes == increment):
@@ -177,9 +179,11 @@ def restore_order(rows: Tensor, data: Any, fill_value: float = 0.0) -> Tensor:
     """
     order, size, graph = (data.get(key) for key in ("node_order", "original_size", "batch"))
     if order is None or size is None:
-        raise ValueError("data: got no node_order, expected data that Reorder or RemoveIsolated have been applied to")
+        raise ArgumentError(
+            "data: got no node_order, expected data that Reorder or RemoveIsolated have been applied to"
+        )
     if rows.size(0) != order.numel():
-        raise ValueError(f"rows: got {rows.size(0)}, expected one for each of the {order.numel()} nodes of data")
+        raise ArgumentError(f"rows: got {rows.size(0)}, expected one for each of the {order.numel()} nodes of data")
     if graph is not None:
         sizes = torch.as_tensor(size, device=order.device).view(-1)
         order = order + (sizes.cumsum(0) - sizes)[graph]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import coalesce, degree, to_undirected
 
+from gnncompile.exc import MissingLibraryError
+
 NODES_PER_PART = 1024
 """About as many nodes as METIS puts into one part."""
 
@@ -64,7 +66,7 @@ def metis(edge_index: Tensor, num_nodes: int) -> Tensor:
     try:
         import pymetis
     except ImportError as error:
-        raise ImportError(
+        raise MissingLibraryError(
             "method: got 'metis', which needs pymetis; install it (pip install 'gnncompile[metis]') or take 'rcm'"
         ) from error
     edges = _symmetric(edge_index, num_nodes)

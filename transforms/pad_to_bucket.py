@@ -9,6 +9,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import prepared_on
+from gnncompile.exc import ArgumentError
 
 
 @functional_transform("pad_to_bucket")
@@ -39,7 +40,7 @@ class PadToBucket(BaseTransform):
 
     def __init__(self, device: torch.device | str | None = None, buckets: int = MOST) -> None:
         if buckets < 1:
-            raise ValueError(f"buckets: found {buckets}, expected at least 1; use AttachSizes for no padding.")
+            raise ArgumentError(f"buckets: found {buckets}, expected at least 1; use AttachSizes for no padding.")
         self.device, self.buckets = device, Buckets(buckets)
 
     @property

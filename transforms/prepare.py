@@ -15,6 +15,7 @@ from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.transforms import Compose
 
 from gnncompile.capture.compile import callable_of
+from gnncompile.exc import ArgumentError
 
 from .same_results import Call, arguments, call_by_names, difference, results, tolerance
 from .self_loops import fills
@@ -134,9 +135,11 @@ def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None)
         ValueError: the model is compiled, its parameters have no shape yet, or its arguments are not in `data`.
     """
     if callable_of(model) is not None:
-        raise ValueError("model: got a compiled model, expected the model itself; prepare it first, then compile it")
+        raise ArgumentError("model: got a compiled model, expected the model itself; prepare it first, then compile it")
     if any(map(nn.parameter.is_lazy, model.parameters())):
-        raise ValueError("model: got parameters without a shape, expected a model that has been called once; call it")
+        raise ArgumentError(
+            "model: got parameters without a shape, expected a model that has been called once; call it"
+        )
     can_weigh = call is not None or not {"edge_weight", "edge_weight_dict", "data"}.isdisjoint(
         signature(model.forward).parameters
     )

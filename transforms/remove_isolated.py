@@ -5,6 +5,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from gnncompile.exc import ArgumentError
+
 from .node_order import graph_of_nodes, names_nodes, refuse_unordered, select_nodes
 from .slices import is_batch
 
@@ -34,7 +36,7 @@ class RemoveIsolated(BaseTransform):
         for store in data.node_stores:
             graph = graph_of_nodes(data, store)
             if graph is not None and is_batch(data) and store.num_nodes == data.num_graphs:
-                raise ValueError(
+                raise ArgumentError(
                     f"batch: got as many nodes as graphs ({data.num_graphs}), whose attributes cannot be told apart; "
                     "apply RemoveIsolated before batching"
                 )

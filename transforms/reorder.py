@@ -8,6 +8,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from gnncompile.exc import ArgumentError
+
 from .edges import plain
 from .node_order import graph_of_nodes, refuse_unordered, select_nodes
 from .orders import ORDERS
@@ -41,7 +43,7 @@ class Reorder(BaseTransform):
 
     def __init__(self, method: str = "rcm") -> None:
         if method not in ORDERS:
-            raise ValueError(f"method: got {method!r}, expected one of {sorted(ORDERS)}")
+            raise ArgumentError(f"method: got {method!r}, expected one of {sorted(ORDERS)}")
         self.method = method
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Batch, HeteroData
 
+from gnncompile.exc import ArgumentError
+
 Call = Callable[[nn.Module, Any], Any]
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -30,12 +32,12 @@ def arguments(model: nn.Module, data: Any) -> dict[str, Any]:
         if value is not None:
             found[name] = value
         elif parameter.default is parameter.empty:
-            raise ValueError(
+            raise ArgumentError(
                 f"model: got a forward with the argument {name!r}, which data has no attribute for; pass "
                 "call=lambda model, data: model(...)"
             )
     if not found:
-        raise ValueError(
+        raise ArgumentError(
             "model: got a forward that names no attribute of data; pass call=lambda model, data: model(...)"
         )
     return found

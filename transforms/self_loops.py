@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
+from gnncompile.exc import ArgumentError
+
 from .edges import by_destination, edge_attributes, like, number_of_nodes, plain
 from .slices import edges_per_graph, is_batch, set_slices
 
@@ -24,7 +26,9 @@ def fills(store: Any, fill_value: Fill | Mapping[str, Fill]) -> dict[str, Fill]:
     for key in edge_attributes(store):
         value = store[key]
         if not isinstance(value, Tensor):
-            raise ValueError(f"{key}: got a {type(value).__name__} of one entry per edge, expected a tensor; remove it")
+            raise ArgumentError(
+                f"{key}: got a {type(value).__name__} of one entry per edge, expected a tensor; remove it"
+            )
         if isinstance(fill_value, Mapping):
             if key in fill_value:
                 found[key] = fill_value[key]
@@ -32,7 +36,7 @@ def fills(store: Any, fill_value: Fill | Mapping[str, Fill]) -> dict[str, Fill]:
         elif value.is_floating_point() or value.is_complex():
             found[key] = fill_value
             continue
-        raise ValueError(
+        raise ArgumentError(
             f"fill_value: got none for {key!r} ({str(value.dtype).removeprefix('torch.')}), expected what a new self "
             f"loop has there; give fill_value={{{key!r}: ..., ...}} with an entry for each edge attribute"
         )

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 from torch_geometric.utils import cumsum
 
+from gnncompile.exc import ArgumentError
+
 
 def is_batch(data: Any) -> bool:
     """Whether `data` is a batch that can be taken apart (`to_data_list`)."""
@@ -57,7 +59,7 @@ def refuse_followed(store: Any) -> None:
     """
     for key in store:
         if key.endswith("_ptr"):
-            raise ValueError(
+            raise ArgumentError(
                 f"{key}: got a batch made with follow_batch=['{key.removesuffix('_ptr')}'], whose starts of graphs "
                 "would no longer hold; apply the transform before batching"
             )

@@ -103,7 +103,6 @@ from gnncompile._compat.substitution import (
 )
 from gnncompile._compat.transforms import (
     GLOBAL_HOOKS,
-    SecondDerivativeError,
     applies,
     needs_eager,
     refuse_in_backward,
@@ -125,7 +124,6 @@ __all__ = [
     "HookedLayer",
     "NeedsOriginal",
     "Recapture",
-    "SecondDerivativeError",
     "StorageWeakRef",
     "applies",
     "apply_patches",

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.transforms import told_apart
+from gnncompile.exc import InternalError
 
 aten = torch.ops.aten
 
@@ -63,7 +64,9 @@ def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
         traced = make_fx(run, pre_dispatch=True)(*fakes)
     for node in traced.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(traced, str(node.target), None), torch._subclasses.FakeTensor):
-            raise RuntimeError(f"a tensor that only stands for another one while tracing is read as a constant: {node}")
+            raise InternalError(
+                f"a tensor that only stands for another one while tracing is read as a constant: {node}"
+            )
     return traced
 
 

@@ -16,6 +16,8 @@ from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
+from gnncompile.exc import DerivativeError, SecondDerivativeError
+
 _NAMES = {
     "Grad": "torch.func.grad (or vjp, jacrev, hessian)",
     "Jvp": "torch.func.jvp (or jacfwd, hessian, linearize)",
@@ -71,7 +73,7 @@ def refuse_tangents(values: Sequence[Any]) -> None:
         return
     for value in values:
         if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-            raise RuntimeError(
+            raise DerivativeError(
                 "forward-mode differentiation: found a dual tensor in compiled code, which would lose its tangent. "
                 "Call the original model inside forward_ad.dual_level()."
             )
@@ -96,15 +98,11 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
     functorch = torch._C._functorch
     batched = any(isinstance(c, Tensor) and functorch.is_legacy_batchedtensor(c) for c in cotangents)
     if batched or functorch.peek_interpreter_stack() is not None:
-        raise RuntimeError(
+        raise DerivativeError(
             "a batch of gradients at once: found a compiled backward, which takes one at a time. Leave out vmap, "
             "is_grads_batched=True or vectorize=True, or call the original model."
         )
     refuse_tangents(cotangents)
-
-
-class SecondDerivativeError(RuntimeError):
-    """A compiled backward was asked for the gradient of a gradient."""
 
 
 class _Thread(threading.local):
@@ -148,6 +146,6 @@ def _tell(kind: Any) -> None:
         except RuntimeError as error:
             if "donated buffer" not in str(error):
                 raise
-            raise RuntimeError(_TWICE) from None
+            raise DerivativeError(_TWICE) from None
 
     kind.backward = staticmethod(backward)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
+from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
 from gnncompile.layout.streams import copying
 
 AHEAD = 2
@@ -69,12 +70,12 @@ class Loader:
 
     def __init__(self, source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> None:
         if not hasattr(source, "__iter__"):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"source: found {type(source).__name__}, expected a loader, e.g. "
                 "torch_geometric.loader.DataLoader(dataset, batch_size=128)."
             )
         if buckets < 0:
-            raise ValueError(f"buckets: found {buckets}, expected True, False or how many sizes there may be.")
+            raise ArgumentError(f"buckets: found {buckets}, expected True, False or how many sizes there may be.")
         self.source = source
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
@@ -111,7 +112,7 @@ def _explaining(items: Iterator[Any], source: Any) -> Iterator[Any]:
     try:
         yield from items
     except ImportError as missing:
-        raise ImportError(
+        raise MissingLibraryError(
             f"loader: {type(source).__name__} samples with a library that is not installed; expected pyg-lib or "
             f"torch-sparse. Install one, e.g. `pip install pyg-lib`. ({str(missing).splitlines()[0]})"
         ) from missing

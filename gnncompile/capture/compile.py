@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gnncompile import _compat
 from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.capture.rehearsal import run_ahead
+from gnncompile.exc import ArgumentTypeError
 from gnncompile.options import resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,15 +198,15 @@ def compile(
     settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options, "disable": disable}
     resolve(mode, options)
     if dynamic not in (None, True, False):
-        raise TypeError(f"dynamic: found {dynamic!r}, expected True, False or None.")
+        raise ArgumentTypeError(f"dynamic: found {dynamic!r}, expected True, False or None.")
     if model is None:
         return functools.partial(compile, **settings)
     if not callable(model):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"model: found {type(model).__name__}, expected an nn.Module or a function. Pass the model itself."
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
+        raise ArgumentTypeError(
             "model: found a TorchScript module, expected one whose forward is Python. Compile what it was made of."
         )
     if disable:

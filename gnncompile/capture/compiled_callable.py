@@ -20,6 +20,7 @@ from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
 from gnncompile.cudagraphs import cuda_graph
+from gnncompile.exc import IndexOutOfRangeError, SecondDerivativeError
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
 from gnncompile.passes.log import PADDING, NotPadded, Skip
@@ -138,7 +139,9 @@ class CompiledCallable:
             bounds = _compat.broken_bounds(error)
             if bounds is None:
                 raise
-            raise IndexError(f"index out of range: a compiled kernel expected {bounds}. Check the indices.") from error
+            raise IndexOutOfRangeError(
+                f"index out of range: a compiled kernel expected {bounds}. Check the indices."
+            ) from error
         return self(args, kwargs)
 
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +170,7 @@ class CompiledCallable:
             if self._again(call, found.error):
                 self._start()
                 continue
-            if self.settings["fullgraph"] or isinstance(found.error, _compat.SecondDerivativeError):
+            if self.settings["fullgraph"] or isinstance(found.error, SecondDerivativeError):
                 raise found.error
             if call.counts is not None:
                 self.policy.adjust(NotPadded(_compat.reason_of(found.error), _compat.place_of(found.error)))
@@ -183,7 +186,7 @@ class CompiledCallable:
             return failed
         except _compat.HookedLayer:
             raise
-        except (_compat.Recapture, _compat.SecondDerivativeError) as error:
+        except (_compat.Recapture, SecondDerivativeError) as error:
             return _compat.CaptureFailed(error)
 
     def _finished(self, call: Call, result: Any) -> Any:
@@ -193,7 +196,7 @@ class CompiledCallable:
 
     def _again(self, call: Call, error: BaseException) -> bool:
         """Whether a call is captured again, in another way."""
-        if isinstance(error, (_compat.GradientNotCaptured, _compat.SecondDerivativeError)):
+        if isinstance(error, (_compat.GradientNotCaptured, SecondDerivativeError)):
             return self._keep_gradients(str(error))
         if not isinstance(error, _compat.Recapture):
             return False

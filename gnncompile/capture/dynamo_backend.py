@@ -9,6 +9,7 @@ from torch import fx
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Backend, prepare_torch
+from gnncompile.exc import CaptureError
 from gnncompile.options import resolve
 from gnncompile.passes.log import Masked, Nested
 
@@ -21,17 +22,17 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
     try:
         return Backend(own, inductor)(gm, inputs)
     except Masked as masked:
-        raise RuntimeError(
+        raise CaptureError(
             f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
             "Use gnncompile.compile(model), which captures such a model with exact sizes."
         ) from None
     except _compat.GradientNotCaptured as refused:
-        raise RuntimeError(
+        raise CaptureError(
             f"torch.autograd.grad of the model can't be captured: {refused}. Use gnncompile.compile(model), which "
             "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
         ) from None
     except Nested as nested:
-        raise RuntimeError(
+        raise CaptureError(
             f"{nested.skip.what} of the model can't be captured as it is: {nested.skip.reason}. "
             "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
         ) from None

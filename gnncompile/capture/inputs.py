@@ -24,6 +24,7 @@ from torch_geometric.typing import SparseTensor
 from gnncompile import _compat
 from gnncompile.capture import edge_rows, minibatches
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
+from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
 from gnncompile.layout.identity_cache import IdentityCache
 from gnncompile.substitutes import sparse
@@ -175,7 +176,7 @@ def _plain(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> An
 
 def _matrix(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> sparse.Matrix:
     if value.layout not in sparse.LAYOUTS:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{source_of(path)}: found a tensor of layout {value.layout}, expected an edge_index [2, num_edges] or a "
             "matrix in COO, CSR or CSC layout. Convert it with .to_sparse_csr()."
         )
@@ -364,7 +365,7 @@ class Checker:
             if type(value) is not Tensor:
                 continue
             if value.is_nested:
-                raise TypeError(
+                raise ArgumentTypeError(
                     f"argument {name!r}: found a nested tensor, expected a plain one. Put graphs into one with "
                     "torch_geometric.data.Batch, and pass its tensors."
                 )
@@ -373,7 +374,7 @@ class Checker:
             if first is None:
                 first = f"argument {name!r}", value.device
             elif value.device != first[1]:
-                raise ValueError(
+                raise ArgumentError(
                     f"argument {name!r}: found on {value.device}, expected {first[1]} like {first[0]}. "
                     "Move all inputs to one device with .to(device)."
                 )
@@ -382,13 +383,13 @@ class Checker:
 def check_edge_index(edge_index: Tensor) -> None:
     """Raises TypeError or ValueError unless `edge_index` is an integer tensor ``[2, num_edges]``."""
     if edge_index.dtype not in _INTEGERS:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"edge_index: found dtype {edge_index.dtype}, expected torch.int64 (or int32). "
             "Convert it with edge_index.long()."
         )
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         hint = " Transpose it with edge_index.t().contiguous()." if edge_index.shape[-1:] == (2,) else ""
-        raise ValueError(
+        raise ArgumentError(
             f"edge_index: found shape {tuple(edge_index.shape)}, expected [2, num_edges] "
             f"(row 0 sources, row 1 destinations).{hint}"
         )

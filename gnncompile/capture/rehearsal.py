@@ -16,6 +16,7 @@ from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
 from gnncompile.capture.containers import attributes_of, is_container
 from gnncompile.cudagraphs import native
 from gnncompile.cudagraphs.pool import OFTEN, WARM, CudaGraphPool
+from gnncompile.exc import LazyParameterError
 from gnncompile.substitutes.submodules import modules_of
 
 RUNS = 2
@@ -26,7 +27,7 @@ def run_ahead(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str
     """Runs a program on one example, as :func:`gnncompile.warmup` says."""
     modules = [part for module in modules_of(program.target) for part in module.modules()]
     if any(map(is_lazy, modules)):
-        raise RuntimeError(
+        raise LazyParameterError(
             "warmup: the model has parameters without a shape, and the first call is to give them one. Call it once "
             "before, or state the number of input channels, as in SAGEConv(16, 64) for SAGEConv(-1, 64)."
         )

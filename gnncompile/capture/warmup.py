@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from gnncompile.capture.compile import callable_of
 from gnncompile.capture.rehearsal import run_ahead
+from gnncompile.exc import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +43,7 @@ def warmup(compiled: F, batches: Iterable[Any], *, fresh: bool = False) -> F:
     program = callable_of(compiled)
     if program is None:
         found = type(compiled).__name__
-        raise TypeError(
+        raise ArgumentTypeError(
             f"compiled: found an uncompiled {found}, expected what gnncompile.compile returned. Compile it."
         )
     for batch in batches:

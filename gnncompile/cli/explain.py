@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gnncompile.cli.errors import UsageError
 from gnncompile.cli.output import add_json, print_json
+from gnncompile.exc import UsageError
 
 NAME = "explain"
 HELP = "tell what the compiler makes of a model in a script or module"

@@ -13,7 +13,7 @@ from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.output import mebibytes
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
 from gnncompile.codegen.cpp.compiler import compiler
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 
 OLDEST_GPU = (7, 0)
 """Compute capability that Triton needs."""
@@ -65,7 +65,7 @@ def cpp_compiler() -> Finding:
     named = os.environ.get("CXX", "")
     try:
         command = compiler()
-    except Unsupported:
+    except UnsupportedRegion:
         found = f"none: tried CXX={named!r}, g++, clang++; kernels on a CPU run by the slow reference interpreter"
         return Finding("C++ compiler", SLOW, found, remedy)
     if named and command != tuple(shlex.split(named)):

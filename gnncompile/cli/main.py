@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from gnncompile.cli import cache, doctor, explain, support
-from gnncompile.cli.errors import UsageError
+from gnncompile.exc import UsageError
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`, and imports torch only when
 # it runs: `doctor` has to speak where torch, or PyG, can't be imported.

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from gnncompile import _compat
 from gnncompile.codegen.cpp.compiler import load_module
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class _Build:
         try:
             source = _SOURCE.read_text(encoding="utf-8")
             self.module = load_module(NAME, source, _compat.extension_flags(), _compat.extension_libraries())
-        except (Unsupported, ImportError, OSError) as error:
+        except (UnsupportedRegion, ImportError, OSError) as error:
             self.problem = str(error)
             logger.info("recordings are replayed by Python: %s", error)
 

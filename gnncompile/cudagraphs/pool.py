@@ -15,7 +15,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.cudagraphs import cuda_graph, native
 from gnncompile.cudagraphs.recorder import CudaGraphRun, CudaGraphSettings, Lease, finished
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.layout import csr
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class CudaGraphPool:
             mutated = frozenset(seen.mutated)
             structural = self._tensors(args)
             recording = CudaGraphRun(self.run, args, structural, copied, mutated, record, self.settings, self.padded)
-        except (Unsupported, RuntimeError) as reason:
+        except (UnsupportedRegion, RuntimeError) as reason:
             self._refuse(seen, reason, bool(copied & self.structural))
             return None
         self.recorded.append((seen, recording))

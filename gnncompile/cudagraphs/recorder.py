@@ -23,7 +23,7 @@ from gnncompile import _compat
 from gnncompile.cudagraphs import backward_thread, native
 from gnncompile.cudagraphs.cuda_graph import Recorder
 from gnncompile.cudagraphs.static_inputs import StaticInputs
-from gnncompile.errors import Unsupported
+from gnncompile.exc import SecondBackwardError, UnsupportedRegion
 from gnncompile.layout import identity_cache
 from gnncompile.layout.batch_metadata import current, unpad
 
@@ -87,7 +87,7 @@ class CudaGraphRun:
         padded: For each of the results, which dimensions are padded, and of which kind they are; empty where none is.
 
     Raises:
-        Unsupported: A result shares memory with an input, or one that is written to would have to be copied.
+        UnsupportedRegion: A result shares memory with an input, or one that is written to would have to be copied.
         RuntimeError: From the capture.
     """
 
@@ -103,7 +103,7 @@ class CudaGraphRun:
         padded: Sequence[dict[int, int]] = (),
     ) -> None:
         if copied & mutated:
-            raise Unsupported("an input that it writes to is another tensor in each call")
+            raise UnsupportedRegion("an input that it writes to is another tensor in each call")
         self.copied, self._mutated = copied, sorted(mutated)
         # Kept alive, so that no other tensor can take its place.
         self.builds_structure = bool(structural & copied)
@@ -366,7 +366,7 @@ _replay = _compat.applies(_Replay)
 
 
 def _refuse_second() -> None:
-    raise RuntimeError(
+    raise SecondBackwardError(
         "backward: found a second backward through one forward of a recorded model, whose first has overwritten what "
         'it needs. Compile the model without mode="reduce-overhead".'
     )
@@ -381,7 +381,7 @@ def _contiguous(shape: torch.Size) -> tuple[int, ...]:
 
 
 def _check_results(made: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Raises Unsupported for a result that is an input, or a view of one: a copy would not be."""
+    """Raises UnsupportedRegion for a result that is an input, or a view of one: a copy would not be."""
     given = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)} - {0}
     if any(isinstance(m, Tensor) and m.untyped_storage().data_ptr() in given for m in made):
-        raise Unsupported("a result shares memory with an input")
+        raise UnsupportedRegion("a result shares memory with an input")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
     BOOL,
@@ -30,7 +31,7 @@ def broadcast(*shapes: Shape) -> Shape:
     for lengths in zip(*shapes, strict=True):
         wide = {n for n in lengths if n != 1}
         if len(wide) > 1:
-            raise ValueError(f"feature shapes {shapes} do not broadcast")
+            raise InvalidRegionError(f"feature shapes {shapes} do not broadcast")
         axes.append(wide.pop() if wide else 1)
     return (axes[0], axes[1])
 

@@ -15,6 +15,8 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any
 
+from gnncompile.exc import InvalidRegionError
+
 Shape = tuple[int, int]
 
 
@@ -318,7 +320,7 @@ def parse(spec: str) -> Region:
     """
     version, *rest = json.loads(spec)
     if version != FORMAT:
-        raise ValueError(f"region spec: found format {version}, expected {FORMAT}; clear the compile caches")
+        raise InvalidRegionError(f"region spec: found format {version}, expected {FORMAT}; clear the compile caches")
 
     by, nodes, outputs, whole = rest
 

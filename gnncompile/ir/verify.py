@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import bits
 from gnncompile.ir.builder import broadcast, join
 from gnncompile.ir.pointwise import POINTWISE
@@ -24,10 +25,6 @@ from gnncompile.ir.region import (
 )
 
 STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
-
-
-class InvalidRegionError(Exception):
-    """A region that breaks a rule of the IR: a bug in a pass, never in a user's model."""
 
 
 def verify(region: Region) -> None:

@@ -1,12 +1,11 @@
 """Differentiates a region: the gradient of a region is a short sequence of regions.
 
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
-1. row-wise and by-row stages for what later stages need of whole rows (the dot product of softmax, unless 2 has it);
-2. one walk over the region's own rows, for the inputs that live there and for parameters; it hands over what the next
-   would have to read wide rows for;
-3. one walk over the other end's rows, for inputs gathered there (or it goes before the other, and hands over narrow
-   values per edge that spare that one the gathering);
-4. one over all edges, for the weights of linear layers of edge features.
+1. stages of rows for what later stages need of whole rows (the dot product of softmax, unless 2 has it);
+2. a walk over the region's own rows, for the inputs that live there and for parameters; it stores values per edge for
+   which 3 would have to read wide rows;
+3. a walk over the other end's rows, for inputs gathered there (or 3 comes first, and stores values per edge for 2);
+4. a walk over all edges, for the weights of linear layers of edge features.
 
 A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
 gathers the same rows, keeps it (:mod:`gnncompile.ir.residuals`).
@@ -18,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import Stages, Transplant, elements
@@ -51,7 +51,9 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
     """
     plan = Differentiation(region, given).backward(wanted)
     if lacking := plan.missing:
-        raise ValueError(f"region has no output for %{lacking[0]}, which its gradient reads: call with_residuals first")
+        raise InvalidRegionError(
+            f"region has no output for %{lacking[0]}, which its gradient reads: call with_residuals first"
+        )
     return plan
 
 
@@ -158,7 +160,7 @@ class Differentiation:
     def _visit(self, at: int) -> None:
         node, total = self.region.nodes[at], self.cotangents[at]
         if total.edge is not None and node.op.startswith(("reduce_", "softmax_")):
-            raise ValueError(f"%{at} {node.op} is read on edges again: such a region has no gradient, form two")
+            raise InvalidRegionError(f"%{at} {node.op} is read on edges again: such a region has no gradient, form two")
         for cotangent, on_edges in ((total.edge, True), (total.row, False)):
             if cotangent is None or node.op == "input" or node.op in FEATURE_MAXIMA:
                 continue
@@ -215,7 +217,7 @@ class Differentiation:
             reached = b.op("eq", self.value(node.args[0]), self.value(at))
         one, counted = b.const(1), forward.sharers(at)
         if counted >= len(self.region.nodes):
-            raise ValueError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
+            raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self._saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
         # Divided once per row, not once per edge.

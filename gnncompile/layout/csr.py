@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnncompile.exc import ArgumentError, IndexOutOfRangeError
 from gnncompile.layout.streams import Ordered
 
 MAX_INDEX = 2**31 - 1 - 2**13
@@ -151,7 +152,7 @@ def csr(
     """
     num_edges = index.numel()
     if max(num_edges, num_rows, num_columns) > MAX_INDEX:
-        raise ValueError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
+        raise ArgumentError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
     lowest = -num_rows if wrap_rows else 0, -num_columns if wrap_columns else 0
     bad = (index < lowest[0]) | (index >= num_rows) | (other < lowest[1]) | (other >= num_columns)
     _report(bad, index, other, (num_rows, num_columns))
@@ -265,14 +266,14 @@ def check_pending(wait: bool = False) -> None:
 
 def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool) -> None:
     if segments and found is not None and limits is not None:
-        raise IndexError(
+        raise IndexOutOfRangeError(
             f"edge_index or batch: entry {at} is {found[0]}, outside the graph; expected indices from "
             f"{_range(limits[0])}. Check edge_index against x.size(0), batch against the number of graphs (size, "
             "batch_size), edge_type against num_relations."
         )
     what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
     expected = f"; expected indices from {_range(limits[0])} and {_range(limits[1])}" if limits is not None else ""
-    raise IndexError(
+    raise IndexOutOfRangeError(
         f"edge_index: {what} outside the graph{expected}. Check edge_index against x.size(0), or pass the right "
         "size/num_nodes; where edges have types, check edge_type against num_relations."
     )

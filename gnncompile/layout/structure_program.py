@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat
+from gnncompile.exc import StructureSizeError
 from gnncompile.layout import csr
 from gnncompile.layout.identity_cache import IdentityCache
 
@@ -66,7 +67,7 @@ class StructureCache:
         for where, expected in self.assumed:
             found = _size(tensors, where)
             if found != expected.subs(sizes):
-                raise RuntimeError(f"found {found} rows, expected {expected.subs(sizes)}: {ADVICE}")
+                raise StructureSizeError(f"found {found} rows, expected {expected.subs(sizes)}: {ADVICE}")
 
 
 def _size(tensors: list[Any], where: tuple[int, int | None]) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile import _compat
+from gnncompile.exc import InternalError
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define("gradient(Tensor[] outputs, Tensor[] inputs, Tensor?[] grad_outputs, bool create_graph) -> Tensor[]")
@@ -23,7 +24,7 @@ def _fake(outputs: list[Tensor], inputs: list[Tensor], cotangents: list[Tensor |
 
 
 def _never(*_: Any) -> Any:
-    raise RuntimeError("a marker of a gradient was run; the passes must write it out first, please report it")
+    raise InternalError("a marker of a gradient was run; the passes must write it out first, please report it")
 
 
 def mark(gm: fx.GraphModule) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from gnncompile.exc import InternalError
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define(
@@ -86,7 +87,7 @@ def _fake(tensors: list[Tensor], numbers: list[Any], which: int) -> list[Tensor]
 
 
 def _never(*_: Any) -> Any:
-    raise RuntimeError("a marker of a nested graph was run; it must make way for it first, please report it")
+    raise InternalError("a marker of a nested graph was run; it must make way for it first, please report it")
 
 
 LIBRARY.impl("nested", _never, "CompositeExplicitAutograd")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.exc import InternalError
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region, parse
@@ -104,7 +105,7 @@ def backward(
             temporaries += reference.run_rows(stage.region, operands, layout[0].size(0) - 1, layout[0].device)
             continue
         if stage.region.by is not region.by and len(layout) < 6:
-            raise RuntimeError(
+            raise InternalError(
                 f"a gradient is gathered by {stage.region.by.value}, but the region was formed without that layout; "
                 "please report it"
             )
@@ -114,7 +115,7 @@ def backward(
         else:
             walk = walk[:3]  # every tensor less is one less to save for the backward
         if run.numbers_edges and _is_empty(walk[2]) and not _is_empty(walk[1]):
-            raise RuntimeError(
+            raise InternalError(
                 f"a gradient asks for the numbers of edges, without which {run.spec} was formed; please report it"
             )
         temporaries += torch.ops.gnncompile.region(operands, walk, run.spec)[: len(stage.region.outputs)]

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ir import philox
 from gnncompile.ops.region import LIBRARY
 
@@ -152,7 +153,7 @@ def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
 
 def _sorted_index(index: Tensor) -> Tensor:
     if not bool((index[:-1] <= index[1:]).all()):
-        raise ValueError(
+        raise ArgumentError(
             "index: found an unsorted index, expected a sorted one, as this aggregation needs; sort the edges by "
             "destination, e.g. with data.sort(sort_by_row=False)"
         )
@@ -202,7 +203,7 @@ WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
 def _check_index(index: Tensor) -> None:
     """Raises TypeError where torch's own scatter would refuse an index: its values would be cut to integers."""
     if index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"index (of edges, or batch): found dtype {index.dtype}, expected torch.int64 (or int32). Convert it with "
             "index.long()."
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.exc import InternalError
 from gnncompile.ops.region import LIBRARY
 
 _OPS: Any = torch.ops.gnncompile
@@ -72,7 +73,7 @@ def _adjacency(ctx: Any, cotangent: Tensor) -> tuple[None, None, Tensor, None]:
 def _shape_only(name: str) -> None:
     """Raises RuntimeError where a gradient would become a part of a graph that has its shape, not its values."""
     if _compat.recording_operations():
-        raise RuntimeError(f"the marker op {name} was differentiated; the passes must write it out, please report it")
+        raise InternalError(f"the marker op {name} was differentiated; the passes must write it out, please report it")
 
 
 for _name, _formula, _keep in (

@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from gnncompile.exc import ArgumentError, MissingLibraryError
 from gnncompile.report.layered import Place
 from gnncompile.report.look import GREY, PALETTE, Picture, box_lines, many, pictured
 from gnncompile.report.tables import Findings
@@ -23,12 +24,12 @@ def draw(report: Findings, path: str | PathLike[str]) -> None:
     """See :meth:`gnncompile.Report.draw`."""
     ending = Path(fspath(path)).suffix.lower()
     if ending not in ENDINGS:
-        raise ValueError(f"path: found {fspath(path)!r}, expected a name that ends in {', '.join(ENDINGS)}")
+        raise ArgumentError(f"path: found {fspath(path)!r}, expected a name that ends in {', '.join(ENDINGS)}")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise ImportError("report.draw needs matplotlib: pip install matplotlib") from missing
+        raise MissingLibraryError("report.draw needs matplotlib: pip install matplotlib") from missing
     rows = [[pictured(g.before), pictured(g.after)] for g in report.graphs]
     width = max((sum(one.layout.width for one in row) for row in rows), default=0.0)
     width = max(width, NARROWEST) + 2 * MARGIN + BETWEEN

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.debug_dir import dump_region
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.printer import to_text
@@ -182,11 +182,11 @@ def _make(spec: str, device: str) -> Kernel:
     region = parse(spec)
     try:
         if _is_left_alone(spec, device):
-            raise Unsupported("a kernel would not find again the maxima of a region that has none")
+            raise UnsupportedRegion("a kernel would not find again the maxima of a region that has none")
         made = _generate(region, device)
         dump_region(spec, device, lambda: f"{to_text(region)}\n\n{made.listing}\n")
         return made
-    except Unsupported as reason:
+    except UnsupportedRegion as reason:
         logger.warning("region runs by the slow reference interpreter on %s: %s", device, reason)
         fallbacks[spec, device] = str(reason)
         if region.rounds:  # those that have a kernel by now are asked for again
@@ -226,7 +226,7 @@ def _generate(region: Region, device: str) -> Kernel:
     try:
         from gnncompile.codegen.triton.kernel import triton_kernel
     except Exception as error:  # whatever a broken or missing Triton raises
-        raise Unsupported(
+        raise UnsupportedRegion(
             f"Triton can't be used: {error}; `python -m gnncompile doctor` says how to mend it"
         ) from error
     return triton_kernel(region)

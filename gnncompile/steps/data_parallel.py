@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
+from gnncompile.exc import ArgumentError, ReplicaError
 
 ALIGNMENT = 16
 """Bytes; kernels of optimizers want each gradient at a multiple of it."""
@@ -146,19 +147,19 @@ class GradientAveraging:
     def _check_replica(self) -> None:
         extras = _compat.extras_of_replica(self._replica)
         if extras:
-            raise ValueError(
+            raise ArgumentError(
                 f"model: found a DistributedDataParallel with {', '.join(extras)}, expected one that does no more than "
                 "to average gradients. Leave that out, or train in a plain loop with gnncompile.compile(model)."
             )
 
     def _check(self, parameter: nn.Parameter, gradient: Tensor | None) -> None:
         if gradient is not None and gradient.layout != torch.strided:
-            raise RuntimeError(
+            raise ReplicaError(
                 f"{self._names.get(parameter, 'a parameter')}: found a gradient of layout {gradient.layout}, expected "
                 "a dense one. Make the layer without sparse=True, or train in a plain loop."
             )
         if gradient is None and parameter in self._names and not self._may_be_unused:
-            raise RuntimeError(
+            raise ReplicaError(
                 f"{self._names[parameter]}: found no gradient, expected one in every process. Pass "
                 "find_unused_parameters=True to DistributedDataParallel, or static_graph=True if the same parameters "
                 "are unused in every step."

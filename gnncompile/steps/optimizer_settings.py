@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.exc import ArgumentTypeError
 
 NUMBERS = (int, float, str, tuple, type(None))
 """What settings of an optimizer are compared by value; all else is compared as an object."""
@@ -121,7 +122,7 @@ def needs_metric(scheduler: Any) -> bool:
     """
     required = [] if scheduler is None else _required(scheduler.step)
     if len(required) > 1:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"scheduler: found a {type(scheduler).__name__}, whose step takes {', '.join(required)}; expected one that "
             "takes nothing, or a metric. Call it yourself, after the step."
         )

@@ -20,6 +20,7 @@ from gnncompile.cudagraphs import cuda_graph
 from gnncompile.cudagraphs.parameter_aliases import using_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings, Unfinished, finished
+from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout import identity_cache
 from gnncompile.options import DEFAULTS
 from gnncompile.steps.data_parallel import GradientAveraging, Used
@@ -89,16 +90,18 @@ class TrainStep:
         options: dict[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model: found {type(model).__name__}, expected an nn.Module. Pass the model itself.")
+            raise ArgumentTypeError(
+                f"model: found {type(model).__name__}, expected an nn.Module. Pass the model itself."
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"optimizer: found {type(optimizer).__name__}, expected a torch.optim.Optimizer, e.g. "
                 "torch.optim.Adam(model.parameters())."
             )
         self._closes = needs_closure(optimizer)
         if self._closes and (scaler is not None or isinstance(model, DistributedDataParallel)):
             other = "a scaler" if scaler is not None else "DistributedDataParallel"
-            raise ValueError(
+            raise ArgumentError(
                 f"optimizer: found a {type(optimizer).__name__}, which evaluates the loss several times a step, "
                 f"together with {other}. Take another optimizer, or leave that out."
             )

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import bits, residuals, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BITS, Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.verify import InvalidRegionError, verify
+from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
 from gnncompile.layout import csr
 from gnncompile.runtime import launch

@@ -20,7 +20,7 @@ from torch import Tensor
 from gnncompile.codegen.cpp import compiler
 from gnncompile.codegen.cpp.kernel import FRESH_BYTES, CppKernel
 from gnncompile.codegen.cpp.source import source
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
@@ -544,11 +544,11 @@ def test_source_is_deterministic_and_says_what_it_computes() -> None:
 
 def test_unsupported_regions_say_why() -> None:
     b = Builder(D)
-    with pytest.raises(Unsupported, match="int32"):
+    with pytest.raises(UnsupportedRegion, match="int32"):
         source(b.finish([Output(b.reduce("sum", b.input(0, S, (1, 4), "int32")), "float32", (4,))]))
-    with pytest.raises(Unsupported, match="at most"):
+    with pytest.raises(UnsupportedRegion, match="at most"):
         source(neighbour_sum(D, "float32", 64, 4096))
-    with pytest.raises(Unsupported, match="gathered row"):
+    with pytest.raises(UnsupportedRegion, match="gathered row"):
         source(b.finish([Output(b.input(0, S, (1, 4), "float32"), "float32", (4,))]))
 
 
@@ -563,13 +563,13 @@ def test_wrong_tensors_are_named() -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Unsupported, match="no C\\+\\+ compiler found"):
+    with pytest.raises(UnsupportedRegion, match="no C\\+\\+ compiler found"):
         CppKernel(neighbour_sum(D, "float32", 1, 2))
 
 
 def test_compile_error_shows_the_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GNNCOMPILE_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(Unsupported, match="nonsense"):
+    with pytest.raises(UnsupportedRegion, match="nonsense"):
         compiler.load("nonsense", contract=True)
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -21,13 +21,13 @@ from torch_geometric.nn import (
 import gnncompile
 from gnncompile import _compat
 from gnncompile.codegen.triton import edge_linears
-from gnncompile.errors import Unsupported
+from gnncompile.exc import InvalidRegionError, UnsupportedRegion
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.verify import InvalidRegionError, verify
+from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
 from gnncompile.layout import csr
 from gnncompile.runtime import launch
@@ -395,7 +395,7 @@ def test_the_largest_share_where_a_kernel_is_missing(missing: str, monkeypatch: 
 
     def broken(region: Region, device: str) -> launch.Kernel:
         if any(node.op == missing for node in region.nodes):
-            raise Unsupported("it is missing")
+            raise UnsupportedRegion("it is missing")
         return generate(region, device)
 
     with light("cpp"):

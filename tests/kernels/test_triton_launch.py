@@ -18,7 +18,7 @@ from gnncompile.codegen.triton.kernel import TritonKernel, _nothing
 from gnncompile.codegen.triton.plan import Part
 from gnncompile.codegen.triton.source import source
 from gnncompile.codegen.triton.tile import Tile
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
@@ -203,10 +203,10 @@ def test_unsupported() -> None:
     value = b.input(0, S, (1, 1), "float32")
     for _ in range(5):
         value = b.softmax(value)
-    with pytest.raises(Unsupported, match="passes"):
+    with pytest.raises(UnsupportedRegion, match="passes"):
         TritonKernel(b.finish([Output(value, "float32", (1,))]))
-    with pytest.raises(Unsupported, match="elements"):
+    with pytest.raises(UnsupportedRegion, match="elements"):
         TritonKernel(dot_attention(D, "float32", 3, 9000))
     opposite = Region(D, (Node("input", (), S, (1, 1), "float32", 0),), (Output(0, "float32", (1,)),))
-    with pytest.raises(Unsupported, match="other end"):
+    with pytest.raises(UnsupportedRegion, match="other end"):
         TritonKernel(opposite)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import gnncompile.ops.region  # noqa: F401  (registers the ops)
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.stages import Backward
-from gnncompile.ir.verify import InvalidRegionError, verify
+from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch
 from tests.graphs import layout

@@ -21,7 +21,7 @@ from torch import Tensor
 import gnncompile
 from gnncompile.codegen import cache_dir
 from gnncompile.codegen.cpp import compiler
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels, light
 
@@ -251,7 +251,7 @@ def test_no_space_anywhere_is_a_reported_fallback(
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", FULL.format("")))
     with (
         pytest.warns(RuntimeWarning),
-        pytest.raises(Unsupported, match=r"kept in any folder .*free some space"),
+        pytest.raises(UnsupportedRegion, match=r"kept in any folder .*free some space"),
     ):
         load()
     x, row, col = torch.randn(4, 3), torch.tensor([0, 3, 1]), torch.tensor([2, 2, 0])
@@ -273,7 +273,7 @@ def test_no_temporary_folder_either(cache: Path, monkeypatch: pytest.MonkeyPatch
 
     cache.write_text("")
     monkeypatch.setattr(cache_dir.tempfile, "mkdtemp", none)
-    with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="No usable temporary directory"):
+    with pytest.warns(RuntimeWarning), pytest.raises(UnsupportedRegion, match="No usable temporary directory"):
         load()
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gnncompile._compat import inductor
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels
 
@@ -89,7 +89,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         time.sleep(0.05)
         names.append(spec)
         if spec == "bad":
-            raise Unsupported("no kernel")
+            raise UnsupportedRegion("no kernel")
         return spec.upper()
 
     monkeypatch.setattr(launch, "_make", make)
@@ -110,7 +110,7 @@ def test_kernels_that_were_started_are_made_once(made: list[str]):
         ("b", "cpu", "cpp"),
     }
     launch.prepare("bad", "cpu")
-    with pytest.raises(Unsupported, match="no kernel"):
+    with pytest.raises(UnsupportedRegion, match="no kernel"):
         launch.kernel("bad", "cpu")
 
 

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder, broadcast, join
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.reference import run_rows
 from gnncompile.ir.region import BOOL, FORMAT, SEED, Node, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.verify import InvalidRegionError, verify
+from gnncompile.ir.verify import verify
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 NAN, INF = math.nan, math.inf

@@ -72,4 +72,4 @@ def test_the_matrix_takes_the_newest_that_is_allowed():
 def test_core_tests_are_there():
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     (names,) = (line.split(":=")[1].split() for line in text.splitlines() if line.startswith("CORE :="))
-    assert len(names) > 20 and all((ROOT / "tests" / f"test_{name}.py").exists() for name in names)
+    assert len(names) > 20 and all((ROOT / "tests" / f"{name}.py").exists() for name in names)

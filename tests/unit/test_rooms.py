@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
-    ("errors", "_compat", "debug_dir", "testing"),
+    ("exc",),
+    ("_compat", "debug_dir", "testing"),
     ("options", "ir"),
     ("layout",),
     ("codegen",),

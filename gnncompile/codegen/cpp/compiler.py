@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from gnncompile.codegen.cache_dir import cache_dir, give_up, temporary_dir, who_writes
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 """None of these changes what NaN, infinities, signed zeros or the order of sums mean."""
@@ -43,14 +43,14 @@ def compiler() -> tuple[str, ...]:
     """The C++ compiler's command: ``$CXX``, else g++, else clang++.
 
     Raises:
-        Unsupported: None of them can be run.
+        UnsupportedRegion: None of them can be run.
     """
     named = os.environ.get("CXX", "")
     for command in (shlex.split(named), ["g++"], ["clang++"]):
         if command and shutil.which(command[0]):
             return tuple(command)
     tried = f"$CXX={named!r}, g++, clang++"
-    raise Unsupported(f"no C++ compiler found: tried {tried}; install g++ or set CXX to a C++17 compiler")
+    raise UnsupportedRegion(f"no C++ compiler found: tried {tried}; install g++ or set CXX to a C++17 compiler")
 
 
 def load(source: str, contract: bool) -> ctypes.CDLL:
@@ -64,7 +64,7 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
         contract: Whether a product and a sum may be fused into one rounding.
 
     Raises:
-        Unsupported: There is no compiler, it rejects the source, or no folder takes what it makes.
+        UnsupportedRegion: There is no compiler, it rejects the source, or no folder takes what it makes.
     """
     command = compiler()
     flags = (*FLAGS, *_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
@@ -93,7 +93,7 @@ def load_module(name: str, source: str, flags: tuple[str, ...], link: tuple[str,
 
     Raises:
         ImportError: It can't be loaded.
-        Unsupported: As :func:`load` raises it.
+        UnsupportedRegion: As :func:`load` raises it.
     """
     command = compiler()
 
@@ -132,7 +132,7 @@ def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
         return opened(temporary_dir() / name)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise Unsupported(
+        raise UnsupportedRegion(
             f"C++ code: it can't be kept in any folder ({reason}); free some space, or set CXX"
         ) from error
 
@@ -187,7 +187,7 @@ def _build(command: tuple[str, ...], flags: tuple[str, ...], link: tuple[str, ..
 
     Raises:
         OSError: It can't be written.
-        Unsupported: The compiler rejects it.
+        UnsupportedRegion: The compiler rejects it.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -211,4 +211,4 @@ def _run(command: list[str], folder: Path, text: str) -> None:
     if full is not None:
         raise OSError(f"{full} (said {command[0]})")
     message = "\n".join(done.stderr.splitlines()[:MESSAGE_LINES])
-    raise Unsupported(f"C++ code: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")
+    raise UnsupportedRegion(f"C++ code: {shlex.join(command)} failed; check the compiler or set CXX:\n{message}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.plan import plan
 from gnncompile.codegen.cpp.source import positions, source
-from gnncompile.errors import Unsupported
+from gnncompile.exc import ArgumentError, KernelMemoryError, UnsupportedRegion
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -33,7 +33,7 @@ class CppKernel:
         region: What to compute.
 
     Raises:
-        Unsupported: The region has no C++ form, or there is no working C++ compiler.
+        UnsupportedRegion: The region has no C++ form, or there is no working C++ compiler.
     """
 
     def __init__(self, region: Region) -> None:
@@ -47,7 +47,7 @@ class CppKernel:
         try:
             self._entry = self._library.run
         except AttributeError as error:
-            raise Unsupported(f"C++ kernel: {error}; check the compiler or set CXX") from error
+            raise UnsupportedRegion(f"C++ kernel: {error}; check the compiler or set CXX") from error
         # Bytes made by struct reach C several times faster than an array made by ctypes.
         self._pack = struct.Struct(f"{HEADER + len(self._dtypes)}q").pack
         self._entry.argtypes = (ctypes.c_char_p,)
@@ -74,16 +74,16 @@ class CppKernel:
         given = chain((tensors[at] for at in self._positions), outputs)
         for tensor, dtype in zip(given, self._dtypes, strict=True):
             if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
-                raise ValueError(_complaint(tensor, dtype))
+                raise ArgumentError(_complaint(tensor, dtype))
             addresses.append(tensor.data_ptr())
         for index in (rowptr, col, edge):
             if index.dtype is not torch.int32 or not index.is_cpu:
-                raise ValueError(_complaint(index, torch.int32))
+                raise ArgumentError(_complaint(index, torch.int32))
         for output in outputs:
             if output.nbytes >= FRESH_BYTES:
                 _prefer_huge_pages(output)
         if self._entry(self._pack(*addresses)):
-            raise MemoryError(
+            raise KernelMemoryError(
                 "C++ kernel: no memory for scratch (softmax of the widest row, or sums of weights); split the graph"
             )
 

@@ -9,7 +9,7 @@ import math
 
 from gnncompile.codegen.cpp.plan import Kind, Nest, Step, is_buffered, is_direct, iteration, on_edges, reads
 from gnncompile.codegen.cpp.prelude import STORAGE
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BITS, BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape
@@ -317,7 +317,7 @@ class NestWriter:
             rows = [self._load(node.args[1], f"{k * size} + {index}") for k in range(self.region.features(i))]
             return " + ".join(f"{c} * {w}" for c, w in zip(self._columns(node.args[0]), rows, strict=True))
         if node.op not in POINTWISE:
-            raise Unsupported(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
+            raise UnsupportedRegion(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
         # Plain `&` and `|` of bools vectorise; std:: functions come from the prelude.
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")

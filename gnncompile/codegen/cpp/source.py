@@ -16,7 +16,7 @@ from gnncompile.codegen.cpp import long_rows
 from gnncompile.codegen.cpp.nest import NestWriter, size_of
 from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
 from gnncompile.codegen.cpp.prelude import STORAGE, prelude
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import bits
 from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 
@@ -48,7 +48,7 @@ def source(region: Region) -> str:
     """The C++ source of `region`.
 
     Raises:
-        Unsupported: A dtype has no C++ storage type, a value is too wide, or an output is not row- or edge-wise.
+        UnsupportedRegion: A dtype has no C++ storage type, a value is too wide, or an output is not row- or edge-wise.
     """
     _check(region)
     body = _Writer(region).text()
@@ -59,16 +59,20 @@ def source(region: Region) -> str:
 def _check(region: Region) -> None:
     for dtype in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]:
         if dtype not in STORAGE:
-            raise Unsupported(f"C++ kernel: found dtype {dtype}, expected one of {', '.join(STORAGE)}; cast it first")
+            raise UnsupportedRegion(
+                f"C++ kernel: found dtype {dtype}, expected one of {', '.join(STORAGE)}; cast it first"
+            )
     for node in region.nodes:
         if node.shape[0] * node.shape[1] > LARGEST_TILE:
-            raise Unsupported(f"C++ kernel: found a value of {node.shape} features, expected at most {LARGEST_TILE}")
+            raise UnsupportedRegion(
+                f"C++ kernel: found a value of {node.shape} features, expected at most {LARGEST_TILE}"
+            )
     for out in region.outputs:
         node = region.nodes[out.node]
         if node.space is region.by.opposite:
-            raise Unsupported("C++ kernel: an output is a gathered row; add it in EDGE space or do not store it")
+            raise UnsupportedRegion("C++ kernel: an output is a gathered row; add it in EDGE space or do not store it")
         if out.dtype != BITS and math.prod(out.trailing) != math.prod(node.shape):
-            raise Unsupported(f"C++ kernel: output shape {out.trailing} does not hold features {node.shape}")
+            raise UnsupportedRegion(f"C++ kernel: output shape {out.trailing} does not hold features {node.shape}")
 
 
 def _header(region: Region) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.tile import power_of_two
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.bits import PER_WORD, packable, words
 from gnncompile.ir.region import Node
 
@@ -44,7 +44,9 @@ class PackedBools:
         """The lengths of a tile of bits: its edge axes, heads, words of a head and lanes of a word."""
         heads, channels = (self.text.extent(axis, n) for axis, n in zip(("head", "channel"), node.shape, strict=True))
         if channels < power_of_two(node.shape[1]) or not packable(node.shape):
-            raise Unsupported(f"no packed bools of shape {node.shape} where a program has {heads} x {channels} of them")
+            raise UnsupportedRegion(
+                f"no packed bools of shape {node.shape} where a program has {heads} x {channels} of them"
+            )
         edges = [self.text.tile.edges] if self.text.tile.rows == 1 else [self.text.tile.rows, self.text.tile.edges]
         per_word = min(channels, PER_WORD)
         return [*edges, heads, channels // per_word, per_word]

@@ -28,7 +28,7 @@ def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums:
     """The kernel of any region.
 
     Raises:
-        Unsupported: The region can't be expressed as a Triton kernel.
+        UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
     return TritonEdgeSums(region) if region.sums_all else TritonKernel(region)
 
@@ -50,7 +50,7 @@ class TritonKernel:
         hub_tile: Their tile, or None: programs walk whole rows.
 
     Raises:
-        Unsupported: The region can't be expressed as a Triton kernel.
+        UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
@@ -163,7 +163,7 @@ class TritonEdgeSums:
         tile: What one program computes at a time.
 
     Raises:
-        Unsupported: The region can't be expressed as a Triton kernel.
+        UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:

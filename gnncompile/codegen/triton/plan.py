@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnncompile.codegen.triton.online_softmax import WeightedSum, weighted_sums
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
@@ -87,7 +87,7 @@ def schedule(region: Region) -> Schedule:
     """Plans the passes of a region.
 
     Raises:
-        Unsupported: The region has a value that the Triton generator can't express, or needs too many passes.
+        UnsupportedRegion: The region has a value that the Triton generator can't express, or needs too many passes.
     """
     together = Together(weighted_sums(region), counted(region))
     ready: list[int] = []  # number of passes behind which a value can be had
@@ -105,11 +105,11 @@ def schedule(region: Region) -> Schedule:
     for out in region.outputs:
         node = region.nodes[out.node]
         if node.space is region.by.opposite:
-            raise Unsupported("an output lives at the other end of the edges than the rows that are walked")
+            raise UnsupportedRegion("an output lives at the other end of the edges than the rows that are walked")
         if node.space is Space.EDGE:
             passes = max(passes, ready[out.node] + 1)
     if passes > MAX_PASSES:
-        raise Unsupported(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
+        raise UnsupportedRegion(f"the region needs {passes} passes over the edges, at most {MAX_PASSES} are generated")
     return Schedule(together.weighted_sums, together.counted, passes, _needs(region, together, passes))
 
 
@@ -180,9 +180,9 @@ def shares_maximum(region: Region, plan: Schedule, softmax: int) -> bool:
 def _check(region: Region, node: Node) -> None:
     known = ("input", "const", "softmax", "dropout", *REDUCTIONS, *STATISTICS, *FEATURE_REDUCTIONS, *LAYERS)
     if node.op not in known and node.op not in POINTWISE:
-        raise Unsupported(f"no Triton code for the operation {node.op!r}")
+        raise UnsupportedRegion(f"no Triton code for the operation {node.op!r}")
     if node.op in ("softmax", *REDUCTIONS, *FEATURE_REDUCTIONS) and region.nodes[node.args[0]].boolean:
-        raise Unsupported(f"{node.op} of a bool value")
+        raise UnsupportedRegion(f"{node.op} of a bool value")
 
 
 @dataclass(frozen=True)

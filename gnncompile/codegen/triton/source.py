@@ -28,7 +28,7 @@ def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:
         part: Which part of the work.
 
     Raises:
-        Unsupported: The region can't be expressed; the message says why.
+        UnsupportedRegion: The region can't be expressed; the message says why.
     """
     plan = schedule(region)
     tile = tile or choose_tile(region, plan)

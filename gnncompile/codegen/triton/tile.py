@@ -23,7 +23,7 @@ from gnncompile.codegen.triton.costs import (
     wide_streams,
 )
 from gnncompile.codegen.triton.plan import WIDE, Schedule
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.region import LAYERS, Region
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
             out.
 
     Raises:
-        Unsupported: One edge of one row is too wide for a tile.
+        UnsupportedRegion: One edge of one row is too wide for a tile.
     """
     heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
     shared = _shares_heads(region, plan)
@@ -176,7 +176,7 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         channels = min(channels, max((most or SPLIT_WIDTH) // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
-        raise Unsupported(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
+        raise UnsupportedRegion(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
     if plan.passes == 0:
         rows = max(1024 // width, 1)
         return Tile(rows, 1, channels, 8 if width > 4096 else 4)

@@ -11,7 +11,7 @@ from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.plan import Schedule
 from gnncompile.codegen.triton.text import masked, without_parentheses
 from gnncompile.codegen.triton.tile import Tile
-from gnncompile.errors import Unsupported
+from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import (
@@ -62,7 +62,7 @@ class ValueWriter(KernelText):
         elif node.op in POINTWISE:
             self._bind(i, f"{letter}{i}", self._pointwise(node))
         else:
-            raise Unsupported(f"no Triton code for the operation {node.op!r}")
+            raise UnsupportedRegion(f"no Triton code for the operation {node.op!r}")
         if i in self.region.columns:
             self.linears.columns(i)
 

@@ -25,6 +25,7 @@ from gnncompile.codegen.triton.plan import Part, Schedule
 from gnncompile.codegen.triton.source import source
 from gnncompile.codegen.triton.tile import Tile
 from gnncompile.codegen.triton.writer import COUNTS, KERNEL, parameters
+from gnncompile.exc import ArgumentError
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -73,7 +74,7 @@ class Variant:
         bits = 0
         for tensor, (_, dtype) in zip(arguments, self._arguments, strict=True):
             if tensor.dtype is not dtype or tensor.get_device() != device:
-                raise ValueError(_complaint(tensor, dtype, device))
+                raise ArgumentError(_complaint(tensor, dtype, device))
             pointer = tensor.data_ptr()
             pointers.append(pointer)
             bits |= pointer

@@ -1,0 +1,99 @@
+"""The errors that gnncompile raises, one class for each thing that goes wrong.
+
+All of them are :class:`GnncompileError`, and each is also the built-in exception that Python or torch would raise for
+the like, so ``except ValueError`` keeps working. A message names the argument, what was found, what was expected, and
+what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "CaptureError",
+    "DerivativeError",
+    "GnncompileError",
+    "IndexOutOfRangeError",
+    "InternalError",
+    "InvalidRegionError",
+    "KernelMemoryError",
+    "LazyParameterError",
+    "MissingLibraryError",
+    "ReplicaError",
+    "SecondBackwardError",
+    "SecondDerivativeError",
+    "StructureSizeError",
+    "UnsupportedRegion",
+    "UsageError",
+]
+
+
+class GnncompileError(Exception):
+    """The base of all errors of gnncompile."""
+
+
+class ArgumentError(GnncompileError, ValueError):
+    """An argument, an option or an input has a value that can't be used."""
+
+
+class ArgumentTypeError(GnncompileError, TypeError):
+    """An argument, an option or an input is of a type or a dtype that can't be used."""
+
+
+class IndexOutOfRangeError(GnncompileError, IndexError):
+    """An index (of ``edge_index``, ``batch``, an edge type, a selection) is outside of what it numbers.
+
+    On a GPU the check does not wait for the device, so this error may be raised at a later call.
+    """
+
+
+class MissingLibraryError(GnncompileError, ImportError):
+    """An optional library is needed and not installed."""
+
+
+class CaptureError(GnncompileError, RuntimeError):
+    """``torch.compile(model, backend="gnncompile")`` can't compile a graph that ``gnncompile.compile`` can."""
+
+
+class DerivativeError(GnncompileError, RuntimeError):
+    """Compiled code was differentiated in a way that it has no code for: forward mode, or a batch of gradients."""
+
+
+class SecondDerivativeError(DerivativeError):
+    """A compiled backward was asked for the gradient of a gradient."""
+
+
+class SecondBackwardError(DerivativeError):
+    """A recorded forward was differentiated a second time, after the first time had overwritten what it needs."""
+
+
+class StructureSizeError(GnncompileError, RuntimeError):
+    """Two sizes that only the data knows were equal when the model was captured, and are not in this call."""
+
+
+class LazyParameterError(GnncompileError, RuntimeError):
+    """The model has parameters without a shape, which the first call is to give them."""
+
+
+class ReplicaError(GnncompileError, RuntimeError):
+    """A step of ``DistributedDataParallel`` has gradients that can't be averaged."""
+
+
+class KernelMemoryError(GnncompileError, MemoryError):
+    """A kernel for the CPU found no memory for what it stores in between."""
+
+
+class InternalError(GnncompileError, RuntimeError):
+    """Something that can't happen has happened: please report it."""
+
+
+class InvalidRegionError(GnncompileError, ValueError):
+    """A region is not well formed, or has no gradient."""
+
+
+class UnsupportedRegion(GnncompileError):  # noqa: N818  (named after what it says of a region)
+    """A generator can't express a region. It never reaches the user: the reference interpreter runs the region."""
+
+
+class UsageError(GnncompileError):
+    """A command line that argparse accepts and that can't be run; the exit status is 2."""
