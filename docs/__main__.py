@@ -1,7 +1,8 @@
 """`python -m docs`: writes what of the documentation is made from code, and checks the links of all pages.
 
-Made are docs/api.md, the table of passes in docs/how/passes.md, and the figures that show how things work. With --check
-nothing is written, and the exit status is 1 if something would change. A broken link is an error either way.
+Made are docs/api.md, the table of options in docs/debugging.md, that of passes in docs/how/passes.md, and the figures
+that show how things work. With --check nothing is written, and the exit status is 1 if something would change. A broken
+link is an error either way.
 `python -m benchmarks report` and `python -m gnncompile support` make the other generated parts.
 """
 
@@ -10,12 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from docs.writer import api, drawn, figures, links, passes
+from docs.writer import api, drawn, figures, links, options, passes
 
 ROOT = Path(__file__).resolve().parent.parent
 
 MADE: dict[str, Callable[[Path], str]] = {
     "docs/api.md": api.page,
+    "docs/debugging.md": options.page,
     "docs/how/passes.md": passes.page,
     **{f"docs/figures/{name}": make for name, make in figures.FIGURES.items()},
 }

@@ -93,8 +93,8 @@ class Outcome:
             "memory of the device": late.on_device > early.on_device + MEMORY,
             "time": timed and late.milliseconds > SLOWER * early.milliseconds,
             "captured graphs": self.captured > 2,  # with padding, and without
-            "recordings": self.recordings > DEFAULTS["recordings"],
-            "remembered graphs": late.remembered > 4 * DEFAULTS["structure_cache_entries"],
+            "recordings": self.recordings > DEFAULTS.recordings,
+            "remembered graphs": late.remembered > 4 * DEFAULTS.structure_cache_entries,
         }
         return [name for name, is_so in found.items() if is_so]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class Traced:
 
     def __init__(self, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
         self.after: dict[str, list[str]] = {}
-        self.options = {**DEFAULTS, **options}
+        self.options = dataclasses.replace(DEFAULTS, **options)
         torch._dynamo.reset()
         registry.install()
         self.compiled = torch.compile(fn, backend=self, dynamic=True, fullgraph=True)

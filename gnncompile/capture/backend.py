@@ -25,6 +25,7 @@ from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import gemm_lowering, gradient, region_lowering
+from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
@@ -62,7 +63,7 @@ class Backend:
     """Compiles captured graphs; one per compiled model, so that reports and modes are its own.
 
     Attributes:
-        own: gnncompile's options.
+        options: The options of gnncompile.
         inductor: Inductor's settings.
         self_loops: "masked", "exact", or "off" (everything is traced as PyG wrote it): read by the substitutes while
             Dynamo traces.
@@ -79,7 +80,7 @@ class Backend:
         watched: Layers whose hooks are looked at before each call.
     """
 
-    own: dict[str, Any]
+    options: Options
     inductor: dict[str, Any]
     self_loops: str = "masked"
     attaches_sizes: bool = False
@@ -138,7 +139,7 @@ class Backend:
         with mode:
             made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.structure.results]
         compiled = self._compile(result.rest, [*inputs, *made])
-        limits = self.own["structure_cache_entries"], self.own["structure_cache_bytes"]
+        limits = self.options.structure_cache_entries, self.options.structure_cache_bytes
         structure = StructureCache(result.structure, *limits)
         captured = Captured(result.log, structure, observer=observer, kept=kept_inputs(gm))
         return self._with_recordings(compiled, result.rest, inputs, captured)
@@ -177,22 +178,22 @@ class Backend:
             given = with_parameter_aliases(args)
             return compiled(*given) if structure is None else whole(given, structure(args))
 
-        if self.own["backward_in_caller"]:
+        if self.options.backward_in_caller:
             run = in_caller(run)
-        if not self.own["record"]:
+        if not self.options.record:
             return run
         if _compat.are_sharded(self.modules()):
             captured.recordings = SHARDED
             return run
         structural = structure.program.inputs if structure is not None else ()
-        found = eligibility.recordings(run, gm, inputs, structural, padded, self.own)
+        found = eligibility.recordings(run, gm, inputs, structural, padded, self.options)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if self.own["double_backward"]:
+        if self.options.double_backward:
             return gm.forward  # regions and torch's ops alike have gradients that have gradients
-        if not self.own["inductor"]:
+        if not self.options.inductor:
             return _compat.run_op_by_op(gm, inputs)
         try:
             return _compat.compile_inductor(gm, inputs, self._patches())
@@ -230,7 +231,7 @@ class Backend:
         higher_order.hide(gm)
         try:
             with _compat.without_saved_hooks():
-                result = manager.run_pre_grad(gm, self.own, observer, self._leads_on(gm))
+                result = manager.run_pre_grad(gm, self.options, observer, self._leads_on(gm))
             higher_order.show(result.rest)
             return result
         except Masked as masked:
@@ -241,7 +242,7 @@ class Backend:
 
     def _leads_on(self, gm: fx.GraphModule) -> bool:
         """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
-        return not self.own["record"] and not (_compat.takes_arguments() and _compat.is_whole(gm))
+        return not self.options.record and not (_compat.takes_arguments() and _compat.is_whole(gm))
 
     def _leave_opaque(self, gm: fx.GraphModule, why: Skip) -> None:
         """Readies a graph for Inductor that the passes can't take apart."""
@@ -271,7 +272,7 @@ class Backend:
 
     def _patches(self) -> dict[str, Any]:
         return {
-            "post_grad_custom_pre_pass": _AfterDifferentiation(self.own),
+            "post_grad_custom_pre_pass": _AfterDifferentiation(self.options),
             # Padding matrices compares sizes with 1, which would become a guard: a recompile for a single node.
             "shape_padding": False,
             # Asserts on every intermediate cost more host time than a launch.
@@ -288,18 +289,18 @@ class _AfterDifferentiation(OwnPass):
     Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.
     """
 
-    def __init__(self, own: dict[str, Any]) -> None:
-        self.own = own
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites the graph of a forward or a backward."""
-        manager.run_post_grad(graph, self.own)
+        manager.run_post_grad(graph, self.options)
         for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
             node.target = torch.ops.gnncompile.region_kernel.default
 
     def uuid(self) -> str:
         """The hash."""
-        return f"{sources_hash()} {sorted(self.own.items())}"
+        return f"{sources_hash()} {self.options!r}"
 
 
 @lru_cache(maxsize=1)

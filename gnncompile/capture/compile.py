@@ -183,7 +183,7 @@ def compile(
             size.
         mode: As in :func:`torch.compile`. On a GPU ``"reduce-overhead"`` and ``"max-autotune"`` replay forward and
             backward as one CUDA graph each; all else that a mode sets is passed on to Inductor.
-        options: gnncompile's own (:data:`gnncompile.options.DEFAULTS`) and Inductor's settings.
+        options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
         disable: Return the model as it is.
 
     Returns:

@@ -54,12 +54,12 @@ class CompiledCallable:
     def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
         prepare_torch()
         self.target, self.settings = target, settings
-        own, inductor = resolve(settings["mode"], settings["options"])
-        self.backend = Backend(own, inductor, "masked" if own["mask_self_loops"] else "exact", attaches_sizes=True)
+        options, inductor = resolve(settings["mode"], settings["options"])
+        self.backend = Backend(options, inductor, "masked" if options.mask_self_loops else "exact", attaches_sizes=True)
         self.backend.makes_matrices, self.backend.strict = True, settings["fullgraph"]
         self.backend.modules = lambda: modules_of(target)
-        self.derived = Derived(own["structure_cache_entries"], own["structure_cache_bytes"])
-        self.policy = CapturePolicy(self.backend, self.derived, pads=bool(own["record"]))
+        self.derived = Derived(options.structure_cache_entries, options.structure_cache_bytes)
+        self.policy = CapturePolicy(self.backend, self.derived, pads=bool(options.record))
         self.backend.tell = self.policy.tell
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
         self.backend.watched = self.watch = LayerWatch(target)
@@ -211,8 +211,8 @@ class CompiledCallable:
             return False
         self.policy.note(Skip("torch.autograd.grad in the model", why, "?"))
         # Another backend: what was captured after a break for this one is not to be used any more.
-        own = {**self.backend.own, "double_backward": True, "record": False}
-        self.backend = dataclasses.replace(self.backend, own=own, captures_gradients=False)
+        options = dataclasses.replace(self.backend.options, double_backward=True, record=False)
+        self.backend = dataclasses.replace(self.backend, options=options, captures_gradients=False)
         self.policy.backend, self.pads = self.backend, False
         return True
 
@@ -299,7 +299,7 @@ class CompiledCallable:
                 return ready(call.args, call.kwargs, call.counts)
         if call.given is not None:
             self.check(*call.given)  # what is ready was captured for arguments like these, which were
-        if not self.backend.captured and self.backend.own["inductor"]:
+        if not self.backend.captured and self.backend.options.inductor:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
             _compat.prepare_inductor(any(isinstance(value, torch.Tensor) and value.is_cpu for value in found))
@@ -314,7 +314,7 @@ class CompiledCallable:
         return result
 
     def _capturing(self) -> _compat.symbolic_counts:
-        return _compat.symbolic_counts(self.policy.empty_is_special, self.backend.own["selections"], self.policy)
+        return _compat.symbolic_counts(self.policy.empty_is_special, self.backend.options.selections, self.policy)
 
     def _is_left_to_python(self, call: Call) -> bool:
         """Whether earlier calls could not be captured, and no capture serves this one."""

@@ -18,9 +18,9 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
     """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
     :func:`gnncompile.compile` (so a graph without edges may be captured a second time).
     """
-    own, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
+    options, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
     try:
-        return Backend(own, inductor)(gm, inputs)
+        return Backend(options, inductor)(gm, inputs)
     except Masked as masked:
         raise CaptureError(
             f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings
+from gnncompile.options import Options
 
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
 
@@ -23,7 +24,7 @@ def recordings(
     inputs: Sequence[Any],
     structural: Sequence[int],
     padded: Sequence[dict[int, int]],
-    own: dict[str, Any],
+    options: Options,
 ) -> CudaGraphPool | str:
     """What records a compiled graph, or why nothing can.
 
@@ -33,7 +34,7 @@ def recordings(
         inputs: Its inputs, for their devices.
         structural: Positions of those that graph structure is built of.
         padded: Which dimensions of its results are padded, and of which kind they are; empty where none is.
-        own: gnncompile's options.
+        options: The options of gnncompile.
     """
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
     devices |= {t.device for t in inputs if isinstance(t, Tensor)}
@@ -47,8 +48,8 @@ def recordings(
         waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
-    settings = CudaGraphSettings(own["native"], own["backward_in_caller"])
-    return CudaGraphPool(run, own["recordings"], device, structural, settings, padded)
+    settings = CudaGraphSettings(options.native, options.backward_in_caller)
+    return CudaGraphPool(run, options.recordings, device, structural, settings, padded)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

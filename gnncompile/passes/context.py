@@ -12,6 +12,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile.layout.structure_program import StructureProgram
+from gnncompile.options import Options
 from gnncompile.passes.analysis import (
     aten,
     carries_gradient,
@@ -100,7 +101,7 @@ class Context:
     gm: fx.GraphModule
     fake_mode: Any
     needs_grad: set[fx.Node]
-    options: dict[str, Any]
+    options: Options
     log: PassLog = field(default_factory=PassLog)
     shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
     seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class Context:
     @cached_property
     def structural(self) -> dict[fx.Node, bool]:
         """:func:`structural_nodes` at the time of region forming; empty where structure is not hoisted."""
-        return structural_nodes(self.graph, self.written) if self.options["hoist"] else {}
+        return structural_nodes(self.graph, self.written) if self.options.hoist else {}
 
     @cached_property
     def switches(self) -> dict[fx.Node, int]:

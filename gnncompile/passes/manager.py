@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from gnncompile import _compat
 from gnncompile.debug_dir import GraphDump
 from gnncompile.layout.structure_program import StructureProgram
+from gnncompile.options import Options
 from gnncompile.passes.analysis import depends_on_chance
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import PassLog
@@ -145,13 +146,13 @@ class Observer(Protocol):
 
 
 def run_pre_grad(
-    gm: fx.GraphModule, options: dict[str, Any], observer: Observer | None = None, leads_on: bool = False
+    gm: fx.GraphModule, options: Options, observer: Observer | None = None, leads_on: bool = False
 ) -> Result:
     """Runs :data:`PRE_GRAD` on a graph that Dynamo captured.
 
     Args:
         gm: The graph.
-        options: Options of gnncompile, complete.
+        options: The options of gnncompile.
         observer: Sees the graph before the first pass and after the last one.
         leads_on: Whether another captured graph may go on with the results.
     """
@@ -162,7 +163,7 @@ def run_pre_grad(
         observer.before(ctx, sources)
     dump = GraphDump("graph", ctx.graph)
     for one in PRE_GRAD:
-        if one.option is None or options.get(one.option, True):
+        if one.option is None or getattr(options, one.option):
             one.run(ctx)
             ctx.graph.lint()
             dump.after(one.name)
@@ -174,16 +175,16 @@ def run_pre_grad(
     return Result(ctx.gm, ctx.structure, ctx.log)
 
 
-def run_post_grad(graph: fx.Graph, options: dict[str, Any]) -> None:
+def run_post_grad(graph: fx.Graph, options: Options) -> None:
     """Runs :data:`POST_GRAD` on the graph of a forward or of a backward."""
     dump = GraphDump("post_grad", graph)
     for one in POST_GRAD:
-        if one.option is None or options.get(one.option, True):
+        if one.option is None or getattr(options, one.option):
             one.run(graph)
             dump.after(one.name)
 
 
-def _context(gm: fx.GraphModule, options: dict[str, Any], leads_on: bool) -> Context:
+def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
     """The graph in aten operations, each with its fake value."""
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)

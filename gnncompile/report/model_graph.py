@@ -114,7 +114,7 @@ class Trace:
             if not source.startswith(_MODEL) and isinstance(node.meta.get("val"), torch.Tensor):
                 self._shown_inputs[node.name] = input_name(source, self.parameters)
         # Not ctx.structural, nor ctx.written: the passes would then remember them from before the first pass.
-        structural = structural_nodes(ctx.graph, written_nodes(ctx.graph)) if ctx.options["hoist"] else {}
+        structural = structural_nodes(ctx.graph, written_nodes(ctx.graph)) if ctx.options.hoist else {}
         shown = _shown(ctx.graph, self._shown_inputs)
         self._edges = _edges(ctx.graph, shown)
         for node in ctx.graph.nodes:

@@ -110,7 +110,7 @@ class TrainStep:
         self.model: nn.Module = known.target if known is not None else single  # type: ignore[assignment]
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
-        chosen = {"record": True, **{k: DEFAULTS[k] for k in ("recordings", "native")}, **(options or {})}
+        chosen = {"record": True, **{k: getattr(DEFAULTS, k) for k in ("recordings", "native")}, **(options or {})}
         self._records, self._most = chosen["record"], chosen["recordings"]
         self._recording_settings = CudaGraphSettings(chosen["native"])
         self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}

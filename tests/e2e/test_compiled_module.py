@@ -285,7 +285,7 @@ def test_modes(mode: str, model: Net):
     compiled = gnncompile.compile(model, mode=mode)
     equal(compiled(X, EDGES), model(X, EDGES))
     settings = dict(torch._inductor.list_mode_options(mode, True)) if mode != "default" else {}
-    assert callable_of(compiled).backend.own["record"] == settings.pop("triton.cudagraphs", False)
+    assert callable_of(compiled).backend.options.record == settings.pop("triton.cudagraphs", False)
     assert callable_of(compiled).backend.inductor == settings
 
 

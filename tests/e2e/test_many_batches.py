@@ -84,7 +84,7 @@ def test_a_thousand_batches(first: str):
                     entries.append(max(map(len, (*lists, *structures))))
         assert len(program.backend.captured) == 1 and program.derived.looks == 0
         assert _compat.counters()["stats"]["unique_graphs"] == frames + 1
-        assert max(entries) <= DEFAULTS["structure_cache_entries"] and max(entries[-3:]) <= 3
+        assert max(entries) <= DEFAULTS.structure_cache_entries and max(entries[-3:]) <= 3
         if steps == STEPS:
             assert tensors[1] <= tensors[0] + 8
             assert memory[1] <= memory[0] + 32 * 2**20

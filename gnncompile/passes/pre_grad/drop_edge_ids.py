@@ -25,7 +25,7 @@ MOST_GRADIENTS = 4
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if ctx.options["double_backward"]:
+    if ctx.options.double_backward:
         return  # a gradient of a gradient may keep other values
     none: dict[fx.Node, fx.Node] = {}
     for node in ctx.graph.find_nodes(op="call_function", target=own.region.default):

@@ -24,7 +24,7 @@ WIDEST = 8
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if not ctx.options["hoist"]:
+    if not ctx.options.hoist:
         return  # it would be put in order again in every step
     structural = structural_nodes(ctx.graph, ctx.written)
     orders: dict[tuple[fx.Node, fx.Node], fx.Node] = {}

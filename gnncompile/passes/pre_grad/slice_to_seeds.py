@@ -18,7 +18,7 @@ from gnncompile.passes.context import Context, PaddedInputs
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if ctx.padded is None or not ctx.padded.hop_prefixes or not ctx.options["only_seeds"]:
+    if ctx.padded is None or not ctx.padded.hop_prefixes or not ctx.options.only_seeds:
         return
     (output,) = ctx.graph.find_nodes(op="output")
     results: Any = output.args[0]

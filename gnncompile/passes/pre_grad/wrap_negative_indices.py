@@ -61,7 +61,7 @@ def counts(ctx: Context, index: fx.Node) -> bool:
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    fused = ctx.options["inductor"] and not ctx.options["double_backward"]
+    fused = ctx.options.inductor and not ctx.options.double_backward
     made: dict[tuple[fx.Node, Any], fx.Node] = {}
     for node in list(ctx.graph.find_nodes(op="call_function", target=aten.index_select.default)):
         source, dim, index = node.args
