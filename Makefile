@@ -1,6 +1,8 @@
 # Two commands do everything, set-up included, on a fresh machine: `make demo` and `make test`.
 #   make demo               train four GNNs on real data: eager, torch.compile, gnncompile; one table, one plot
-#   make test               lint, format, types, unit tests, and a quick run of the demo
+#   make test               lint, format, types, tests without the slow ones, and a quick run of the demo
+#   make quick              lint, types, and unit tests that need a minute: while you work
+#   make test-all           all tests: before a release, and after a change of many rooms
 #   make test-core          the tests of what depends on torch's internals, a part of all (`python -m tests.matrix`
 #                           runs them under the oldest, the pinned and the newest torch)
 #   make lint | format | clean
@@ -43,11 +45,11 @@ endif
 
 # Without a GPU every Triton kernel is tested under Triton's interpreter.
 NO_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 || echo 1)
-test test-core: export TRITON_INTERPRET := $(if $(NO_GPU),1,$(TRITON_INTERPRET))
+test quick test-all test-core: export TRITON_INTERPRET := $(if $(NO_GPU),1,$(TRITON_INTERPRET))
 # Several test processes share the cores: threads that wait must not spin.
-test test-core: export OMP_WAIT_POLICY ?= PASSIVE
+test quick test-all test-core: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo test test-core lint format clean
+.PHONY: help setup demo test quick test-all test-core lint format clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -82,8 +84,18 @@ demo: $(STAMP)
 	$(PY) examples/demo.py $(DEMO_ARGS)
 
 test: lint
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	$(PY) examples/demo.py --quick
+
+test-all: lint
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	$(PY) examples/demo.py --quick
+
+QUICK := cache_folder compat debug_dir edge_rows exc fuse_gemm_pairs gemm_epilogue inductor_region ir layout merge_linears \
+	ops packaging padding_edges passes patches rematerialize reorder rooms self_loop_transforms testing transforms
+
+quick: lint
+	$(PY) -m pytest -q -n $(WORKERS) $(QUICK:%=tests/unit/test_%.py) tests/kernels/test_golden.py $(PYTEST_ARGS)
 
 CORE := unit/test_compat unit/test_packaging e2e/test_end_to_end e2e/test_compiled_module e2e/test_inputs \
 	unit/test_errors e2e/test_bad_input unit/test_caches unit/test_cache_folder unit/test_structure_cache \

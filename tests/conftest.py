@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +20,19 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+SLOW = Path(__file__).with_name("slow.txt")
+"""Node ids of tests that `make test` leaves out: see tests/slow.py."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/kernels/golden anew")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines()) if SLOW.exists() else set()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -13,7 +13,7 @@ from gnncompile import _compat
 from gnncompile.options import DEFAULTS
 from gnncompile.passes import manager
 from gnncompile.passes.context import Context
-from gnncompile.substitutes import registry
+from gnncompile.substitutes import install
 
 WIDTH = 4
 
@@ -27,7 +27,7 @@ class Traced:
         self.after: dict[str, list[str]] = {}
         self.options = dataclasses.replace(DEFAULTS, **options)
         torch._dynamo.reset()
-        registry.install()
+        install.install()
         self.compiled = torch.compile(fn, backend=self, dynamic=True, fullgraph=True)
         with _compat.symbolic_counts():
             self.result = self.compiled(*args)

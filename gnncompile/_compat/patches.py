@@ -50,7 +50,7 @@ class Patch:
         why: What goes wrong without it, or what it makes possible.
         until: How to notice that it can go.
         apply: Replaces the symbols; None where the room that knows the replacements does so
-            (:mod:`gnncompile.substitutes.registry`).
+            (:mod:`gnncompile.substitutes.install`).
     """
 
     symbols: tuple[str, ...]
@@ -262,7 +262,7 @@ SUBSTITUTION = (
         "trace_autograd_ops lets results leave whose graph is not freed.",
     ),
 )
-"""What Dynamo traces; applied by :mod:`gnncompile.substitutes.registry`, which knows the substitutes."""
+"""What Dynamo traces; applied by :mod:`gnncompile.substitutes.install`, which knows the substitutes."""
 
 PATCHES = (*DYNAMO, *SIZES, *INDUCTOR, *SUBSTITUTION)
 

@@ -29,7 +29,7 @@ from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
-from gnncompile.substitutes import registry
+from gnncompile.substitutes import install
 
 logger = logging.getLogger(__name__)
 
@@ -316,6 +316,6 @@ def sources_hash() -> str:
 @lru_cache(maxsize=1)
 def prepare_torch() -> None:
     """Tells torch of substitutes and of how our operations are lowered, and applies patches: at the first compile."""
-    registry.install()
+    install.install()
     gemm_lowering.install()
     region_lowering.install()

@@ -4,7 +4,6 @@ class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,18 +11,21 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 
 from gnncompile._compat import EDGE_INDEX, copy_of, kept_with
+from gnncompile.substitutes.registry import substitute
 
 _num_nodes = copy_of(NodeStorage.num_nodes.fget)
 _data_setattr = copy_of(Data.__setattr__)
 _store_setattr = copy_of(BaseStorage.__setattr__)
 
 
+@substitute(Data.num_nodes.fget, HeteroData.num_nodes.fget)
 def num_nodes(self: Any) -> Any:
     """See :attr:`torch_geometric.data.Data.num_nodes`, which asks ``super()``: Dynamo finds no property there."""
     counts = [store.num_nodes for store in self.node_stores]
     return None if any(count is None for count in counts) else sum(counts)
 
 
+@substitute(NodeStorage.num_nodes.fget)
 def store_num_nodes(self: Any) -> Any:
     """See ``torch_geometric.data.storage.NodeStorage.num_nodes``: an ``EdgeIndex`` knows, where no features do."""
     tables = kept_with(self._mapping.get("edge_index"), EDGE_INDEX)
@@ -40,6 +42,7 @@ def _is_pygs_own(kind: type, name: str) -> bool:
     return setter is not None and setter.__module__.startswith("torch_geometric.data.")
 
 
+@substitute(Data.__setattr__)
 def data_setattr(self: Any, key: str, value: Any) -> None:
     """See ``torch_geometric.data.Data.__setattr__``."""
     if _is_pygs_own(type(self), key):
@@ -48,6 +51,7 @@ def data_setattr(self: Any, key: str, value: Any) -> None:
         _data_setattr(self, key, value)
 
 
+@substitute(BaseStorage.__setattr__)
 def store_setattr(self: Any, key: str, value: Any) -> None:
     """See ``torch_geometric.data.storage.BaseStorage.__setattr__``."""
     if _is_pygs_own(type(self), key):
@@ -71,12 +75,3 @@ def new_batch(kind: Any, *args: Any, **kwargs: Any) -> Any:
     batch = made.__new__(made)
     Data.__init__(batch, *args, **kwargs)
     return batch
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys((Data.num_nodes.fget, HeteroData.num_nodes.fget), num_nodes),
-    NodeStorage.num_nodes.fget: store_num_nodes,
-    Data.__setattr__: data_setattr,
-    BaseStorage.__setattr__: store_setattr,
-}
-"""What is traced in place of PyG's methods."""

@@ -1,232 +1,68 @@
-"""Sync-free equivalents of the PyG helpers whose sizes depend on data, used only while gnncompile captures.
+"""The registry of substitutes: what Dynamo traces in place of functions and methods of PyG and torch.
 
-Removing an edge would change a size, so no edge is removed: it is marked dead (``gnncompile::mark_dead``), keeps its
-place, and no kernel ever walks it. Everyone else's ``torch.compile`` still traces PyG's own code, through a copy of
-the function.
+A substitute is a function with the decorator :func:`substitute`::
+
+    @substitute(SomeConv.forward)
+    def some_conv_forward(self, x, edge_index):
+        ...
+
+It takes the arguments of what it stands for. A release of PyG in which these are others is noticed when gnncompile is
+imported: its own code is traced then, and :data:`MISMATCHED` has the name.
 """
 
 from __future__ import annotations
 
-import copy
-import os
+import inspect
+import logging
+import types
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-import torch_geometric
-import torch_geometric.utils as pyg
-from torch import Tensor
-from torch.autograd import forward_ad
-from torch_geometric import EdgeIndex
-from torch_geometric.data import Batch
-from torch_geometric.data.data import BaseData
-from torch_geometric.data.storage import BaseStorage
-from torch_geometric.nn import WLConv
-from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
+logger = logging.getLogger(__name__)
 
-from gnncompile import _compat
-from gnncompile.substitutes import data, decompositions, embedding, sparse, utils
-from gnncompile.substitutes.nn import aggr, conv, edge_pooling, layers, pool, sparse_products
-from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
+F = TypeVar("F", bound=Callable[..., Any])
 
-_OPS: Any = torch.ops.gnncompile
+METHODS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""By method of a class (or getter of a property): what is traced in its place."""
 
-OFF, MASKED, EXACT = "off", "masked", "exact"
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""By function of a module: what is traced in its place."""
+
+MISMATCHED: list[str] = []
+"""Originals whose arguments are not those of their substitutes. They have none."""
 
 
-_OURS = os.path.dirname(__file__) + os.sep
-"""Where the code stands that is traced in place of PyG's."""
+def substitute(*originals: Callable[..., Any]) -> Callable[[F], F]:
+    """Registers a function as the substitute of methods or functions.
 
-
-@torch.compiler.assume_constant_result
-def capturing() -> str:
-    """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is.
-
-    Edges are masked for PyG's own layers only: other code may count them.
+    Args:
+        originals: Methods, as ``SomeConv.forward``, or functions, as ``torch_geometric.utils.scatter``.
     """
-    found = _backend_setting()
-    if found == MASKED:
-        caller = _compat.calling_file(skip=__file__)
-        if "torch_geometric" not in caller and not caller.startswith(_OURS):
-            return EXACT
-    return found
+
+    def register(ours: F) -> F:
+        for original in originals:
+            if not _takes_the_same(original, ours):
+                name = getattr(original, "__qualname__", repr(original))
+                logger.warning("%s takes other arguments than %s: it is traced as written", name, ours.__name__)
+                MISMATCHED.append(name)
+                continue
+            (METHODS if _is_method(original) else FUNCTIONS)[original] = ours
+        return ours
+
+    return register
 
 
-def _backend_setting() -> str:
-    if _compat.transform_traced():  # torch.func knows the gradients and batches of torch's own operations only
-        return OFF
-    return str(getattr(_compat.current_backend(), "self_loops", OFF))
+def _is_method(original: Callable[..., Any]) -> bool:
+    return isinstance(original, types.FunctionType) and "." in original.__qualname__.rpartition("<locals>.")[2]
 
 
-_scatter = _compat.copy_of(pyg.scatter)
-_softmax = _compat.copy_of(pyg.softmax)
-_maybe_num_nodes = _compat.copy_of(pyg_maybe_num_nodes)
-_shallow_copy = _compat.copy_of(copy.copy)
-_make_dual = _compat.copy_of(forward_ad.make_dual)
-_to_dense_batch = _compat.copy_of(pyg.to_dense_batch)
-_remove_self_loops = _compat.copy_of(pyg.remove_self_loops)
-_add_remaining_self_loops = _compat.copy_of(pyg.add_remaining_self_loops)
+def _takes_the_same(original: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether two functions have the same parameters, by names and kinds; ``*args, **kwargs`` take any."""
+    own = _parameters(ours)
+    if any(kind is inspect.Parameter.VAR_POSITIONAL for _, kind in own):
+        return True
+    return own == _parameters(original)
 
 
-def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
-    """See :func:`torch_geometric.utils.scatter`."""
-    reduce = {"add": "sum", "amax": "max", "amin": "min"}.get(reduce, reduce)
-    known = reduce in ("sum", "mean", "max", "min", "mul") and index.dim() == 1 and src.dim() > 0
-    if capturing() == OFF or not known or not src.is_floating_point() or dim not in (0, -src.dim()):
-        return _scatter(src, index, dim, dim_size, reduce)
-    if dim_size is None:
-        dim_size = _OPS.num_segments(index)
-    return _OPS.segment_reduce(src, index, dim_size, reduce)
-
-
-def softmax(
-    src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
-) -> Any:
-    """See :func:`torch_geometric.utils.softmax`."""
-    if capturing() == OFF or index is None or ptr is not None or dim not in (0, -src.dim()) or index.dim() != 1:
-        return _softmax(src, index, ptr, num_nodes, dim)
-    if num_nodes is None:
-        num_nodes = _OPS.num_segments(index)
-    return _OPS.segment_softmax(src, index, num_nodes)
-
-
-def maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
-    """See ``torch_geometric.utils.num_nodes.maybe_num_nodes``; an ``EdgeIndex`` may know."""
-    tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
-    if num_nodes is not None or tables is None:
-        return _maybe_num_nodes(edge_index, num_nodes)
-    rows, cols = tables
-    n = _maybe_num_nodes(edge_index[0]) if rows is None else rows.size(0)
-    m = _maybe_num_nodes(edge_index[1]) if cols is None else cols.size(0)
-    return torch.sym_max(n, m)
-
-
-def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
-    """The edge list with some edges marked dead; what is known of its sizes stays known."""
-    marked: Tensor = _OPS.mark_dead(edge_index, alive)
-    tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
-    if tables is not None:
-        _compat.keep_with(marked, tables, _compat.EDGE_INDEX)
-    return marked
-
-
-def shallow_copy(x: Any) -> Any:
-    """See :func:`copy.copy`, of whose own way to copy a dict or an object of PyG's Dynamo knows nothing."""
-    if capturing() != OFF and isinstance(x, (BaseData, BaseStorage)):
-        return x.__copy__()
-    if capturing() == OFF or type(x) not in (dict, list):
-        return _shallow_copy(x)
-    return {**x} if type(x) is dict else [*x]
-
-
-def to_dense_batch(
-    x: Tensor,
-    batch: Tensor | None = None,
-    fill_value: float | Tensor = 0.0,
-    max_num_nodes: int | None = None,
-    batch_size: int | None = None,
-) -> Any:
-    """See :func:`torch_geometric.utils.to_dense_batch`; no size is compared with 1, which would become a guard."""
-    if capturing() == OFF or batch is None:
-        return _to_dense_batch(x, batch, fill_value, max_num_nodes, batch_size)
-    graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
-    longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
-    place = torch.arange(x.size(0), device=x.device) - sizes_and_starts(batch, graphs)[1].index_select(0, batch)
-    spare = graphs * longest  # where rows go that are too many
-    place = torch.where(place < longest, batch * longest + place, spare)
-    rows = (x.new_zeros((spare + 1, *x.shape[1:])) + fill_value).to(x.dtype)
-    filled = torch.zeros(spare + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
-    dense = rows.index_copy(0, place, x)[:spare].view(graphs, longest, *x.shape[1:])
-    return dense, filled[:spare].view(graphs, longest)
-
-
-def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
-    """See :func:`torch_geometric.utils.remove_self_loops`; the edges stay in place, marked dead."""
-    if capturing() == MASKED and _compat.kept_with(edge_index, _compat.ADJACENCY) is not None:
-        return sparse.without_self_loops(edge_index), None
-    if capturing() != MASKED or not is_edge_list(edge_index):
-        return _remove_self_loops(edge_index, edge_attr)
-    alive = edge_index[0] != edge_index[1]
-    if edge_attr is not None:
-        edge_attr = _OPS.mark_dead(edge_attr, alive)
-    return _mark_dead(edge_index, alive), edge_attr
-
-
-def add_remaining_self_loops(
-    edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: int | None = None
-) -> Any:
-    """See :func:`torch_geometric.utils.add_remaining_self_loops`: ``num_edges + num_nodes`` edges, existing self
-    loops marked dead and their attribute moved to the new loop of their node.
-    """
-    number = fill_value is None or isinstance(fill_value, (int, float))
-    # Which of several self loops of one node wins is undefined in PyG on a GPU; here it is the last one, everywhere.
-    if capturing() != MASKED or not is_edge_list(edge_index) or num_nodes is None or not number:
-        return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    alive = edge_index[0] != edge_index[1]
-    nodes = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
-    kept = _OPS.mark_dead(edge_index, alive)
-    full = torch.cat([kept, torch.stack([nodes, nodes])], dim=1)
-    if edge_attr is None:
-        return full, None
-    loops = edge_attr.new_full((num_nodes, *edge_attr.shape[1:]), 1.0 if fill_value is None else fill_value)
-    place = torch.arange(edge_index.size(1), device=edge_index.device, dtype=edge_index.dtype)
-    padded = torch.cat([place.new_full((num_nodes,), -1), torch.where(alive, place.new_full((1,), -1), place)])
-    owner = torch.cat([nodes, edge_index[0]])
-    last = place.new_full((num_nodes,), -1).scatter_reduce(0, owner, padded, "amax", include_self=True)
-    shape = [-1] + [1] * (edge_attr.dim() - 1)
-    # A zero row behind the attributes keeps the look-up in range for nodes without a loop, and for no edge at all.
-    behind = torch.cat([edge_attr, edge_attr.new_zeros((1, *edge_attr.shape[1:]))])
-    found = behind.index_select(0, torch.where(last < 0, place.new_full((1,), 1) * edge_index.size(1), last))
-    return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
-
-
-def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
-    """A function that is ours while gnncompile captures."""
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return theirs(*args, **kwargs) if capturing() == OFF else ours(*args, **kwargs)
-
-    return choose
-
-
-def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Any:
-    """See :func:`torch.autograd.forward_ad.make_dual`, which knows no symbolic sizes: it runs between graphs."""
-    torch._dynamo.graph_break()
-    return _make_dual(tensor, tangent, level=level)
-
-
-@lru_cache(maxsize=1)
-def install() -> None:
-    """Registers the substitutes with Dynamo, once per process, at the first compile."""
-    functions: tuple[tuple[Any, Any], ...] = (
-        (pyg.scatter, scatter),
-        (pyg.softmax, softmax),
-        (pyg_maybe_num_nodes, maybe_num_nodes),
-        (copy.copy, shallow_copy),
-        (pyg.to_dense_batch, to_dense_batch),
-        (pyg.remove_self_loops, remove_self_loops),
-        (pyg.add_remaining_self_loops, add_remaining_self_loops),
-        *sparse.FUNCTIONS.items(),
-        *(
-            (original, _while_capturing(ours, _compat.copy_of(original)))
-            for original, ours in utils.FUNCTIONS + pool.FUNCTIONS
-        ),
-    )
-    for original, ours in functions:
-        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
-    _compat.apply_patches()
-    _compat.patch_evaluate_expr(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
-    _compat.notice_use_as(EdgeIndex, sparse.METHODS)
-    _compat.patch_autograd_grad(lambda: getattr(_compat.current_backend(), "captures_gradients", False))
-    decompositions.install()
-    _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
-    _compat.substitute_construction(Batch, data.new_batch, lambda: _backend_setting() != OFF)
-    markers = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix, _OPS.padded}
-    _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
-    rooms = (conv, layers, aggr, edge_pooling, data, embedding, pool, sparse_products)
-    methods = {original: ours for room in rooms for original, ours in room.METHODS.items()}
-    _compat.substitute_methods(methods, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(
-        {forward_ad.make_dual: make_dual}, lambda: hasattr(_compat.current_backend(), "self_loops")
-    )
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]

@@ -25,6 +25,7 @@ from torch_geometric.utils.sparse import set_sparse_value as pyg_set_sparse_valu
 
 from gnncompile import _compat
 from gnncompile._compat import ADJACENCY, NeedsOriginal, copy_of, keep_with, kept_with, use_original
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list
 from gnncompile.substitutes.utils import merged
 
@@ -105,6 +106,7 @@ _add_self_loops, _gcn_norm = copy_of(pyg_add_self_loops), copy_of(pyg_gcn_norm)
 _set_sparse_value = copy_of(pyg_set_sparse_value)
 
 
+@substitute(pyg_spmm)
 def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Any:
     """See :func:`torch_geometric.utils.spmm`."""
     kept = kept_with(src, ADJACENCY)
@@ -120,6 +122,7 @@ def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Any:
     return _OPS.segment_reduce(messages, row, shape.size(0), reduce)
 
 
+@substitute(pyg_to_edge_index)
 def to_edge_index(adj: Any) -> Any:
     """See :func:`torch_geometric.utils.to_edge_index`."""
     kept = kept_with(adj, ADJACENCY)
@@ -131,6 +134,7 @@ def to_edge_index(adj: Any) -> Any:
     return torch.stack([row, col]).long(), _ones(row) if values is None else values
 
 
+@substitute(pyg_set_sparse_value)
 def set_sparse_value(adj: Any, value: Tensor) -> Any:
     """See ``torch_geometric.utils.sparse.set_sparse_value``."""
     kept = kept_with(adj, ADJACENCY)
@@ -151,6 +155,7 @@ def without_self_loops(adj: Tensor) -> Tensor:
     return make(edges[0], edges[1], values, shape, LOOPLESS)
 
 
+@substitute(pyg_add_self_loops)
 def add_self_loops(
     edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
 ) -> Any:
@@ -169,6 +174,7 @@ def add_self_loops(
     return make(row, col, values, shape, CLEAN if state == LOOPLESS else DOUBLE), None
 
 
+@substitute(pyg_gcn_norm)
 def gcn_norm(
     edge_index: Any,
     edge_weight: Any = None,
@@ -233,17 +239,9 @@ def _maker(original: Callable[..., Any], by_row: bool) -> Callable[..., Any]:
     return made
 
 
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    pyg_spmm: spmm,
-    pyg_to_edge_index: to_edge_index,
-    pyg_set_sparse_value: set_sparse_value,
-    pyg_add_self_loops: add_self_loops,
-    pyg_gcn_norm: gcn_norm,
-    to_torch_coo_tensor: _maker(to_torch_coo_tensor, by_row=True),
-    to_torch_csr_tensor: _maker(to_torch_csr_tensor, by_row=True),
-    to_torch_csc_tensor: _maker(to_torch_csc_tensor, by_row=False),
-}
-"""What is traced in place of PyG's functions."""
+substitute(to_torch_coo_tensor)(_maker(to_torch_coo_tensor, by_row=True))
+substitute(to_torch_csr_tensor)(_maker(to_torch_csr_tensor, by_row=True))
+substitute(to_torch_csc_tensor)(_maker(to_torch_csc_tensor, by_row=False))
 
 
 def indices(matrix: Tensor) -> Tensor:
@@ -262,5 +260,5 @@ def values(matrix: Tensor) -> Tensor:
     return _ones(row) if held is None else held
 
 
-METHODS = {"indices": indices, "_indices": indices, "values": values, "_values": values}
+MATRIX_METHODS = {"indices": indices, "_indices": indices, "values": values, "_values": values}
 """Methods of a matrix; every matrix is one in COO layout to the model."""

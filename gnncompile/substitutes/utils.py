@@ -5,7 +5,6 @@ What is no plain edge list is traced as written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch_geometric.utils import (
 )
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
 
 _OPS: Any = torch.ops.gnncompile
@@ -34,6 +34,7 @@ _structured_negative_sampling = copy_of(structured_negative_sampling)
 _MISSING = coalesce.__defaults__[0]
 
 
+@substitute(coalesce)
 def merged_edges(
     edge_index: Tensor,
     edge_attr: Any = _MISSING,
@@ -92,6 +93,7 @@ def merged(
     return edge_index.index_select(1, kept), sums if alive is None else [one[1:] for one in sums]
 
 
+@substitute(sort_edge_index)
 def sorted_edges(
     edge_index: Tensor, edge_attr: Any = _MISSING, num_nodes: int | None = None, sort_by_row: bool = True
 ) -> Any:
@@ -112,6 +114,7 @@ def sorted_edges(
     return (found, None) if edge_attr is None else found
 
 
+@substitute(is_undirected)
 def undirected(edge_index: Tensor, edge_attr: Any = None, num_nodes: int | None = None) -> Any:
     """See :func:`torch_geometric.utils.is_undirected`: what differs is counted, and the data asked once."""
     if not is_edge_list(edge_index):
@@ -129,6 +132,7 @@ def _has_sum(attribute: Tensor) -> bool:
     return attribute.dtype != torch.bool
 
 
+@substitute(to_dense_adj)
 def dense_adjacency(
     edge_index: Tensor,
     batch: Tensor | None = None,
@@ -161,6 +165,7 @@ def dense_adjacency(
     return dense.view(graphs, longest, longest, *edge_attr.shape[1:])  # type: ignore[no-any-return]
 
 
+@substitute(negative_sampling)
 def other_edges(
     edge_index: Tensor,
     num_nodes: Any = None,
@@ -180,6 +185,7 @@ def other_edges(
     return _OPS.other_edges(edge_index, num_nodes, num_neg_samples, method, force_undirected)  # type: ignore[no-any-return]
 
 
+@substitute(structured_negative_sampling)
 def negative_targets(
     edge_index: Tensor, num_nodes: int | None = None, contains_neg_self_loops: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,14 +196,3 @@ def negative_targets(
         num_nodes = _OPS.num_segments(edge_index.reshape(-1))
     found = _OPS.negative_targets(edge_index, num_nodes, contains_neg_self_loops)
     return edge_index[0], edge_index[1], found
-
-
-FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
-    (coalesce, merged_edges),
-    (is_undirected, undirected),
-    (negative_sampling, other_edges),
-    (sort_edge_index, sorted_edges),
-    (structured_negative_sampling, negative_targets),
-    (to_dense_adj, dense_adjacency),
-)
-"""What is traced in place of PyG's functions."""

@@ -67,7 +67,6 @@ def test_every_example_is_run() -> None:
     assert all(f"{name}.py" in listed for name in found - {"common"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_learns_as_eager_does(name: str, tmp_path: Path) -> None:
     written = run(name, tmp_path)
@@ -84,7 +83,6 @@ def test_learns_as_eager_does(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is downloaded, nothing left"
 
 
-@pytest.mark.slow
 def test_serving(tmp_path: Path) -> None:
     written = run("serving", tmp_path)
     assert float(re.findall(r"test accuracy (\d\.\d+)", written)[0]) > 0.6, written
@@ -93,7 +91,6 @@ def test_serving(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_explain(tmp_path: Path) -> None:
     written = run("explain", tmp_path)
     assert float(re.findall(r"an AUC of (\d\.\d+)", written)[0]) > 0.7, written

@@ -453,7 +453,6 @@ def test_data_parallel() -> None:
     torch.testing.assert_close(replica.eval()(X, EDGES), eager.eval()(X, EDGES))
 
 
-@pytest.mark.slow
 def test_a_package_of_aotinductor(tmp_path: Any) -> None:
     """A program without Python, for all sizes, none included: the plain model, as docs/sharp-edges.md says."""
     eager = made().float().eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch_geometric.nn.aggr import (
 
 from gnncompile import _compat
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import sizes_and_starts
 
 _OPS: Any = torch.ops.gnncompile
@@ -25,6 +25,7 @@ _patch_forward = copy_of(PatchTransformerAggregation.forward)
 _quantile_forward = copy_of(QuantileAggregation.forward)
 
 
+@substitute(SortAggregation.forward)
 def sort_forward(
     self: Any,
     x: Tensor,
@@ -44,6 +45,7 @@ def sort_forward(
     return kept.masked_fill(kept == fill, 0).flatten(1)
 
 
+@substitute(PatchTransformerAggregation.forward)
 def patch_forward(
     self: Any,
     x: Tensor,
@@ -68,6 +70,7 @@ def patch_forward(
     return self.fc(torch.cat([one if isinstance(one, Tensor) else one[0] for one in found], dim=1))
 
 
+@substitute(QuantileAggregation.forward)
 def quantile_forward(
     self: Any,
     x: Tensor,
@@ -97,6 +100,7 @@ def quantile_forward(
     return found if points == 1 else found.view(dim_size, -1)
 
 
+@substitute(EquilibriumAggregation.forward)
 def equilibrium_forward(self: Any, *args: Any, **kwargs: Any) -> None:
     """See :class:`torch_geometric.nn.EquilibriumAggregation`: its inner loop takes gradients of gradients, for which
     compiled graphs have no formula, so it runs as it is.
@@ -108,12 +112,3 @@ def equilibrium_forward(self: Any, *args: Any, **kwargs: Any) -> None:
 @torch.compiler.assume_constant_result
 def _run_uncompiled(kind: type) -> None:
     _compat.run_uncompiled(kind.forward)  # type: ignore[attr-defined]
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    EquilibriumAggregation.forward: equilibrium_forward,
-    SortAggregation.forward: sort_forward,
-    PatchTransformerAggregation.forward: patch_forward,
-    QuantileAggregation.forward: quantile_forward,
-}
-"""What is traced in place of PyG's methods."""

@@ -5,7 +5,6 @@ Which nodes are put together is found by an op, what becomes of their rows and e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch_geometric.nn.pool.edge_pool import UnpoolInfo as EdgeInfo
 from torch_geometric.utils import scatter
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list
 from gnncompile.substitutes.utils import merged
 
@@ -25,6 +25,7 @@ _merge_edges = copy_of(EdgePooling._merge_edges)
 _merge_clusters = copy_of(ClusterPooling._merge_edges)
 
 
+@substitute(EdgePooling._merge_edges)
 def merge_edges(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_score: Tensor) -> Any:
     """See ``torch_geometric.nn.EdgePooling._merge_edges``."""
     if not is_edge_list(edge_index):
@@ -38,6 +39,7 @@ def merge_edges(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_score
     return pooled, merged(ends, [], clusters)[0], batch.new_zeros(clusters).scatter(0, cluster, batch), info
 
 
+@substitute(ClusterPooling._merge_edges)
 def merge_clusters(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_score: Tensor) -> Any:
     """See ``torch_geometric.nn.ClusterPooling._merge_edges``, without matrices of all pairs of nodes."""
     if not is_edge_list(edge_index):
@@ -53,10 +55,3 @@ def merge_clusters(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_sc
     pooled = pooled + scatter(x * alone, cluster, dim=0, dim_size=clusters, reduce="sum")
     found = merged(ends, [], clusters, alive=ends[0] != ends[1])[0]
     return pooled, found, batch.new_zeros(clusters).scatter(0, cluster, batch), ClusterInfo(edge_index, cluster, batch)
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    EdgePooling._merge_edges: merge_edges,
-    ClusterPooling._merge_edges: merge_clusters,
-}
-"""What is traced in place of PyG's methods."""

@@ -5,7 +5,6 @@ What is not PyG's own layer on a plain edge list is traced as written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
 from gnncompile.ops.opaque import opaque
 from gnncompile.substitutes.message_hooks import refuse_hooks
 from gnncompile.substitutes.nn.conv.typed_linear import is_plain, typed_linear
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list
 
 _OPS: Any = torch.ops.gnncompile
@@ -46,6 +46,7 @@ _wl_forward = copy_of(WLConv.forward)
 _gru_cell = copy_of(nn.GRUCell.forward)
 
 
+@substitute(SuperGATConv.positive_sampling)
 def positive_sampling(self: Any, edge_index: Tensor) -> Tensor:
     """See :meth:`torch_geometric.nn.SuperGATConv.positive_sampling`."""
     live: Tensor = _OPS.live_edges(edge_index)
@@ -53,6 +54,7 @@ def positive_sampling(self: Any, edge_index: Tensor) -> Tensor:
     return _OPS.dropped_edges(live, p) if self.training and p > 0 else live
 
 
+@substitute(SuperGATConv.negative_sampling)
 def negative_sampling(self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None) -> Tensor:
     """See :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`."""
     ratio = self.neg_sample_ratio * self.edge_sample_ratio
@@ -60,6 +62,7 @@ def negative_sampling(self: Any, edge_index: Tensor, num_nodes: int, batch: Tens
     return _OPS.negative_edges(live, num_nodes, ratio, self.is_undirected, batch)  # type: ignore[no-any-return]
 
 
+@substitute(ChebConv.__norm__)
 def cheb_norm(
     self: Any,
     edge_index: Any,
@@ -88,6 +91,7 @@ def cheb_norm(
     return index, weight.masked_fill(weight == float("inf"), 0) - diagonal
 
 
+@substitute(MFConv.forward)
 def mf_forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.MFConv.forward`: every node's rows times the weights of its degree.
 
@@ -107,6 +111,7 @@ def mf_forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
     return out if x_r is None else out + typed_linear(self.lins_r, x_r, kind)
 
 
+@substitute(Aggregation.to_dense_batch)
 def dense_rows(
     self: Any,
     x: Tensor,
@@ -123,17 +128,19 @@ def dense_rows(
     return to_dense_batch(x, _OPS.sorted_index(index), fill_value, max_num_elements, dim_size)
 
 
-def gru_cell(self: Any, x: Tensor, hx: Tensor | None = None) -> Tensor:
+@substitute(nn.GRUCell.forward)
+def gru_cell(self: Any, input: Tensor, hx: Tensor | None = None) -> Tensor:
     """See :meth:`torch.nn.GRUCell.forward`: torch's own compares the number of rows with 1, which becomes a guard."""
-    if x.dim() != 2 or hx is None:
-        return _gru_cell(self, x, hx)  # type: ignore[no-any-return]
-    ours = linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
+    if input.dim() != 2 or hx is None:
+        return _gru_cell(self, input, hx)  # type: ignore[no-any-return]
+    ours = linear(input, self.weight_ih, self.bias_ih).chunk(3, 1)
     theirs = linear(hx, self.weight_hh, self.bias_hh).chunk(3, 1)
     reset, update = torch.sigmoid(ours[0] + theirs[0]), torch.sigmoid(ours[1] + theirs[1])
     new = torch.tanh(ours[2] + reset * theirs[2])
     return new + update * (hx - new)
 
 
+@substitute(ClusterGCNConv.forward)
 def cluster_gcn_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
     """See :meth:`torch_geometric.nn.ClusterGCNConv.forward`: the diagonal is added where the loops are known to be."""
     if type(edge_index) is not Tensor or not self.add_self_loops or type(self).forward is not ClusterGCNConv.forward:
@@ -147,6 +154,7 @@ def cluster_gcn_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
     return self.lin_out(out) + self.lin_root(x)
 
 
+@substitute(Set2Set.forward)
 def set2set_forward(
     self: Any,
     x: Tensor,
@@ -171,6 +179,7 @@ def set2set_forward(
     return q_star
 
 
+@substitute(JumpingKnowledge.forward)
 def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
     """See :class:`torch_geometric.nn.JumpingKnowledge`: likewise."""
     if self.mode != "lstm":
@@ -188,6 +197,7 @@ def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
     return (torch.stack(xs, dim=1) * weights.unsqueeze(-1)).sum(dim=1)
 
 
+@substitute(nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward)
 def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
     """See :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
 
@@ -215,6 +225,7 @@ def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
     return found[0], (found[1], found[2]) if lstm else found[1]
 
 
+@substitute(BatchNorm.forward)
 def batch_norm_forward(self: Any, x: Tensor) -> Any:
     """See :class:`torch_geometric.nn.BatchNorm`: that a single row takes the running statistics is no guard."""
     norm = self.module
@@ -237,6 +248,7 @@ def batch_norm_forward(self: Any, x: Tensor) -> Any:
     return out * norm.weight + norm.bias if norm.affine else out
 
 
+@substitute(LCMAggregation.forward)
 def lcm_forward(
     self: Any,
     x: Tensor,
@@ -261,6 +273,7 @@ def uncaptured(*args: Any, **kwargs: Any) -> None:
     torch._dynamo.graph_break()
 
 
+@substitute(WLConv.forward)
 def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
     """See :class:`torch_geometric.nn.WLConv`: hashes of Python are the layer's own."""
     if not is_edge_list(edge_index) or type(self).forward is not WLConv.forward:
@@ -268,6 +281,7 @@ def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
     return _OPS.refined_colors(x.detach(), edge_index, identified(self))
 
 
+@substitute(WLConv.histogram)
 def wl_table(*args: Any, **kwargs: Any) -> None:
     """What a :class:`torch_geometric.nn.WLConv` has in its table is known when it has run."""
     torch._dynamo.graph_break(msg="the model reads the table of a WLConv, which the layer fills")
@@ -287,6 +301,7 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
+@substitute(MessagePassing._check_input)
 def check_input(self: Any, edge_index: Any, size: Any) -> Any:
     """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own.
 
@@ -297,23 +312,3 @@ def check_input(self: Any, edge_index: Any, size: Any) -> Any:
     if tables is None:
         return _check_input(self, edge_index, size)
     return [None if table is None else table.size(0) for table in tables]
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    ChebConv.__norm__: cheb_norm,
-    MessagePassing._check_input: check_input,
-    ClusterGCNConv.forward: cluster_gcn_forward,
-    nn.GRUCell.forward: gru_cell,
-    **dict.fromkeys((nn.GRU.forward, nn.LSTM.forward, nn.RNN.forward), recurrent_forward),
-    BatchNorm.forward: batch_norm_forward,
-    LCMAggregation.forward: lcm_forward,
-    JumpingKnowledge.forward: jumping_forward,
-    MFConv.forward: mf_forward,
-    WLConv.forward: wl_forward,
-    WLConv.histogram: wl_table,
-    Set2Set.forward: set2set_forward,
-    Aggregation.to_dense_batch: dense_rows,
-    SuperGATConv.positive_sampling: positive_sampling,
-    SuperGATConv.negative_sampling: negative_sampling,
-}
-"""What is traced in place of PyG's methods."""

@@ -5,7 +5,6 @@ What is not PyG's own layer on plain tensors is traced as written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch_geometric.nn.pool.select.topk import topk
 from torch_geometric.utils import cumsum
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
 from gnncompile.substitutes.utils import merged
 
@@ -24,6 +24,7 @@ _OPS: Any = torch.ops.gnncompile
 _topk, _pool_edge = copy_of(topk), copy_of(pool_edge)
 
 
+@substitute(topk)
 def best_of_each_graph(
     x: Tensor, ratio: float | int | None, batch: Tensor, min_score: float | None = None, tol: float = 1e-7
 ) -> Tensor:
@@ -42,12 +43,14 @@ def best_of_each_graph(
     return _OPS.chosen_rows(chosen, batch, owner.index_select(0, kept))  # type: ignore[no-any-return]
 
 
+@substitute(cumsum)
 def cumulative_sum(x: Tensor, dim: int = 0) -> Tensor:
     """See :func:`torch_geometric.utils.cumsum`; without a write into a view, which would keep it inside the step."""
     shape = [1 if axis == dim % x.dim() else size for axis, size in enumerate(x.size())]
     return torch.cat([x.new_zeros(shape), x.cumsum(dim)], dim)
 
 
+@substitute(pool_edge)
 def edges_between_clusters(
     cluster: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, reduce: str = "sum"
 ) -> tuple[Tensor, Tensor | None]:
@@ -61,6 +64,7 @@ def edges_between_clusters(
     return found, attributes[0] if attributes else None
 
 
+@substitute(GNNInductiveHybridMultiHead._apply_index)
 def apply_index(self: Any, batch: Any, virtual_node: bool, pad_node: int, pad_graph: int) -> Any:
     """See ``torch_geometric.nn.GPSE``'s head, which loops over graphs to leave out the last node of each."""
     node_pred, node_true = batch.node_feature, batch.y
@@ -71,14 +75,3 @@ def apply_index(self: Any, batch: Any, virtual_node: bool, pad_node: int, pad_gr
         node_pred, node_true = node_pred.index_select(0, kept), node_true.index_select(0, kept)
     pred = self._pad_and_stack(node_pred, batch.graph_feature, pad_node, pad_graph)
     return pred, self._pad_and_stack(node_true, batch.y_graph, pad_node, pad_graph)
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {GNNInductiveHybridMultiHead._apply_index: apply_index}
-"""What is traced in place of PyG's methods."""
-
-FUNCTIONS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
-    (cumsum, cumulative_sum),
-    (topk, best_of_each_graph),
-    (pool_edge, edges_between_clusters),
-)
-"""What is traced in place of PyG's functions."""

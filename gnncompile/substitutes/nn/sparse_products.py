@@ -7,7 +7,6 @@ entries of a product are in order here; in eager they are in the order that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch_geometric.nn import ASAPooling, GraphUNet
 from torch_geometric.utils import scatter, softmax
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
 from gnncompile.substitutes.utils import merged
 
@@ -75,6 +75,7 @@ def meeting(one: Entries, other: Entries, inner: Any) -> tuple[Tensor, Tensor]:
     return first, by_row.index_select(0, place)
 
 
+@substitute(GraphUNet.augment_adj)
 def augment_adj(self: Any, edge_index: Any, edge_weight: Tensor, num_nodes: int) -> Any:
     """See ``torch_geometric.nn.GraphUNet.augment_adj``: all paths of two edges, a loop at each node being one."""
     if not is_edge_list(edge_index) or type(self).augment_adj is not GraphUNet.augment_adj:
@@ -104,6 +105,7 @@ def with_loops(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: Any) -
     return full, torch.cat([edge_weight.index_select(0, kept), loops])
 
 
+@substitute(ASAPooling.forward)
 def asap_forward(
     self: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None, batch: Tensor | None = None
 ) -> Any:
@@ -147,10 +149,3 @@ def _coarsened(
         return torch.stack([found.row, found.col]), found.values
     found = product(transposed, reached, nodes, clusters)
     return with_loops(torch.stack([found.row, found.col]), found.values, clusters)
-
-
-METHODS: dict[Callable[..., Any], Callable[..., Any]] = {
-    GraphUNet.augment_adj: augment_adj,
-    ASAPooling.forward: asap_forward,
-}
-"""What is traced in place of PyG's methods."""

@@ -8,11 +8,13 @@ from torch_geometric.nn import FiLMConv
 
 from gnncompile._compat import copy_of
 from gnncompile.substitutes.nn.conv.typed_linear import linear_tables
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import REDUCTIONS, Group, groups, is_own, is_typed, segment_reduce
 
 _film_forward = copy_of(FiLMConv.forward)
 
 
+@substitute(FiLMConv.forward)
 def film_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.FiLMConv.forward`."""
     ends = x if isinstance(x, tuple) else (x, x)

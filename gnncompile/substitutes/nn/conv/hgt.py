@@ -17,6 +17,7 @@ from torch_geometric.nn import HeteroDictLinear, HeteroLinear, HGTConv, Linear
 
 from gnncompile._compat import copy_of
 from gnncompile.substitutes.nn.conv.typed_linear import is_plain
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, is_own, segment_reduce, segment_softmax, to
 
 _hgt_forward = copy_of(HGTConv.forward)
@@ -128,6 +129,7 @@ def _attend(conv: Any, x_dict: dict[str, Tensor], edges: _Edges) -> Tensor:
     return segment_reduce(messages, edges.destination, edges.num_rows, "sum").flatten(1)
 
 
+@substitute(HGTConv.forward)
 def hgt_forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     """See :meth:`torch_geometric.nn.HGTConv.forward`."""
     if not _takes(self, edge_index_dict):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import RGATConv
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import (
     Group,
     dense,
@@ -117,6 +118,7 @@ def _takes(conv: Any, x: Tensor, edge_attr: Any) -> bool:
     return conv.lin_edge is not None and edge_attr.is_floating_point() and edge_attr.dim() in (1, 2)
 
 
+@substitute(RGATConv.forward)
 def rgat_forward(
     self: Any,
     x: Any,

@@ -16,6 +16,7 @@ from torch_geometric.nn.aggr import (
 )
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import (
     REDUCTIONS,
     Group,
@@ -154,6 +155,7 @@ def _has_features(x: Any) -> bool:
     return ends[0] is not None and bool(ends[0].is_floating_point())
 
 
+@substitute(RGCNConv.forward)
 def rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.RGCNConv.forward`."""
     plain = is_typed(edge_index, edge_type) and _takes(self, x)
@@ -162,6 +164,7 @@ def rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> A
     return _rgcn(self, x, edge_index, edge_type)
 
 
+@substitute(FastRGCNConv.forward)
 def fast_rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.FastRGCNConv.forward`."""
     # Given indices it reads the embedding of the edge's node, whatever the index says.

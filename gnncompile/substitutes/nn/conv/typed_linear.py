@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import HeteroLinear, Linear
 
 from gnncompile._compat import copy_of
+from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import groups, products
 
 _hetero_linear_forward = copy_of(HeteroLinear.forward)
@@ -36,6 +37,7 @@ def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
     return [torch.stack(table, 1).view(wide) for table in zip(*parts, strict=True)]
 
 
+@substitute(HeteroLinear.forward)
 def hetero_linear_forward(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
     """See :class:`torch_geometric.nn.HeteroLinear`: the products of all types are made, and each row takes its own.
 

@@ -1,0 +1,60 @@
+"""Chooses the tests that `make test` leaves to `make test-all`, from how long each took.
+
+    python -m pytest -n 2 --durations=0 --durations-min=0.05 > log.txt
+    python -m tests.slow log.txt        # writes tests/slow.txt, which tests/conftest.py reads
+
+Of each test function the quickest variants stay, as many as take :data:`MOST_OF_A_FUNCTION` seconds together, and at
+least one, unless that alone takes longer than :data:`MOST_OF_A_TEST` seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+FILE = Path(__file__).with_name("slow.txt")
+
+MOST_OF_A_FUNCTION, MOST_OF_A_TEST = 10.0, 20.0
+
+_LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::.+)")
+
+
+def seconds(log: str) -> Counter[str]:
+    """How long each test took, with its fixtures, by its node id."""
+    found: Counter[str] = Counter()
+    for line in log.splitlines():
+        parts = _LINE.match(line.strip())
+        if parts is not None:
+            found[parts[2].strip()] += float(parts[1])  # type: ignore[assignment]
+    return found
+
+
+def chosen(times: Counter[str]) -> list[str]:
+    """The node ids of slow tests, in order."""
+    functions = defaultdict(list)
+    for test, took in times.items():
+        functions[test.partition("[")[0]].append((took, test))
+    slow = []
+    for variants in functions.values():
+        together = 0.0
+        for at, (took, test) in enumerate(sorted(variants)):
+            together += took
+            if took > MOST_OF_A_TEST or (at > 0 and together > MOST_OF_A_FUNCTION):
+                slow.append(test)
+    return sorted(slow)
+
+
+def main() -> int:
+    """Writes the file, and says what is left."""
+    times = seconds(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    slow = chosen(times)
+    FILE.write_text("\n".join(slow) + "\n", encoding="utf-8")
+    left = sum(times.values()) - sum(times[test] for test in slow)
+    print(f"{len(slow)} slow tests; the others took {left:.0f} of {sum(times.values()):.0f} s of all processes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
