@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, LAYERS, SEED, Node, Region, Space
 
 
@@ -170,8 +171,7 @@ class _Run:
         if node.op == "ties":
             edges = self._on_edges(self.region.nodes[node.args[0]].args[0])
             return self._reduce("sum", (edges == self.values[node.args[0]].index_select(0, self.row)).to(self.dtype))
-        kind = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}[node.op]
-        return self._reduce(kind, self._on_edges(node.args[0]))
+        return self._reduce(REDUCTIONS[node.op].torch, self._on_edges(node.args[0]))
 
     def _dropout(self, node: Node) -> Tensor:
         feature = torch.arange(node.shape[0] * node.shape[1], device=self.device).reshape(1, *self._shape(node))

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gnncompile.exc import InvalidRegionError
+from gnncompile.ir.reductions import REDUCTIONS as REDUCTIONS
 
 Shape = tuple[int, int]
 
@@ -56,7 +57,6 @@ SEED = "int64"
 COMPUTE = "compute"
 """Type of every float intermediate: float32, or float64 where an input is float64."""
 
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 SOFTMAX_ROWS = ("softmax_max", "softmax_sum")
 STATISTICS = (*SOFTMAX_ROWS, "ties")
 """Row values that a walk finds beside a softmax or an extremum."""

@@ -12,6 +12,7 @@ from gnncompile.codegen.cpp.prelude import STORAGE
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED, Node, Region, Shape
 
 
@@ -152,10 +153,10 @@ class NestWriter:
                 self.inner.append(f"sums[{self.sums[i] + k * size} + {here}] += {feature} * {value};")
         elif step.kind is Kind.REDUCE:
             acc, value = self._element(f"acc{i}", node.shape), self._ref(node.args[0])
-            if node.op == "reduce_sum":
+            if REDUCTIONS[node.op].adds:
                 self.inner.append(f"{acc} += {value};")
             else:
-                top = f"op_{node.op[-3:]}({acc}, {value})"
+                top = REDUCTIONS[node.op].cpp.format(acc, value)
                 if i in self.counted:
                     ties = self._element(f"ties{i}", node.shape)
                     self.inner.append(f"const T top{i} = {top};")
@@ -286,7 +287,7 @@ class NestWriter:
             return _literal(node.number)
         if i in self.named:
             return self.named[i]
-        if node.op.startswith("reduce_"):
+        if node.op in REDUCTIONS:
             return self._element(f"acc{i}", node.shape)
         if node.op == "ties":
             return self._element(f"ties{node.args[0]}", node.shape)

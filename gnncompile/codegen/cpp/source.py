@@ -18,6 +18,7 @@ from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
 from gnncompile.codegen.cpp.prelude import STORAGE, prelude
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import bits
+from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
@@ -190,7 +191,7 @@ class _Writer(NestWriter):
                 self._finish_softmax(step.node)
 
     def _adds(self, step: Step) -> bool:
-        return step.kind is Kind.REDUCE and self.nodes[step.node].op == "reduce_sum"
+        return step.kind is Kind.REDUCE and REDUCTIONS[self.nodes[step.node].op].adds
 
     def _numbers_edges(self, step: Step) -> bool:
         """Whether a step needs the edge's number in the original list."""
@@ -284,8 +285,8 @@ class _Writer(NestWriter):
             if not is_buffered(node):
                 self._declare(f"lost{i}", node.shape, "T(0)")
         elif step.kind is Kind.REDUCE:
-            highest = lowest.replace("-", "")
-            start = {"reduce_sum": "T(0)", "reduce_max": lowest, "reduce_min": highest}[node.op]
+            reduction = REDUCTIONS[node.op]
+            start = reduction.cpp_start if reduction.adds else f"begin == end ? T(0) : {reduction.cpp_start}"
             self._declare(f"acc{i}", node.shape, start)
             if i in self.counted:
                 self._declare(f"ties{i}", node.shape, "T(0)")

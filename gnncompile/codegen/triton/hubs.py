@@ -6,7 +6,7 @@ from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_t
 from gnncompile.codegen.triton.plan import Part, Schedule, partials
 from gnncompile.codegen.triton.text import masked
 from gnncompile.codegen.triton.tile import Tile
-from gnncompile.codegen.triton.writer import START, Writer
+from gnncompile.codegen.triton.writer import Writer, start_of
 from gnncompile.ir.region import Region
 
 
@@ -79,10 +79,10 @@ class HubWriter(Writer):
             elif i in self.plan.counted:
                 self.ties.merge(i, self._load_partial(i, "0.0"))
             elif i in self.plan.counted.values():
-                self.line(f"piece{i} = {self._load_partial(i, START[node.op])}")
+                self.line(f"piece{i} = {self._load_partial(i, start_of(node))}")
                 self._combine(i, f"piece{i}")
             else:
-                self._combine(i, self._load_partial(i, START[node.op]))
+                self._combine(i, self._load_partial(i, start_of(node)))
         self.indent -= 1
 
     def _load_partial(self, i: int, other: str, further: int = 0) -> str:

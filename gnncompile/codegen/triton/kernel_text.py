@@ -12,11 +12,15 @@ from __future__ import annotations
 from gnncompile.codegen.triton.plan import Schedule, edgewise, every_step
 from gnncompile.codegen.triton.text import literal
 from gnncompile.codegen.triton.tile import Tile, power_of_two
+from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Node, Region, Shape, Space
 
 FEATURE_AXES = ("head", "channel")
 
-COMBINE = {"reduce_max": "maximum", "reduce_min": "minimum"}
+
+def combining(node: Node) -> str:
+    """The name of the function that combines two values of a reduction; empty where values are added up."""
+    return REDUCTIONS[node.op].triton_function if node.op in REDUCTIONS else ""
 
 
 class KernelText:
@@ -126,7 +130,7 @@ class KernelText:
     def over_lanes(self, i: int, text: str) -> str:
         """Reduces a tile over its edge axis, as its accumulator is."""
         node = self.region.nodes[i]
-        return self.over_edges(text, node.shape, COMBINE.get(node.op, "")) if every_step(node) else text
+        return self.over_edges(text, node.shape, combining(node)) if every_step(node) else text
 
     def over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
         """Reduces a tile over its edge axis; one element per program becomes a scalar."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.plan import shares_maximum
-from gnncompile.codegen.triton.text import PROPAGATE
+from gnncompile.ir.reductions import PROPAGATE
 
 
 def _scale(old: str, new: str) -> str:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-PROPAGATE = "propagate_nan=tl.PropagateNan.ALL"
-"""An argument of maxima and minima."""
-
 
 def masked(masks: list[str], other: str = "") -> str:
     """The arguments of a load or a store that its masks need, after a leading comma."""

@@ -6,19 +6,17 @@ See :mod:`gnncompile.codegen.triton.kernel_text` for what the values of a kernel
 from __future__ import annotations
 
 from gnncompile.codegen.triton.hub_tile import large_tile
-from gnncompile.codegen.triton.kernel_text import COMBINE, FEATURE_AXES
+from gnncompile.codegen.triton.kernel_text import FEATURE_AXES, combining
 from gnncompile.codegen.triton.plan import ENDS, WHOLE, Part, Schedule, every_step, reads, shares_maximum
 from gnncompile.codegen.triton.softmax import OnlineSoftmax
-from gnncompile.codegen.triton.text import PROPAGATE
 from gnncompile.codegen.triton.ties import TieCounter
 from gnncompile.codegen.triton.tile import Tile, power_of_two
 from gnncompile.codegen.triton.values import ValueWriter
-from gnncompile.ir.region import REDUCTIONS, Region, Space
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import Node, Region, Space
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
-
-START = {"reduce_sum": "0.0", "ties": "0.0", "reduce_max": 'float("-inf")', "reduce_min": 'float("inf")'}
 
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
@@ -52,6 +50,11 @@ edges of the longest row that is no hub.
 """
 
 
+def start_of(node: Node) -> str:
+    """What an accumulator starts with, and what lanes without an edge hold: it changes nothing."""
+    return "0.0" if node.op == "ties" else REDUCTIONS[node.op].triton_start
+
+
 class Writer(ValueWriter):
     """Grows the text of one kernel, statement by statement. This one walks whole rows."""
 
@@ -68,10 +71,10 @@ class Writer(ValueWriter):
         functions = self.functions()
         head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
         text = "\n".join(functions)
-        for combine in COMBINE.values():
-            if f", _{combine}" in text:
-                body = f"    return tl.{combine}(a, b, {PROPAGATE})"
-                head += ["", "@triton.jit", f"def _{combine}(a, b):", body, ""]
+        for reduction in REDUCTIONS.values():
+            if not reduction.adds and f"_{reduction.triton_function}" in text:
+                name = f"_{reduction.triton_function}"
+                head += ["", "@triton.jit", f"def {name}(a, b):", f"    return {reduction.triton.format('a', 'b')}", ""]
         return "\n".join([*head, "", *functions]) + "\n"
 
     def functions(self) -> list[str]:
@@ -273,7 +276,7 @@ class Writer(ValueWriter):
             self.softmax.start(i)
         else:
             shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
-            self.line(f"acc{i} = tl.full({shape}, {START[node.op]}, {self.compute})")
+            self.line(f"acc{i} = tl.full({shape}, {start_of(node)}, {self.compute})")
 
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
@@ -292,23 +295,24 @@ class Writer(ValueWriter):
         node = self.region.nodes[i]
         arg = node.args[0]
         value = self.operand(arg)
-        if node.op == "reduce_sum":
+        if node.op in REDUCTIONS and REDUCTIONS[node.op].adds:
             source_node = self.region.nodes[arg]
             zero_already = source_node.op == "input" and self.varies(source_node)
             self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
         elif node.op == "ties":
             self._combine(i, f"tl.where(alive & ({self.operand(self.region.nodes[arg].args[0])} == {value}), 1.0, 0.0)")
         else:
-            self._combine(i, f"tl.where(alive, {value}, {START[node.op]})")
+            self._combine(i, f"tl.where(alive, {value}, {start_of(node)})")
 
     def _combine(self, i: int, masked: str) -> None:
         """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
-        combine = COMBINE.get(self.region.nodes[i].op, "")
+        combine = combining(self.region.nodes[i])
         masked = self.over_lanes(i, masked)
         if combine:
             if i in self.plan.counted.values():
                 self.line(f"before{i} = acc{i}")
-            self.line(f"acc{i} = tl.{combine}(acc{i}, {masked}, {PROPAGATE})")
+            both = REDUCTIONS[self.region.nodes[i].op].triton.format(f"acc{i}", masked)
+            self.line(f"acc{i} = {both}")
         elif i in self.plan.weighted_sums:
             self.line(f"acc{i} = acc{i} * keep{self.plan.weighted_sums[i].softmax} + {masked}")
         else:
@@ -319,7 +323,7 @@ class Writer(ValueWriter):
         total = self._reduced(i)
         if i in self.plan.weighted_sums:
             total = f"tl.where(occupied, {total} / sum{self.plan.weighted_sums[i].softmax}, 0.0)"
-        elif node.op in COMBINE:
+        elif combining(node):
             total = f"tl.where(occupied, {total}, 0.0)"
         if total == f"acc{i}":
             self.names[i] = total
@@ -338,7 +342,7 @@ class Writer(ValueWriter):
             self.region, self.plan, self.plan.weighted_sums[i].softmax
         ):
             lanes += f" * share{self.plan.weighted_sums[i].softmax}"
-        total = self.over_edges(lanes, node.shape, COMBINE.get(node.op, ""))
+        total = self.over_edges(lanes, node.shape, combining(node))
         if i in self.plan.counted.values():
             self.line(f"top{i} = {total}")
             return f"top{i}"
