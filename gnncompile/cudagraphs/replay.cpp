@@ -137,7 +137,7 @@ using Gradients = std::pair<std::vector<std::pair<std::size_t, Tensor>>,
 using Single = std::pair<std::size_t, Tensor>;
 using Together = std::tuple<std::size_t, std::int64_t, Tensor>;
 
-struct Recording {
+struct CudaGraphRun {
   std::vector<Tensor> made;  // results, which each replay writes to
   std::vector<std::tuple<std::size_t, std::int64_t, std::size_t>> padded;  // which result, dimension, kind of things
   std::vector<bool> differentiable;
@@ -247,7 +247,7 @@ using NodePtr = decltype(autograd::Edge::function);
 
 class GnncompileReplayBackward : public autograd::Node {
  public:
-  GnncompileReplayBackward(std::shared_ptr<Recording> recording, const py::handle args, py::object lease)
+  GnncompileReplayBackward(std::shared_ptr<CudaGraphRun> recording, const py::handle args, py::object lease)
       : recording_(std::move(recording)), lease_(std::move(lease)) {
     for (const std::size_t at : recording_->graded) add_next_edge(autograd::impl::gradient_edge(tensor_at(args, at)));
     for (const std::size_t at : recording_->saved) saved_.emplace_back(tensor_at(args, at), false);
@@ -257,7 +257,7 @@ class GnncompileReplayBackward : public autograd::Node {
   ~GnncompileReplayBackward() override {
     if (!Py_IsInitialized()) {  // nothing of Python's may be touched any more
       (void)lease_.release();
-      (void)new std::shared_ptr<Recording>(std::move(recording_));
+      (void)new std::shared_ptr<CudaGraphRun>(std::move(recording_));
       return;
     }
     py::gil_scoped_acquire gil;
@@ -339,7 +339,7 @@ class GnncompileReplayBackward : public autograd::Node {
     return true;
   }
 
-  std::shared_ptr<Recording> recording_;
+  std::shared_ptr<CudaGraphRun> recording_;
   py::object lease_;
   std::vector<autograd::SavedVariable> saved_;
   std::optional<Awaited> awaited_;
@@ -358,7 +358,7 @@ NodePtr make_node(Args&&... args) {
 
 // -- the forward -------------------------------------------------------------------------------------------------------
 
-py::tuple replay(const std::shared_ptr<Recording>& recording, const py::object& args, const py::object& lease,
+py::tuple replay(const std::shared_ptr<CudaGraphRun>& recording, const py::object& args, const py::object& lease,
                  const std::vector<std::int64_t>& counts) {
   variable_list made;
   {
@@ -388,8 +388,8 @@ PYBIND11_MODULE(gnncompile_replay, module) {
       .def(py::init<py::handle, const std::vector<std::size_t>&, const std::vector<std::size_t>&,
                     const std::vector<std::vector<std::size_t>>&>())
       .def("fit", &Inputs::fit);
-  py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
-      .def(py::init<std::vector<Tensor>, decltype(Recording::padded), std::vector<bool>, std::vector<std::size_t>,
+  py::class_<CudaGraphRun, std::shared_ptr<CudaGraphRun>>(module, "CudaGraphRun")
+      .def(py::init<std::vector<Tensor>, decltype(CudaGraphRun::padded), std::vector<bool>, std::vector<std::size_t>,
                     std::vector<std::size_t>, std::vector<std::size_t>, std::vector<Tensor>, std::vector<Single>,
                     std::vector<Together>, py::object, py::object, py::object, py::object, Gradients, bool>(),
            arg("made"), arg("padded"), arg("differentiable"), arg("graded"), arg("saved"), arg("mutated"),

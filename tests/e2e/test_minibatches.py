@@ -233,12 +233,12 @@ def test_padding_joins_padded_nodes_only() -> None:
         assert edges is not None and batch is not None and edges.batch is not None
         (n, e, g), (nodes, all_edges, all_graphs) = edges.batch.counts, edges.batch.sizes
         assert (n, e, g) == (data.num_nodes, data.num_edges, data.num_graphs)
-        whole = edges.whole
+        whole = edges.padded
         assert whole.shape == (2, all_edges) and torch.equal(whole[:, :e], data.edge_index)
         assert bool((whole[:, e:] >= n).all()) and bool((whole < nodes).all())
         assert bool((whole[1, 1:] >= whole[1, :-1]).all())
         assert (
-            batch.whole.bincount(minlength=all_graphs).min() > 0 or int((data.batch.bincount(minlength=g)).min()) == 0
+            batch.padded.bincount(minlength=all_graphs).min() > 0 or int((data.batch.bincount(minlength=g)).min()) == 0
         )
 
 
