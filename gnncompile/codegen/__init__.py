@@ -1,1 +1,1 @@
-"""Writes a region as Triton or C++ source, and builds, keeps and launches the kernel."""
+"""Writes a region as Triton or C++ source; builds, caches and launches the kernel."""

@@ -1,9 +1,9 @@
-"""Where generated sources and built kernels are kept between processes: one private folder per user.
+"""The folder that keeps generated sources and built kernels between processes: one private folder per user.
 
-What lies there is executed. So a folder, or a file in it, is used only if it belongs to this user and nobody else may
-write to it; everything is written with modes 0700 and 0600; and nothing is read that does not have the bytes that its
-checksum names. Where that can't be had, or the disk is full, a warning says so and a temporary folder of this process
-takes its place.
+Files in the folder are executed. So a folder or a file is used only if it belongs to this user, and nobody else may
+write to it. Folders are made with mode 0700 and files with mode 0600, and a shared object must match its checksum.
+If the folder can't be used, or its disk is full, a warning says so. A temporary folder of this process then takes its
+place.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_dir() -> Path:
-    """The cache folder, :func:`chosen`, made with mode 0700.
+    """Returns the cache folder, :func:`chosen`; makes it with mode 0700 if it does not exist.
 
-    Where it can't be used, since it belongs to someone else, others may write to it, or this process can't, a warning
-    says so, and it is :func:`temporary_dir`.
+    The folder can't be used if it belongs to another user, if others may write to it, or if this process may not. Then
+    a warning says so, and the result is :func:`temporary_dir`.
 
     Raises:
-        OSError: That can't be made either.
+        OSError: The temporary folder can't be made either.
     """
     path = chosen()
     if path in _given_up:
@@ -42,12 +42,12 @@ def cache_dir() -> Path:
 
 
 def chosen() -> Path:
-    """The folder that is asked for, there or not: ``$GNNCOMPILE_CACHE_DIR``, else ``~/.cache/gnncompile``."""
+    """Returns the configured folder, which may not exist: ``$GNNCOMPILE_CACHE_DIR``, else ``~/.cache/gnncompile``."""
     return Path(os.environ.get(VARIABLE) or Path("~").expanduser() / ".cache" / "gnncompile").absolute()
 
 
 def why_unusable(path: Path) -> str:
-    """Makes the folder if it is not there; why it can't be used, or nothing if it can."""
+    """Makes the folder if it does not exist; returns the reason why it can't be used, or ``""`` if it can."""
     try:
         _make(path)
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
@@ -58,15 +58,15 @@ def why_unusable(path: Path) -> str:
 
 
 def who_writes(handle: int) -> str:
-    """Who beside this user may write to an open file, or nothing if nobody may."""
+    """Returns a message if anyone but this user may write to an open file, else ``""``."""
     return _whose(os.fstat(handle))
 
 
 def temporary_dir() -> Path:
-    """A private folder of this process, removed when it ends.
+    """Returns a private folder of this process, which is removed when the process ends.
 
     Raises:
-        OSError: It can't be made.
+        OSError: The folder can't be made.
     """
     with _lock:
         known = _temporary.get(os.getpid())
@@ -77,7 +77,7 @@ def temporary_dir() -> Path:
 
 
 def give_up(path: Path, problem: str) -> None:
-    """Says, once, why a folder is not used by this process from now on."""
+    """Marks a folder as unusable for this process, and warns once with the reason."""
     with _lock:
         if path in _given_up:
             return
@@ -92,12 +92,12 @@ def give_up(path: Path, problem: str) -> None:
 
 _given_up: set[Path] = set()
 _temporary: dict[int, Path] = {}
-"""By process: a forked one must not use what its parent will remove."""
+"""Process id to temporary folder. A forked process must not use the folder that its parent will remove."""
 _lock = threading.Lock()
 
 
 def _whose(status: os.stat_result) -> str:
-    """Who beside this user may write to a file or folder, or nothing if nobody may."""
+    """Returns a message if anyone but this user may write to a file or folder, else ``""``."""
     if not hasattr(os, "getuid"):
         return ""  # Windows: the profile folder is private to the user
     if status.st_uid != os.getuid():
@@ -106,12 +106,12 @@ def _whose(status: os.stat_result) -> str:
 
 
 def _open_ancestor(path: Path) -> str:
-    """That others may put something else in the place of a folder above, where they may."""
+    """Returns a message if others may write to a parent folder, and so replace this folder; else ``""``."""
     if not hasattr(os, "getuid"):
         return ""
     for folder in path.resolve().parents:
         status = folder.stat()
-        if status.st_mode & stat.S_ISVTX:  # as of /tmp: nobody may rename what belongs to others
+        if status.st_mode & stat.S_ISVTX:  # sticky, like /tmp: nobody may rename another user's folder
             continue
         if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
             return f"others may write to {folder}"
@@ -119,7 +119,7 @@ def _open_ancestor(path: Path) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group is the one that many systems give each user, who is alone in it."""
+    """Whether a group is this user's private group, which many systems make for each user."""
     import grp
     import pwd
 
@@ -131,7 +131,7 @@ def _is_own_group(group: int) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Makes a folder, and those above it that are not there, for this user alone."""
+    """Makes a folder and its missing parents, with access for this user only."""
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
@@ -144,7 +144,7 @@ def _remove(process: int, folder: Path) -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that is not there any more may have held it
+    _lock = threading.Lock()  # the old lock may be held by a thread that the fork did not copy
 
 
 if hasattr(os, "register_at_fork"):

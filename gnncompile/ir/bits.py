@@ -1,7 +1,7 @@
-"""Bools of edges packed into words: element f of an edge is bit ``f % 32`` of its word ``f // 32``.
+"""Bools per edge, packed into words: element f of an edge is bit ``f % 32`` of the edge's word ``f // 32``.
 
-A comparison per edge and channel, such as where a relu is open or which edges reach a maximum, is all that many
-gradients need of two wide rows. Packed it takes a 32nd of one.
+Many gradients need two wide rows only for one comparison per edge and channel. Examples are where a relu is positive,
+and which edges reach a maximum. The packed comparison takes a 32nd of the memory of one such row.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ PER_WORD = 32
 
 
 def words(shape: Shape) -> int:
-    """How many words hold the elements of an edge."""
+    """Returns the number of words that hold the elements of one edge."""
     return -(-math.prod(shape) // PER_WORD)
 
 
 def packable(shape: Shape) -> bool:
-    """Whether no word belongs to two heads. Triton 3.6 mixes up what heads of 8 channels put into them."""
+    """Whether no word holds bits of two heads. Triton 3.6 mixes up words that heads of 8 channels share."""
     return shape[0] == 1 or shape[1] % PER_WORD == 0
 
 
 def tensor_type(dtype: str) -> torch.dtype:
-    """The type of a tensor that holds values of a storage type of the IR."""
+    """Returns the torch dtype of a tensor that holds values of the IR storage type `dtype`."""
     return torch.int32 if dtype == BITS else getattr(torch, dtype)
 
 
 def pack(value: Tensor) -> Tensor:
-    """Bools ``[rows, ...]`` as int32 ``[rows, words]``; bits behind the last element are 0."""
+    """Packs bools ``[rows, ...]`` into int32 ``[rows, words]``; bits after the last element are 0."""
     flat = value.flatten(1)
     filled = pad(flat, (0, -flat.size(1) % PER_WORD)).long().unflatten(1, (-1, PER_WORD))
     place = torch.arange(PER_WORD, device=value.device)
@@ -41,7 +41,7 @@ def pack(value: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of :func:`pack`, as ``[rows, *shape]``."""
+    """The inverse of :func:`pack`; returns bools ``[rows, *shape]``."""
     bits = packed.unsqueeze(2) >> torch.arange(PER_WORD, device=packed.device, dtype=torch.int32)
     flat = (bits & 1).bool().flatten(1)[:, : math.prod(shape)]
     return flat.reshape(-1, *shape)

@@ -1,4 +1,4 @@
-"""Builds regions: equal values are made once, constants are folded, activations are spelled in primitives."""
+"""Builds regions. Equal values become one node, and operations with a neutral constant are left out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def join(by: Space, spaces: Sequence[Space]) -> Space:
 
 
 class Builder:
-    """Grows one region. Values are positions of nodes; every method returns one."""
+    """Builds one region, node by node. A value is the index of its node; methods that add a node return its index."""
 
     def __init__(self, by: Space, whole: bool = False) -> None:
         self.by, self.whole = by, whole
@@ -54,38 +54,38 @@ class Builder:
 
     @classmethod
     def of(cls, region: Region) -> Builder:
-        """A builder that goes on from a finished region."""
+        """Returns a builder that already holds the nodes of a region, at the same indices."""
         b = cls(region.by, region.whole)
         for node in region.nodes:
             b.emit(node)
         return b
 
     def emit(self, node: Node) -> int:
-        """The position of `node`, added unless an equal one exists."""
+        """Returns the index of `node`; adds the node unless an equal node exists."""
         if node not in self._known:
             self._known[node] = len(self.nodes)
             self.nodes.append(node)
         return self._known[node]
 
     def input(self, position: int, space: Space, shape: Shape, dtype: str) -> int:
-        """The rows of the region's tensor number `position`."""
+        """Adds an input that reads the rows of the region's tensor at index `position`."""
         return self.emit(Node("input", (), space, shape, dtype, position))
 
     def const(self, value: float) -> int:
-        """A number."""
+        """Adds a constant."""
         return self.emit(Node("const", (), Space.PARAMETER, (1, 1), COMPUTE, float(value)))
 
     def constant(self, value: int) -> float | None:
-        """The number behind a value, if it is a constant."""
+        """Returns the number that a value holds, or None if the value is not a constant."""
         node = self.nodes[value]
         return node.number if node.op == "const" else None
 
     def op(self, name: str, *args: int) -> int:
-        """A pointwise operation of :data:`POINTWISE`."""
+        """Adds a pointwise operation of :data:`POINTWISE`."""
         if name == "on_edges":
             return self.on_edges(args[0])
         if POINTWISE[name].result != BOOL and name not in ("where", "float"):
-            # Arithmetic counts with bools; torch's own ops on them would be logical.
+            # Arithmetic takes a bool as 0 or 1; torch's own ops on two bools would be logical.
             args = tuple(self.op("float", a) if self.nodes[a].boolean else a for a in args)
         folded = self._simplify(name, args)
         if folded is not None:
@@ -98,7 +98,7 @@ class Builder:
         return self.emit(Node(name, tuple(args), join(self.by, [n.space for n in nodes]), shape, dtype))
 
     def on_edges(self, value: int) -> int:
-        """The value with a row per edge, so that it can be stored per edge."""
+        """Returns the value with a row per edge, so that a region can store it per edge."""
         node = self.nodes[value]
         if node.space is Space.EDGE:
             return value
@@ -106,23 +106,26 @@ class Builder:
         return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, dtype))
 
     def _simplify(self, name: str, args: tuple[int, ...]) -> int | None:
-        """Removes neutral elements; never drops an operand whose NaN or infinity must show."""
+        """Returns the other operand if one operand is neutral, else None.
+
+        No operand is dropped whose NaN or infinity must reach the result.
+        """
         if name in ("add", "mul") and self.constant(args[0]) is not None:
             args = (args[1], args[0])
         last = self.constant(args[-1])
         if name in ("mul", "div") and last == 1.0:
             return args[0]
-        # x + 0.0 is not x where x is -0.0; x - 0.0 and x + -0.0 are.
+        # x + 0.0 differs from x where x is -0.0; x - 0.0 and x + -0.0 always equal x.
         if last == 0.0 and (name, math.copysign(1.0, last)) in (("sub", 1.0), ("add", -1.0)):
             return args[0]
         return None
 
     def sum_axis(self, value: int, axis: int) -> int:
-        """Sums over feature axis 0 (heads) or 1 (channels), which keeps length 1."""
+        """Adds a sum over feature axis 0 (heads) or 1 (channels). The summed axis stays, with length 1."""
         return self.over_features(FEATURE_SUMS[axis], value)
 
     def over_features(self, name: str, value: int) -> int:
-        """One of :data:`FEATURE_REDUCTIONS`."""
+        """Adds a reduction `name` of :data:`FEATURE_REDUCTIONS`, unless its axis already has length 1."""
         node, axis = self.nodes[value], FEATURE_REDUCTIONS.index(name) % 2
         if node.shape[axis] == 1:
             return value
@@ -130,9 +133,10 @@ class Builder:
         return self.emit(Node(name, (value,), node.space.computed, shape))
 
     def sum_to(self, value: int, shape: Shape, full: Shape) -> int:
-        """Sums the feature axes in which `shape` has length 1 but `full` has not: the gradient of broadcasting.
+        """Sums over the feature axes that broadcasting from `shape` to `full` expanded: the gradient of broadcasting.
 
-        `value` stands for something of shape `full`; where its own axis is narrow, all entries along it are equal.
+        `value` stands for a value of shape `full`. Where an axis of `value` has length 1, all entries along that axis
+        are equal, so the sum is a product with the length.
         """
         for axis in (0, 1):
             if shape[axis] == 1 and full[axis] != 1:
@@ -143,46 +147,55 @@ class Builder:
         return value
 
     def softmax(self, value: int) -> int:
-        """Softmax over the edges of each row."""
+        """Adds a softmax over the edges of each row."""
         return self.emit(Node("softmax", (value,), Space.EDGE, self.nodes[value].shape))
 
     def softmax_row(self, which: str, softmax: int) -> int:
-        """``"softmax_max"`` or ``"softmax_sum"`` of a softmax node."""
+        """Adds the row maximum (``"softmax_max"``) or the row sum (``"softmax_sum"``) of a softmax node."""
         return self.emit(Node(which, (softmax,), self.by, self.nodes[softmax].shape))
 
     def ties(self, extremum: int) -> int:
-        """How many edges of each row reach its maximum or minimum."""
+        """Adds the number of edges of each row that reach the row's maximum or minimum."""
         return self.emit(Node("ties", (extremum,), self.by, self.nodes[extremum].shape))
 
     def sharers(self, extremum: int) -> int:
-        """How many share the gradient of an extremum: the edges that reach it, and the zero that the result of torch's
-        ``scatter_reduce`` began with where that is the extremum.
+        """Adds the number of values that share the gradient of an extremum.
+
+        These are the edges that reach the extremum, and one more where the extremum is 0. torch's ``scatter_reduce``
+        starts from a zero, which then takes a share as well.
         """
         return self.op("add", self.ties(extremum), self.op("eq", extremum, self.const(0)))
 
     def dropout(self, seed: int, p: float, shape: Shape) -> int:
-        """What dropout multiplies a value per edge of this shape with, by an input that is a seed; ``0 < p < 1``."""
+        """Adds the factors by which dropout multiplies a value per edge of this shape.
+
+        Args:
+            seed: An input that holds the seed.
+            p: The probability of a zero, ``0 < p < 1``.
+            shape: Feature shape of the value.
+        """
         return self.emit(Node("dropout", (seed,), Space.EDGE, shape, COMPUTE, float(p)))
 
     def linear(self, features: int, weights: int) -> int:
-        """A linear layer of the features of each edge; the weights, an input, have a row for each of these."""
+        """Adds a linear layer of the features of each edge. `weights` is an input with a row for each feature."""
         return self.emit(Node("linear", (features, weights), Space.EDGE, self.nodes[weights].shape))
 
     def transposed(self, value: int, weights: int, features: int) -> int:
-        """The dot product of a value per edge with each row of weights, one for each of so many features."""
+        """Adds the dot products of a value per edge with each row of weights. The weights have `features` rows."""
         return self.emit(Node("transposed", (value, weights), Space.EDGE, (1, features)))
 
     def outer(self, features: int, value: int, shape: Shape) -> int:
-        """For each feature of the edges the sum over all edges of a value, broadcast to `shape`, times the feature."""
+        """Adds, for each edge feature, the sum over all edges of the feature times a value broadcast to `shape`."""
         return self.emit(Node("outer", (features, value), Space.FEATURE, shape))
 
     def reduce(self, kind: str, value: int) -> int:
-        """``"sum"``, ``"max"`` or ``"min"`` over the edges of each row."""
+        """Adds a reduction over the edges of each row; `kind` is ``"sum"``, ``"max"`` or ``"min"``."""
         return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))
 
     def again(self, node: Node, args: Sequence[int]) -> int:
-        """The operation of a node of another region, on other arguments; no input and nothing that belongs to a softmax
-        or an extremum.
+        """Adds the operation of a node of another region, applied to `args`.
+
+        The node may be no input, no softmax and no row value of a softmax or an extremum.
         """
         if node.op == "const":
             return self.const(node.number)
@@ -201,9 +214,9 @@ class Builder:
         return self.op(node.op, *args)
 
     def finish(self, outputs: Sequence[Output]) -> Region:
-        """The region with these outputs, without the values that none of them needs.
+        """Returns the region with these outputs, without the values that no output needs.
 
-        Inputs keep their tensor positions; a tensor that nothing reads simply has no input node.
+        Inputs keep their tensor positions. A tensor that no value reads has no input node.
         """
         needed = sorted(behind(self.nodes, (o.node for o in outputs)))
         place = {old: new for new, old in enumerate(needed)}

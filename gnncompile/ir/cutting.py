@@ -1,4 +1,4 @@
-"""Cuts stages out of the expressions of a scratch builder in which a backward is first written."""
+"""Cuts a backward into stages. The backward is first written as expressions in one scratch builder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ from gnncompile.ir.stages import Operand, Stage
 
 
 def elements(nodes: Iterable[Node]) -> int:
-    """How many elements a row of all these values has."""
+    """Returns the number of elements in one row of each value, added up over the values."""
     return sum(n.shape[0] * n.shape[1] for n in nodes)
 
 
 def trailing(shape: Shape) -> tuple[int, ...]:
-    """The tensor shape of a value: heads only where there are any."""
+    """Returns the trailing tensor shape of a value: (heads, channels), or (channels,) for a single head."""
     return shape if shape[0] != 1 else shape[1:]
 
 
 @dataclass
 class Stages:
-    """Cuts expressions of the scratch builder into stages."""
+    """Cuts expressions of the scratch builder into stages.
+
+    Attributes:
+        scratch: The builder that holds the expressions.
+        operands: The origin of each tensor that an input of `scratch` reads.
+        compute: The dtype that the region computes in.
+        stages: The stages so far.
+        temporaries: The number of outputs of all stages so far.
+    """
 
     scratch: Builder
     operands: list[Operand]
@@ -32,7 +40,12 @@ class Stages:
     temporaries: int = 0
 
     def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
-        """Adds one stage and returns its temporaries; a root is (expression, whether to sum it over edges, dtype)."""
+        """Adds one stage and returns the indices of its temporaries, one per root.
+
+        Args:
+            by: The space whose rows the stage walks.
+            roots: (expression, whether to sum the expression over edges, dtype) for each output of the stage.
+        """
         if not roots:
             return []
         b = Builder(by, self.scratch.whole)
@@ -42,7 +55,7 @@ class Stages:
         for value, reduce, dtype in roots:
             node = copy(value)
             if reduce:
-                # A dot product per edge that is stored for every edge is there anyway.
+                # Where values are stored per edge, their dot products are computed for each edge anyway.
                 node = b.reduce("sum", node) if stores_edges else self._sum(b, node, copy.used)
             outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
@@ -50,20 +63,24 @@ class Stages:
         return list(range(first, self.temporaries))
 
     def _sum(self, b: Builder, value: int, used: Sequence[Operand]) -> int:
-        """The sum of a value over the edges; whatever is no input of the forward is 0 in rows without any."""
+        """Adds the sum of a value over the edges of each row.
+
+        Operands other than the forward's inputs are taken to be finite in rows without edges.
+        """
         rows = {at for at, n in enumerate(b.nodes) if n.op == "input" and used[int(n.value or 0)].kind != "input"}
         return linear.sum_over_edges(b, value, finite=rows)
 
     def load(self, temporary: int, space: Space, like: int) -> int:
-        """The scratch expression that reads a temporary with the feature shape of `like`."""
+        """Returns the scratch expression that reads a temporary; it has the feature shape of `like`."""
         self.operands.append(Operand("temporary", temporary))
         return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, self.compute)
 
 
 class Transplant:
-    """Copies expressions into another builder, numbering the operands they read.
+    """Copies expressions from `scratch` into `target`.
 
-    `copied` says what is there already, by its value in the scratch builder.
+    `used` collects the operands that the copies read, in the order of the target's tensors. `copied` maps scratch
+    values to target values that exist already.
     """
 
     def __init__(
@@ -74,7 +91,7 @@ class Transplant:
         self.copied = dict(copied or {})
 
     def __call__(self, value: int) -> int:
-        """The copy of a value."""
+        """Returns the copy of a value; makes the copy on first use."""
         if value not in self.copied:
             self.copied[value] = self._copy(self.scratch.nodes[value])
         return self.copied[value]
@@ -85,7 +102,10 @@ class Transplant:
         return self.target.again(node, [self(a) for a in node.args])
 
     def _position(self, node: Node) -> int:
-        """Where the target finds an input: in the order of its own walk, if it goes by one."""
+        """Returns the tensor position of an input in the target.
+
+        A tensor in walk order comes in both orders; the target reads the order of its own walk.
+        """
         operand = self.operands[int(node.value or 0)]
         wanted = [replace(operand, index=operand.index + k) for k in range(len(node.positions))]
         if self.target.by is not self.scratch.by:

@@ -1,16 +1,16 @@
-"""Sums over edges with what is the same for all edges of a row taken out of them: cotangents, and dot products.
+"""Moves factors out of sums over edges, if all edges of a row share them: cotangents, and dot products with rows.
 
-``sum_e r s_e`` is ``r sum_e s_e``, and where `r` is a cotangent, what is left is often a sum that the forward could
-have kept. The two differ where `r` is infinite or NaN, so nothing but cotangents is taken out: other rows may be
-infinite where they have no edge, or where a choice leaves them out.
+``sum_e r s_e`` equals ``r sum_e s_e``. If `r` is a cotangent, the forward can often keep the sum that is left. The two
+sides differ where `r` is infinite or NaN. So a plain sum gives up only cotangents: another row value may be infinite
+where the row has no edge, or where a ``where`` does not choose it.
 
-Dot products with rows are moved out all the same, and what else is a factor of them; there a row without edges is 0,
-whatever its factors are. Only of inputs that the dot product itself is with, the features of nodes, it is taken for
-granted that they are numbers.
+A dot product with a row is moved out as well, together with the other row factors. The result of a row without edges
+is then set to 0 if a factor may be infinite or NaN there. Only inputs inside the dot product, which are node features,
+are assumed finite.
 
-The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``, where `r` is a row of the side that is walked
-and `x_e` is gathered. A dot product per edge costs a GPU as many shuffles as a warp has levels, and keeps the row in
-one program. Since everything is linear, ``<r, sum_e s_e x_e>`` is the same number: the walk only accumulates.
+The gradient of attention is full of sums such as ``sum_e s_e <r, x_e>``: `r` is a row of the walked side, and `x_e` is
+gathered. On a GPU a dot product per edge costs one shuffle per level of a warp, and keeps the row in one program.
+``<r, sum_e s_e x_e>`` is the same number by linearity, and its walk only accumulates.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Space, behind
 
 Term = tuple[int, ...]
-"""Values whose product is meant."""
+"""The factors of a product."""
 
 
 def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset(), finite: Set[int] = frozenset()) -> int:
-    """The sum of a value over the edges of each row, its dot products with rows taken after the sum where possible.
+    """Adds the sum of a value over the edges of each row; takes dot products with rows after the sum where possible.
 
     Args:
-        b: A builder whose rows are walked.
-        value: What to sum, per edge.
-        cotangents: Rows that are to be multiplied with the sum instead, as far as they are factors of the value.
-        finite: Other rows that are numbers where there is no edge as well.
+        b: The builder; its region walks the rows.
+        value: The value to sum, per edge.
+        cotangents: Row values that multiply the sum instead of each edge, if they are factors of the value.
+        finite: Other row values that are finite even in rows without edges.
 
     Returns:
-        A value per row, of the shape of `value`; rounded otherwise than the plain sum.
+        A value per row, with the shape of `value`. Its rounding differs from that of the plain sum.
     """
     terms = _terms(b, value) if _hides_dot(b, value) else None
     if terms is None:
@@ -51,7 +51,10 @@ def sum_over_edges(b: Builder, value: int, cotangents: Set[int] = frozenset(), f
 
 
 def _terms(b: Builder, value: int) -> list[Term] | None:
-    """The value as a sum of products, taken apart only where a dot product hides; None if it hides too well."""
+    """Returns the value as a sum of products, expanded only where it contains a dot product with a row.
+
+    Returns None if an operation around the dot product can't be expanded.
+    """
     if _is_dot(b, value):
         return [(value,)]
     if not _hides_dot(b, value):
@@ -70,7 +73,7 @@ def _terms(b: Builder, value: int) -> list[Term] | None:
 
 
 def _sum(b: Builder, term: Term, finite: Set[int]) -> int | None:
-    """The sum of a product over edges, row factors outside; None where a dot product can't be moved out."""
+    """Adds the sum of a product over edges, with row factors outside; None if a dot product can't be moved out."""
     dots = [f for f in term if _is_dot(b, f)]
     rows = [f for f in term if _is_row(b, f)]
     weights = [f for f in term if f not in dots and f not in rows]
@@ -93,7 +96,7 @@ def _sum(b: Builder, term: Term, finite: Set[int]) -> int | None:
 
 
 def _where_edges_are(b: Builder, total: int, doubtful: Sequence[int]) -> int:
-    """A total per row, and 0 in rows without edges if a factor of it may be infinite or NaN there."""
+    """Returns the total per row, set to 0 in rows without edges if a doubtful factor may be infinite or NaN there."""
     if all(b.nodes[f].space is Space.PARAMETER for f in doubtful):
         return total
     degree = b.reduce("sum", b.const(1))
@@ -109,7 +112,10 @@ def _product(b: Builder, factors: Sequence[int]) -> int:
 
 
 def _factors(b: Builder, value: int, cotangents: Set[int] = frozenset()) -> list[int]:
-    """Factors of a value; cotangents are found in sums and choices as well, if all their parts have them."""
+    """Returns the factors of a value.
+
+    A cotangent is also a factor of a sum, a difference or a ``where`` whose operands all have that factor.
+    """
     node = b.nodes[value]
     if node.op == "mul":
         return [f for a in node.args for f in _factors(b, a, cotangents)]
@@ -127,11 +133,11 @@ def _factors(b: Builder, value: int, cotangents: Set[int] = frozenset()) -> list
 
 
 _LINEAR = {"add": (0, 1), "sub": (0, 1), "where": (1, 2), "div": (0,)}
-"""Which arguments of an operation may be multiplied by a factor instead of its result; 0 stays as it is."""
+"""For each operation, the arguments that can be multiplied by a factor in place of the result."""
 
 
 def _in_all(parts: list[list[int]]) -> list[int]:
-    """The factors that all products have, as often as they do."""
+    """Returns the factors that all products have in common, each as often as in every product."""
     common: Counter[int] = reduce(and_, map(Counter, parts)) if parts else Counter()
     return list(common.elements())
 
@@ -145,7 +151,7 @@ def _is_row(b: Builder, value: int) -> bool:
 
 
 def _is_dot(b: Builder, value: int) -> bool:
-    """Whether a value per edge is the dot product of a row and something else."""
+    """Whether a value per edge is the dot product of a row value and a value per edge."""
     node = b.nodes[value]
     if node.op != "sum_channels" or _is_row(b, value):
         return False

@@ -1,4 +1,4 @@
-"""Puts regions that walk the same edges into one: what they read in common is read once, equal values are made once."""
+"""Merges regions that walk the same edges. Common inputs are read once, and equal values are computed once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Shape, Space, behind
 
 _Read = tuple[Hashable, Space, Shape]
-"""A tensor as a region reads it: by its position it has one space and one feature shape."""
+"""A tensor, its space and its feature shape. A tensor position of a region has one space and one feature shape."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Part:
 
     Attributes:
         region: The region.
-        tensors: What stands at each of its tensor positions; equal things are read once.
-        kept: Positions of its outputs that are still wanted.
+        tensors: A key for the tensor at each position; tensors with equal keys are read once.
+        kept: Positions of the outputs that are still wanted.
     """
 
     region: Region
@@ -33,7 +33,7 @@ class Merged:
 
     Attributes:
         region: The region.
-        tensors: What stands at each of its tensor positions.
+        tensors: The key of the tensor at each position.
         outputs: For each part, the position of each kept output among the outputs of the region.
     """
 
@@ -43,7 +43,7 @@ class Merged:
 
 
 def merge(parts: Sequence[Part]) -> Merged:
-    """Merges regions that walk the same edges by the same rows; none may read what another one gives."""
+    """Merges regions that walk the same edges by the same rows. No region may read an output of another region."""
     b = Builder(parts[0].region.by, parts[0].region.whole)
     tensors: dict[_Read, int] = {}
     outputs: dict[Output, int] = {}
@@ -56,7 +56,7 @@ def merge(parts: Sequence[Part]) -> Merged:
 
 
 def _copy(b: Builder, part: Part, tensors: dict[_Read, int]) -> dict[int, int]:
-    """Adds what the kept outputs are made of; says where each node went."""
+    """Copies the nodes that the kept outputs need; returns the new index of each node."""
     nodes = part.region.nodes
     copied: dict[int, int] = {}
     for at in sorted(behind(nodes, (part.region.outputs[k].node for k in part.kept))):

@@ -1,8 +1,8 @@
-"""Which values dropout keeps: the same bits in torch, Triton and C++, so that no mask is ever stored.
+"""Random bits for dropout. torch, Triton and C++ compute the same bits, so no mask is ever stored.
 
-A decision is a function of (seed, edge, feature): Philox-4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
-1, 2, 3", SC 2011) with the seed's 64 bits as its key and (edge, feature, 0, 0) as its counter. The gradient walks edges
-in another order and finds the same decisions, because an edge goes by its number in the original list.
+Whether dropout keeps a value is a function of (seed, edge, feature): Philox-4x32-10 (Salmon et al., "Parallel Random
+Numbers: As Easy as 1, 2, 3", SC 2011). Its key is the seed's 64 bits, and its counter is (edge, feature, 0, 0). The
+gradient walks the edges in another order and keeps the same values, because an edge is its index in the edge list.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 LARGEST_SEED = 2**63 - 1
-"""Seeds are drawn from 0 up to this, exclusive."""
+"""Seeds are drawn from ``[0, LARGEST_SEED)``."""
 
 
 def threshold(p: float) -> int:
-    """The smallest 32-bit word that is kept: a share `p` of all words, to a precision of 2**-33, is below it."""
+    """Returns the smallest 32-bit word whose value is kept. A share `p` of all words is smaller, to within 2**-33."""
     return min(max(round(p * 2**32), 0), _WORD)
 
 
 def scale(p: float) -> float:
-    """What a value is multiplied by if it is kept, for ``0 <= p < 1``."""
+    """Returns the factor of a value that is kept, for ``0 <= p < 1``."""
     return 1.0 / (1.0 - p)
 
 
 def factors(seed: Tensor, edge: Tensor, feature: Tensor, p: float, dtype: torch.dtype) -> Tensor:
-    """What dropout multiplies with: ``1 / (1 - p)`` where a value is kept, 0 elsewhere.
+    """Returns the factors of dropout: ``1 / (1 - p)`` where a value is kept, 0 elsewhere.
 
     Args:
         seed: int64, one element.
-        edge: Numbers of edges, int64 below 2**32, broadcast against `feature`.
+        edge: Indices of edges in the edge list, int64 below 2**32, broadcast against `feature`.
         feature: Positions within an edge's row, int64 below 2**32.
-        p: Probability of a zero, between 0 and 1.
-        dtype: Of the result.
+        p: Probability of a zero, ``0 <= p < 1``.
+        dtype: The dtype of the result.
     """
     return (words(seed, edge, feature) >= threshold(p)).to(dtype) * scale(p)
 
 
 def words(seed: Tensor, edge: Tensor, feature: Tensor) -> Tensor:
-    """The first word of Philox-4x32-10, in ``[0, 2**32)`` as int64."""
+    """Returns the first word of Philox-4x32-10 for each (edge, feature), in ``[0, 2**32)`` as int64."""
     seed = seed.reshape(())
     keys = [seed & _WORD, (seed >> 32) & _WORD]
     zero = torch.zeros_like(seed)
@@ -57,7 +57,7 @@ def words(seed: Tensor, edge: Tensor, feature: Tensor) -> Tensor:
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and the lower word of a product of two words, by halves: int64 must not overflow."""
+    """Returns the upper and the lower word of a product of two words. Works on halves, so that int64 can't overflow."""
     low = multiplier * (word & 0xFFFF)
     high = multiplier * (word >> 16) + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -1,7 +1,7 @@
-"""The pointwise operations of a region: what each means in torch, Triton and C++.
+"""The pointwise operations of a region, each written in torch, Triton and C++.
 
-The table is short on purpose. Activations (relu, silu, ...) are compositions of these, made by the builder, so that
-a new one needs neither a kernel template nor a gradient.
+The table is short on purpose. An activation (relu, silu, ...) is composed of these operations, so a new activation
+needs neither a kernel template nor a gradient (see :mod:`gnncompile.ir.rules`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gnncompile.ir.region import BOOL, COMPUTE
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One operation. `triton` and `cpp` are format strings over ``{0}``, ``{1}``, ...; C++ values have type ``T``."""
+    """One operation. `triton` and `cpp` are format strings over ``{0}``, ``{1}``, ...; ``T`` is the compute type."""
 
     arity: int
     torch: Callable[..., torch.Tensor]
@@ -24,7 +24,7 @@ class Pointwise:
     cpp: str
     result: str = COMPUTE
     bare: bool = True
-    """Whether Triton may see a number among the operands as a literal; not where a function is applied to it."""
+    """Whether a constant operand may be a bare literal in Triton code. Functions such as ``tl.abs`` take no literal."""
 
 
 def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
@@ -32,7 +32,7 @@ def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
 
 
 def _expm1(x: str) -> str:
-    """exp(x) - 1 near 0 in Triton, by its Taylor series: the difference would lose what is left of x."""
+    """Returns Triton code for exp(x) - 1 near 0, a Taylor series. The difference itself would lose the digits of x."""
     series = "1"
     for k in range(15, 1, -1):
         series = f"(1 + {x} * (1 / {k}) * {series})"
@@ -44,7 +44,7 @@ POINTWISE: dict[str, Pointwise] = {
     "sub": Pointwise(2, torch.sub, "({0} - {1})", "({0} - {1})"),
     "mul": Pointwise(2, torch.mul, "({0} * {1})", "({0} * {1})"),
     "div": Pointwise(2, torch.div, "({0} / {1})", "({0} / {1})"),
-    # Triton's -x is 0 - x, which makes no negative zero.
+    # Triton computes -x as 0 - x, which never gives a negative zero.
     "neg": Pointwise(1, torch.neg, "({0} * -1.0)", "(-{0})"),
     "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
     "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
@@ -68,7 +68,7 @@ POINTWISE: dict[str, Pointwise] = {
     "tanh": Pointwise(
         1,
         torch.tanh,
-        # 1 - 2 / (exp(2x) + 1) is exact at both infinities and keeps NaN; near 0 it would lose what is left of x.
+        # 1 - 2 / (exp(2x) + 1) is exact at both infinities and keeps NaN; near 0 it would lose the digits of x.
         f"tl.where(tl.abs({{0}}) < 0.25, {_expm1('(2 * {0})')} / ({_expm1('(2 * {0})')} + 2), "
         "1 - 2 / (tl.exp(2 * {0}) + 1))",
         "std::tanh({0})",
@@ -79,9 +79,9 @@ POINTWISE: dict[str, Pointwise] = {
     "pow": Pointwise(
         2,
         torch.pow,
-        # A negative number has powers of whole exponents only, negative ones where the exponent is odd; a negative zero
-        # is one, as its inverse shows. Conditions on the exponent, which may be one number for a whole tile, are not
-        # joined with others: the interpreter can't.
+        # A negative number has powers of whole exponents only, and they are negative where the exponent is odd. A
+        # negative zero counts as negative; its inverse shows the sign. The exponent may be one number for a whole tile,
+        # and Triton's interpreter can't join a condition on one number with a condition on a tile.
         "tl.where({1} == 0, 1.0, "
         'tl.where(({0} < 0) & (tl.abs({0}) < float("inf")), tl.where(tl.floor({1}) != {1}, float("nan"), 1.0), 1.0) '
         "* tl.where(({0} < 0) | (1 / {0} < 0), tl.where(tl.floor({1}) == {1}, "
@@ -103,4 +103,4 @@ POINTWISE: dict[str, Pointwise] = {
     "on_edges": Pointwise(1, lambda x: x, "{0}", "{0}"),
     "float": Pointwise(1, lambda x: x.to(torch.get_default_dtype()), "{0}.to(T)", "T({0})"),
 }
-"""``on_edges`` gives a row value a row per edge; ``float`` turns a bool into 0 or 1 of the compute type ``T``."""
+"""``on_edges`` expands a row value to a row per edge; ``float`` turns a bool into 0 or 1 of the compute type ``T``."""

@@ -1,4 +1,4 @@
-"""Prints a region as readable text, one value a line."""
+"""Prints a region as readable text, one value per line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIX = {space: space.value for space in Space} | {Space.PARAMETER: "-"}
 
 
 def to_text(region: Region) -> str:
-    """The region as text::
+    """Returns the region as text::
 
     region by destination:
       x0: float32[source, 1x64] = tensor 0
@@ -31,7 +31,7 @@ def to_text(region: Region) -> str:
 
 
 def summary(region: Region) -> str:
-    """What the region does, in a few words: ``softmax, 2 sums, max of 1x64 from source, edge``."""
+    """Returns a one-line summary of a region, such as ``softmax, 2 sums, max of 1x64 from source, edge``."""
     counts = Counter(region.nodes[i].op.removeprefix("reduce_") for i in region.reductions)
     kinds = ["softmax"] * bool(region.softmaxes) + ["dropout"] * region.drops
     kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]

@@ -1,8 +1,13 @@
-"""What the forward of a region keeps for its gradient, beside what a user asks for.
+"""Chooses residuals: values that the forward of a region stores for its gradient, as outputs after the user's outputs.
 
-A row that the gradient needs is kept: statistics of softmaxes, extrema and how many share their gradients, reductions
-that an epilogue hides, sums that save the gradient a walk. Of what there is per edge only comparisons are kept, a bit
-each, where the gradient would otherwise gather wide rows, or compute a layer per edge, to compare again.
+The row values that a gradient needs are stored:
+- the maximum and the sum of each softmax;
+- each extremum, and the number of values that share its gradient;
+- reductions that only an epilogue reads;
+- sums over edges that save the gradient a walk.
+
+Values per edge are not stored, except comparisons, as one bit each. A comparison is stored if the gradient would
+otherwise gather wide rows, or compute a layer per edge, to compare again.
 """
 
 from __future__ import annotations
@@ -19,23 +24,25 @@ from gnncompile.ir.stages import Backward, Operand, Stage
 from gnncompile.ir.vjp import Differentiation
 
 MOST_BITS = 1024
-"""Widest region whose comparisons are kept, in elements of an edge (padded to powers of two): no kernel splits it."""
+"""Widest region whose comparisons are stored, in elements per edge, padded to powers of two. No kernel splits such a
+region by channels."""
 
 WRITTEN, READ = 280, 256
-"""What it costs to write or read the bits of an edge, in bytes of a gathered row that take as long: a row of 512 bytes
-takes about 240 us, bits in the order of the edge list 130 and 120 (H200, 2.3M edges)."""
+"""Cost of writing or reading the bits of an edge, in bytes of a gathered row that take as long. A row of 512 bytes
+takes about 240 us; bits in the order of the edge list take 130 us to write and 120 us to read (H200, 2.3M edges)."""
 
 PRODUCT = 12
-"""Features of an edge whose layer costs as much as gathering a row of its width, about (GINE on the same machine)."""
+"""A linear layer of this number of edge features costs about as much as gathering a row as wide as its result (GINE on
+the same machine)."""
 
 
 @lru_cache(maxsize=1024)
 def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
-    """The region with the values that its gradient needs as additional outputs.
+    """Returns the region with the values that its gradient needs as additional outputs.
 
     Args:
         region: A region without residuals.
-        wanted: For each tensor, whether a gradient may be asked for; all if left out.
+        wanted: For each tensor, whether a gradient may be asked for. None means all tensors.
     """
     if wanted is not None and not any(wanted):
         return region
@@ -48,7 +55,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
         elif node.op in ("reduce_max", "reduce_min"):
             kept.add(b, at)
             kept.add(b, b.sharers(at))
-    seen = {o.node for o in region.outputs}  # what a caller of the region reads, and so may have a cotangent
+    seen = {o.node for o in region.outputs}  # the caller reads these nodes, so they may have a cotangent
     region = kept.finish(b)
     given = tuple(o.node in seen and region.nodes[o.node].op not in STATISTICS for o in region.outputs)
     for at in Differentiation(region, given).backward(wanted or (True,) * region.count).missing:
@@ -62,7 +69,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
 
 
 class _Residuals:
-    """Outputs of a region, to which row values in compute precision are added."""
+    """The outputs of a region; :meth:`add` appends a value in compute precision unless it is an output already."""
 
     def __init__(self, region: Region) -> None:
         self.by, self.compute = region.by, region.compute
@@ -77,7 +84,9 @@ class _Residuals:
 
 
 def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:
-    """The region with comparisons as outputs, one after the other as long as each makes the backward cheaper."""
+    """Returns the region with comparisons as outputs: tries one after another, keeps each that saves the backward more
+    than its write costs.
+    """
     plan = _backward(region, given, wanted)
     cost = _bytes(plan)
     tried: set[Node] = set()
@@ -101,7 +110,7 @@ def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...])
 
 
 def _bytes(plan: Backward) -> float:
-    """About how many bytes the walks of a backward read per edge, and what takes as long as reading so many."""
+    """Estimates the cost of a backward, in bytes that its walks read per edge. Linear layers count as bytes too."""
     total = 0.0
     for region in (stage.region for stage in plan.stages):
         for at, node in enumerate(region.nodes):
@@ -120,7 +129,7 @@ def _row_bytes(node: Node) -> int:
 
 
 def _comparisons(stage: Stage) -> Iterator[int]:
-    """The bools per edge of a stage that something else than a bool is made of, if bits can hold them."""
+    """Yields the bools per edge of a stage that a value other than a bool reads, if they can be packed."""
     nodes = stage.region.nodes
     for at, node in enumerate(nodes):
         read = any(at in n.args and not n.boolean for n in nodes)
@@ -134,7 +143,10 @@ def _fits(region: Region, node: Node) -> bool:
 
 
 def _in_the_forward(b: Builder, region: Region, stage: Stage, at: int) -> int | None:
-    """A value of the backward, made in a builder that goes on from the forward; None if more enters than that has."""
+    """Rebuilds a value of a backward stage in `b`, a builder that holds the forward's nodes.
+
+    Returns None if the value depends on a cotangent, a temporary, a reduction, or an input in walk order or packed.
+    """
     copied: dict[int, int] = {}
     for k in sorted(behind(stage.region.nodes, [at])):
         node = stage.region.nodes[k]
@@ -151,7 +163,7 @@ def _in_the_forward(b: Builder, region: Region, stage: Stage, at: int) -> int | 
 
 
 def _origin(region: Region, operand: Operand, node: Node) -> int | None:
-    """The forward's value that an input of the backward stands for."""
+    """Returns the forward's node that an input of the backward holds, or None if the forward has no such node."""
     if node.space is Space.ORDERED or node.dtype == BITS:
         return None
     if operand.kind == "output":

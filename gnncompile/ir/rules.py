@@ -1,4 +1,4 @@
-"""Gradients of the pointwise operations and the activations spelled in them."""
+"""Gradients of the pointwise operations, and activations composed of these operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gnncompile.ir.builder import Builder
 
 Rule = Callable[[Builder, Sequence[int], int, int], "tuple[int | None, ...]"]
-"""(builder, arguments, result, cotangent of the result) -> cotangent of each argument, None where there is none."""
+"""(builder, arguments, result, cotangent of the result) -> cotangent of each argument, or None without a gradient."""
 
 
 def _div(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
@@ -48,7 +48,7 @@ def _where(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, 
 
 
 def _flat(b: Builder, x: Sequence[int], out: int, g: int) -> tuple[int | None, ...]:
-    return (b.const(0),)  # torch has a gradient of zeros
+    return (b.const(0),)  # zeros rather than None, as in torch
 
 
 GRADIENTS: dict[str, Rule] = {
@@ -77,17 +77,19 @@ GRADIENTS: dict[str, Rule] = {
     "on_edges": lambda b, x, out, g: (g,),
     "float": lambda b, x, out, g: (None,),
 }
-"""Operations that are not here (comparisons, logic) have no gradient."""
+"""The gradient rule of each operation. Operations that are missing here (comparisons, logic) have no gradient."""
 
 
 def relu(b: Builder, x: int) -> int:
-    """max(x, 0), NaN kept."""
+    """max(x, 0); a NaN stays NaN."""
     zero = b.const(0)
     return b.op("where", b.op("le", x, zero), zero, x)
 
 
 def leaky_relu(b: Builder, x: int, slope: float = 0.01) -> int:
-    """X where x > 0, else slope * x; a product, so that its gradient is one as well (see gnncompile.ir.linear)."""
+    """X where x > 0, else slope * x. Written as a product, so that its gradient is a product too (see
+    :mod:`gnncompile.ir.linear`).
+    """
     return b.op("mul", x, b.op("where", b.op("gt", x, b.const(0)), b.const(1), b.const(slope)))
 
 
@@ -100,7 +102,7 @@ def softplus(b: Builder, x: int, beta: float = 1, threshold: float = 20) -> int:
     """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
     scaled = b.op("mul", x, b.const(beta))
     large = b.op("gt", scaled, b.const(threshold))
-    # What is not chosen must not overflow either: its gradient would be NaN.
+    # The branch that is not chosen must not overflow either: its gradient would be NaN.
     soft = b.op("log1p", b.op("exp", b.op("where", large, b.const(0), scaled)))
     return b.op("where", large, x, b.op("div", soft, b.const(beta)))
 
@@ -117,7 +119,7 @@ def gelu(b: Builder, x: int, approximate: str = "none") -> int:
 
 
 def clamp(b: Builder, x: int, low: float | None = None, high: float | None = None) -> int:
-    """X between two numbers, NaN kept."""
+    """X limited to [low, high]; a NaN stays NaN."""
     if low is not None:
         x = b.op("where", b.op("lt", x, b.const(low)), b.const(low), x)
     if high is not None:
@@ -126,13 +128,13 @@ def clamp(b: Builder, x: int, low: float | None = None, high: float | None = Non
 
 
 def hardtanh(b: Builder, x: int, low: float = -1.0, high: float = 1.0) -> int:
-    """X between two numbers like :func:`clamp`, but without a gradient at the ends themselves, as torch has it."""
+    """X limited to [low, high] like :func:`clamp`, but with gradient 0 at x = low and x = high, as in torch."""
     x = b.op("where", b.op("le", x, b.const(low)), b.const(low), x)
     return b.op("where", b.op("ge", x, b.const(high)), b.const(high), x)
 
 
 def power(b: Builder, x: int, exponent: float) -> int:
-    """X ** exponent, without a logarithm where the exponent needs none."""
+    """X ** exponent; small whole exponents become products, and 0.5 and -0.5 a square root."""
     if exponent == 0.5:
         return b.op("sqrt", x)
     if exponent == -0.5:
@@ -148,7 +150,7 @@ def power(b: Builder, x: int, exponent: float) -> int:
 def elu(b: Builder, x: int, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> int:
     """Scale * x where x > 0, else scale * alpha * (exp(input_scale * x) - 1)."""
     below = b.op("le", x, b.const(0))
-    # What is not chosen must not overflow either: its gradient would be NaN.
+    # The branch that is not chosen must not overflow either: its gradient would be NaN.
     bent = b.op("expm1", b.op("mul", b.op("where", below, x, b.const(0)), b.const(input_scale)))
     return b.op("where", below, b.op("mul", bent, b.const(alpha * scale)), b.op("mul", x, b.const(scale)))
 
@@ -164,7 +166,7 @@ def celu(b: Builder, x: int, alpha: float = 1.0) -> int:
 
 
 def hardsigmoid(b: Builder, x: int) -> int:
-    """(x + 3) / 6 between 0 and 1."""
+    """(x + 3) / 6, limited to [0, 1]."""
     return b.op("div", hardtanh(b, b.op("add", x, b.const(3)), 0.0, 6.0), b.const(6))
 
 
@@ -179,18 +181,18 @@ def mish(b: Builder, x: int) -> int:
 
 
 def log_sigmoid(b: Builder, x: int) -> int:
-    """log(sigmoid(x)), exact where the sigmoid would be 0."""
+    """log(sigmoid(x)), accurate even where sigmoid(x) rounds to 0."""
     return b.op("sub", b.const(0), softplus(b, b.op("neg", x), threshold=40))
 
 
 def softshrink(b: Builder, x: int, bound: float = 0.5) -> int:
-    """X moved towards 0 by `bound`, and 0 in between."""
+    """X moved towards 0 by `bound`; 0 where -bound <= x <= bound."""
     moved = b.op("where", b.op("gt", x, b.const(0)), b.op("sub", x, b.const(bound)), b.op("add", x, b.const(bound)))
     return b.op("where", _within(b, x, bound), b.const(0), moved)
 
 
 def hardshrink(b: Builder, x: int, bound: float = 0.5) -> int:
-    """X, and 0 between -bound and bound."""
+    """X; 0 where -bound <= x <= bound."""
     return b.op("where", _within(b, x, bound), b.const(0), x)
 
 
@@ -199,7 +201,7 @@ def _within(b: Builder, x: int, bound: float) -> int:
 
 
 def threshold(b: Builder, x: int, limit: float, value: float) -> int:
-    """X above a limit, else another value."""
+    """X where x > limit, else `value`."""
     return b.op("where", b.op("le", x, b.const(limit)), b.const(value), x)
 
 

@@ -1,4 +1,4 @@
-"""The backward of a region as a short sequence of regions, its stages; those that can share a walk are put together."""
+"""The backward of a region: a short sequence of regions, called stages. Stages that can share a walk are merged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from gnncompile.ir.region import Region
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a stage's tensor comes from: the forward's ``"input"``, its ``"output"``, the ``"cotangent"`` of an
-    output, or a ``"temporary"`` made by an earlier stage (numbered over all stages); ``"missing"`` is a value of the
-    forward that should be an output.
+    """The origin of a stage's tensor.
+
+    Attributes:
+        kind: ``"input"`` or ``"output"`` of the forward, ``"cotangent"`` of an output, or ``"temporary"``, which an
+            earlier stage makes. ``"missing"`` is a value of the forward that is no output but should be.
+            ``"deferred_row"`` is a placeholder, which is replaced before a stage is cut.
+        index: Position among the tensors of that kind. Temporaries are counted over all stages. For ``"missing"``,
+            the index of the forward's node.
     """
 
     kind: str
@@ -23,7 +28,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Stage:
-    """One region of the backward and the tensors it reads."""
+    """One region of the backward, and the origin of each tensor that it reads."""
 
     region: Region
     operands: tuple[Operand, ...]
@@ -31,7 +36,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The temporaries that add up to an input's gradient; a parameter's still have a row per row, to be summed."""
+    """The gradient of one input.
+
+    Attributes:
+        temporaries: The temporaries whose sum is the gradient.
+        sum_rows: Whether the temporaries must be summed over their rows, as for a parameter.
+    """
 
     temporaries: tuple[int, ...]
     sum_rows: bool
@@ -39,19 +49,19 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Backward:
-    """Stages in order, and for each forward tensor its gradient or None."""
+    """The stages in order, and the gradient of each forward tensor, or None."""
 
     stages: tuple[Stage, ...]
     gradients: tuple[Gradient | None, ...]
 
     @property
     def missing(self) -> list[int]:
-        """Positions of the forward's reductions that a gradient reads, though the forward does not return them."""
+        """Indices of forward nodes that a gradient reads, although the forward does not return them."""
         return sorted({o.index for stage in self.stages for o in stage.operands if o.kind == "missing"})
 
 
 def share_walks(backward: Backward) -> Backward:
-    """The same backward with fewer stages, where several walk the same rows and none waits for another."""
+    """Merges stages that walk the same rows and do not depend on each other; returns the same backward otherwise."""
     made_by = [k for k, stage in enumerate(backward.stages) for _ in stage.region.outputs]
     groups: list[list[Stage]] = []
     at: list[int] = []  # the group of each stage
@@ -68,7 +78,7 @@ def share_walks(backward: Backward) -> Backward:
 
 
 def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
-    """Whether a stage may share the walk of others: no tile becomes larger than one of them needs."""
+    """Whether a stage may share the walk of a group: the merged tile is no larger than the tile of one of them."""
     regions = [stage.region, *(s.region for s in group)]
     if len({r.by for r in regions}) > 1 or len({(r.walks_edges, r.compute) for r in regions}) > 1:
         return False
@@ -79,7 +89,7 @@ def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
 
 
 def _renumbered(backward: Backward, groups: int, at: Sequence[int]) -> Backward:
-    """The stages, one per group; temporaries are numbered anew, in the order in which they are made."""
+    """Returns the backward with one stage per group. Temporaries get new indices, in the order of the stages."""
     new: dict[int, int] = {}
     first = list(accumulate((len(stage.region.outputs) for stage in backward.stages), initial=0))
     stages: list[Stage] = []

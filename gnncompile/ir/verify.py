@@ -1,4 +1,4 @@
-"""Checks that a region is well formed; run after every construction and in the tests, never on a hot path."""
+"""Checks that a region is well formed. The check runs after every construction and in tests, never on a hot path."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ STORAGE = ("float32", "float64", "bfloat16", "float16", BOOL)
 
 
 def verify(region: Region) -> None:
-    """Raises InvalidRegionError, naming the node and the rule."""
+    """Checks a region.
+
+    Raises:
+        InvalidRegionError: The region breaks a rule; the message names the node and the rule.
+    """
     if region.by not in (Space.SOURCE, Space.DESTINATION):
         raise InvalidRegionError(f"a region is walked by source or destination, found {region.by.value}")
-    late: set[int] = set()  # row values that exist only after the walk over the edges
+    late: set[int] = set()  # row values that are known only after the walk over the edges
     for at, node in enumerate(region.nodes):
         if any(not 0 <= a < at for a in node.args):
             raise InvalidRegionError(f"%{at} {node.op}: arguments must be earlier nodes, found {node.args}")

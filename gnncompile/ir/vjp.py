@@ -1,14 +1,14 @@
-"""Differentiates a region: the gradient of a region is a short sequence of regions.
+"""Differentiates a region. The gradient of a region is a short sequence of regions.
 
 Cotangents are first written as one expression per input in a scratch builder, then cut into stages:
-1. stages of rows for what later stages need of whole rows (the dot product of softmax, unless 2 has it);
-2. a walk over the region's own rows, for the inputs that live there and for parameters; it stores values per edge for
-   which 3 would have to read wide rows;
-3. a walk over the other end's rows, for inputs gathered there (or 3 comes first, and stores values per edge for 2);
+1. row stages, for row values that later stages read (the dot product of a softmax, unless stage 2 computes it);
+2. a walk over the region's own rows, for inputs that live on them and for parameters. It stores values per edge if
+   stage 3 would have to read wide rows to compute them;
+3. a walk over the other end's rows, for inputs gathered there. It may come before stage 2, and store values for it;
 4. a walk over all edges, for the weights of linear layers of edge features.
 
-A sum over the region's own edges that does not depend on cotangents needs no walk in the backward: the forward, which
-gathers the same rows, keeps it (:mod:`gnncompile.ir.residuals`).
+A sum over the edges of a row that does not depend on cotangents needs no walk in the backward. The forward gathers the
+same rows, so it stores the sum (:mod:`gnncompile.ir.residuals`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from gnncompile.ir.stages import Backward, Gradient, Operand, share_walks
 
 @lru_cache(maxsize=1024)
 def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
-    """The backward of a region that has its residuals.
+    """Returns the backward of a region.
 
     Args:
-        region: The forward.
+        region: The forward, with residuals.
         wanted: For each forward tensor, whether its gradient is needed.
         given: For each forward output, whether it has a cotangent.
     """
@@ -59,7 +59,7 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
 
 @dataclass
 class _Cotangents:
-    """The cotangents of one forward value: one per edge, one per row, and for weights the sums over all edges."""
+    """The cotangents of one forward value: one per edge, one per row, and sums over all edges for a layer's weights."""
 
     edge: int | None = None
     row: int | None = None
@@ -67,11 +67,11 @@ class _Cotangents:
 
 
 _Found = tuple[int, Node, _Cotangents]
-"""An input whose gradient is wanted: its position, its node and its cotangent."""
+"""An input whose gradient is wanted: its tensor position, its node and its cotangents."""
 
 
 class Differentiation:
-    """The cotangents of all values of a region, as expressions of a scratch builder.
+    """Computes the cotangents of all values of a region, as expressions of a scratch builder.
 
     Args:
         region: The forward.
@@ -84,7 +84,7 @@ class Differentiation:
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)
-        self.deferred_rows: dict[int, int] = {}  # from what stands for a row value to that value
+        self.deferred_rows: dict[int, int] = {}  # from the placeholder of a row value to the row value
         self.values: dict[int, int] = {}
         self.cotangents = [_Cotangents() for _ in region.nodes]
         self._seed(given)
@@ -94,7 +94,7 @@ class Differentiation:
     # The forward's values, as expressions over its inputs and outputs.
 
     def value(self, at: int) -> int:
-        """The scratch expression of a forward value."""
+        """Returns the scratch expression of a forward value."""
         if at not in self.values:
             packed = any(o.node == at and o.dtype == BITS for o in self.region.outputs)
             self.values[at] = self._saved(at) if packed else self._forward(at, self.region.nodes[at])
@@ -118,7 +118,7 @@ class Differentiation:
         return self._saved(next(i for i, n in enumerate(nodes) if n.op == which and n.args == (softmax,)))
 
     def _saved(self, at: int) -> int:
-        """A value of the forward, read back from its output: in compute precision, or packed."""
+        """Reads a forward value from an output, if possible in compute precision or packed; marks a missing output."""
         found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
         exact = [k for k in found if self.region.outputs[k].dtype in (self.compute, BITS)]
         if not found:
@@ -146,7 +146,7 @@ class Differentiation:
             self._accumulate(out.node, cotangent, on_edges, node.shape)
 
     def _accumulate(self, at: int, cotangent: int | None, on_edges: bool, shape: Shape) -> None:
-        """Adds to a value's cotangent; `shape` is what `cotangent` stands for, its own axes may still be narrow."""
+        """Adds `cotangent` to a value's cotangent. `cotangent` broadcasts to `shape`, and may have axes of length 1."""
         node = self.region.nodes[at]
         if cotangent is None or not node.differentiable or node.op in ("const", "dropout", "ties"):
             return
@@ -176,7 +176,7 @@ class Differentiation:
                 self._through_rows(at, node, cotangent)
 
     def _through_rows(self, at: int, node: Node, cotangent: int) -> None:
-        """Hands the cotangent of a reduction or a softmax to the edges."""
+        """Passes the cotangent of a reduction or a softmax on to its argument per edge."""
         logits = node.args[0]
         if node.op == "reduce_sum":
             per_edge = cotangent
@@ -191,7 +191,7 @@ class Differentiation:
         self._accumulate(logits, per_edge, True, node.shape)
 
     def _through_layer(self, node: Node, cotangent: int) -> None:
-        """``linear`` is bilinear in features and weights, and so are the two that stand for its gradients."""
+        """Passes a cotangent through ``linear``, ``transposed`` or ``outer``, which are bilinear in their arguments."""
         b, (first, other) = self.b, node.args
         shapes = [self.region.nodes[a].shape for a in node.args]
         if node.op == "linear":
@@ -206,8 +206,8 @@ class Differentiation:
             self._accumulate(other, b.linear(self.value(first), cotangent), True, node.shape)
 
     def _ties(self, at: int, node: Node, cotangent: int) -> int:
-        """Edges that reach the extremum share its cotangent equally, as torch's ``scatter_reduce`` has it
-        (``scatter_reduce_backward``): with the zero that the result began with where that is the extremum.
+        """The cotangent of an extremum per edge: edges that reach it share its cotangent equally. Where it is 0, the
+        zero that ``scatter_reduce`` starts from takes a share as well, as in torch's ``scatter_reduce_backward``.
         """
         b, forward = self.b, Builder.of(self.region)
         reaches = forward.op("eq", node.args[0], at)
@@ -220,12 +220,12 @@ class Differentiation:
             raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self._saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
-        # Divided once per row, not once per edge.
+        # A row stage divides once per row, not once per edge.
         (temporary,) = self.stages.add(self.region.by, [(share, False, self.compute)])
         return b.op("where", reached, self.stages.load(temporary, self.region.by, share), b.const(0))
 
     def _softmax_dot(self, at: int, cotangent: int) -> int:
-        """Sum over the row's edges of alpha * d(alpha); from the outputs themselves where alpha only weighs sums."""
+        """The sum of alpha * d(alpha) over a row's edges; computed from outputs if alpha is only a factor of sums."""
         b, shape = self.b, self.region.nodes[at].shape
         if sums := self._weighted_sums(at):
             products = [(b.op("mul", self.cotangents[s].row or 0, self._saved(s)), s) for s in sums]
@@ -234,21 +234,21 @@ class Differentiation:
                 value = b.op("add", value, other)
             return self._deferred_row(value)
         value = b.op("mul", self.value(at), cotangent)
-        # This stage comes before all walks: row values that one of those may store are made in it as well.
+        # This stage comes before all walks, so it also computes the deferred row values that it reads.
         (temporary,) = self.stages.add(
             self.region.by, [(self._substitute(self.deferred_rows)(value), True, self.compute)]
         )
         return self.stages.load(temporary, self.region.by, value)
 
     def _deferred_row(self, value: int) -> int:
-        """Stands for a row value until it is known which stage computes it."""
+        """Returns a placeholder for a row value, used until a stage is chosen to compute it."""
         self.operands.append(Operand("deferred_row", len(self.deferred_rows)))
         at = self.b.input(len(self.operands) - 1, self.region.by, self.b.nodes[value].shape, self.compute)
         self.deferred_rows[at] = value
         return at
 
     def _weighted_sums(self, at: int) -> list[int]:
-        """The sums of products with a value, each as often as the value is a factor; none if it is read otherwise."""
+        """The sums that a value is a factor of, each as often as it is a factor; none if anything else reads it."""
         nodes, found = self.region.nodes, []
         outputs = {o.node for o in self.region.outputs}
         for user in self._contributing(at):
@@ -264,22 +264,22 @@ class Differentiation:
         return found
 
     def _contributing(self, at: int) -> list[int]:
-        """What reads a value and has a cotangent; the statistics of a softmax left out."""
+        """Nodes that read a value and have a cotangent, without statistics of a softmax or an extremum."""
         readers = [i for i, n in enumerate(self.region.nodes) if at in n.args and n.op not in STATISTICS]
         return [i for i in readers if self.cotangents[i].edge is not None or self.cotangents[i].row is not None]
 
-    # Sums that the forward has.
+    # Sums that the forward can store.
 
     def sums_of_the_forward(self, b: Builder, wanted: tuple[bool, ...] | None) -> list[int]:
-        """What the forward may sum over edges so that the gradient need not gather wide rows for it.
+        """Returns values per edge whose sums the forward should store, so that the gradient gathers no wide rows.
 
         Args:
-            b: A builder that goes on from the region; the values are made in it.
-            wanted: For each tensor, whether a gradient may be asked for; all if left out.
+            b: A builder that holds the region's nodes; the values are added to it.
+            wanted: For each tensor, whether a gradient may be asked for. None means all tensors.
         """
         inputs = self._inputs(wanted)
         if self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
-            return []  # their gradient makes the same values per edge, and hands them over
+            return []  # the gradient of an edge input computes the same values per edge, and stores them
         copy = Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
         biases = self._biases(wanted)
         own = [at for at, n in inputs if n.space is not self.region.by.opposite and at not in biases]
@@ -291,13 +291,13 @@ class Differentiation:
         return [copy(a) for arguments in free.values() for a in arguments]
 
     def _inputs(self, wanted: tuple[bool, ...] | None) -> list[tuple[int, Node]]:
-        """The inputs whose gradients are wanted; all if `wanted` is None."""
+        """The inputs whose gradients are wanted, with their nodes; all inputs if `wanted` is None."""
         inputs = [(at, n) for at, n in enumerate(self.region.nodes) if n.op == "input" and n.differentiable]
         return [(at, n) for at, n in inputs if wanted is None or wanted[int(n.value or 0)]]
 
     def _biases(self, wanted: tuple[bool, ...] | None) -> set[int]:
-        """Parameters whose cotangent per edge is summed over all edges, times features, for the weights of a layer: the
-        same walk sums it without.
+        """Parameters whose cotangent per edge is also an operand of a weight gradient, which sums it over all edges
+        times features. The same walk then sums the plain cotangent.
         """
         inputs = self._inputs(wanted)
         summed = {self.b.nodes[sum_].args[1] for at, _ in inputs for sum_ in self.cotangents[at].layers}
@@ -305,13 +305,13 @@ class Differentiation:
         return {at for at, total in parameters if total.edge in summed and total.row is None}
 
     def _pays(self, sums: dict[int, list[int]]) -> bool:
-        """Whether keeping sums costs less than a walk that gathers what they are made of, at a few edges a row."""
+        """Whether storing sums costs less than a walk that gathers their operands, at a few edges per row."""
         gathered = {n for edge in sums for n in self._behind(edge) if n.space is self.region.by.opposite}
         kept = {self.b.nodes[a] for arguments in sums.values() for a in arguments}
         return elements(kept) <= elements(n for n in gathered if n.op == "input")
 
     def _known(self) -> list[int]:
-        """Forward values that can be had without another walk."""
+        """Forward values that the backward can compute without another walk."""
         kept = {o.node for o in self.region.outputs}
         nodes = self.region.nodes
         late = [i for i, n in enumerate(nodes) if n.op.startswith("reduce_")]
@@ -321,7 +321,7 @@ class Differentiation:
         return [i for i in range(len(nodes)) if i in kept or i not in late]
 
     def _sum_over_edges(self, value: int) -> int:
-        """The sum over each row's edges, with the cotangents of rows outside where they are factors."""
+        """The sum over each row's edges. Row cotangents that are factors multiply the sum from outside."""
         inputs = [(at, n) for at, n in enumerate(self.b.nodes) if n.op == "input" and n.space is self.region.by]
         kinds = {at: self.operands[int(n.value or 0)].kind for at, n in inputs}
         cotangents = {at for at, kind in kinds.items() if kind == "cotangent"}
@@ -329,17 +329,17 @@ class Differentiation:
         return linear.sum_over_edges(self.b, value, cotangents, finite)
 
     def _sums(self, value: int) -> list[int]:
-        """What a row value of the scratch builder sums over edges."""
+        """The values per edge whose sums a row value of the scratch builder contains."""
         return [n.args[0] for n in self._behind(value) if n.op == "reduce_sum"]
 
     def _known_to_the_walk(self, value: int) -> bool:
-        """Whether the forward can compute a value per edge while it walks: no cotangent and no reduction enters."""
+        """Whether the forward's walk can compute a value per edge: it reads no cotangent and no reduction."""
         read = [self.operands[int(n.value or 0)] for n in self._behind(value) if n.op == "input"]
         late = [k for k, o in enumerate(self.region.outputs) if self.region.nodes[o.node].op not in SOFTMAX_ROWS]
         return all(o.kind == "input" or (o.kind == "output" and o.index not in late) for o in read)
 
     def _without_walk(self, total: _Cotangents) -> _Cotangents:
-        """The same cotangent, per row alone if the forward has kept all that would be summed over edges."""
+        """The same cotangents, only per row if the forward has stored every sum over edges that they need."""
         if total.edge is None:
             return total
         kept = {o.node for o in self.region.outputs if o.dtype == self.compute}
@@ -355,7 +355,7 @@ class Differentiation:
     # Stages.
 
     def backward(self, wanted: tuple[bool, ...]) -> Backward:
-        """Cuts the cotangents of the wanted inputs into stages."""
+        """Cuts the cotangents of the wanted inputs into stages; returns the backward."""
         gradients: list[Gradient | None] = [None] * len(wanted)
         found, layers = [], []
         biases = self._biases(wanted)
@@ -401,9 +401,9 @@ class Differentiation:
         stored: list[int],
         gradients: list[Gradient | None],
     ) -> dict[int, int]:
-        """A stage with the gradients of inputs that are sums over edges, and of those per edge.
+        """Adds a stage with the gradients of `summed` inputs, which are sums over edges, and of `edges` inputs.
 
-        What is `given` it reads from temporaries; it returns the temporaries of what it has `stored`.
+        The stage reads the values in `given` from temporaries. Returns the temporary of each value in `stored`.
         """
         put = self._substitute({**self.deferred_rows, **self._loads(given)})
         roots = [(put(t.edge or 0), True, self._row_dtype(n)) for _, n, t in summed]
@@ -423,7 +423,7 @@ class Differentiation:
         stored: list[int],
         gradients: list[Gradient | None],
     ) -> dict[int, int]:
-        """The walk over the region's own rows, and what is left of their gradients without one."""
+        """Adds the walk over the region's own rows, and a stage for gradients per row that need no walk."""
         walked = [f for f in rows if f[2].edge is not None]
         kept = self._walk(self.region.by, walked, edges, given, stored, gradients)
         direct = [f for f in rows if f[2].row is not None]
@@ -439,17 +439,17 @@ class Differentiation:
         return kept
 
     def _loads(self, given: dict[int, int]) -> dict[int, int]:
-        """For values that stand in temporaries, per edge or per row, the expressions that read them."""
+        """For each value that a temporary holds, per edge or per row, the expression that reads the temporary."""
         spaces = {value: self.region.by if value in self.deferred_rows else Space.EDGE for value in given}
         return {value: self.stages.load(temporary, spaces[value], value) for value, temporary in given.items()}
 
     def _rows_ahead(self, awaited: list[int]) -> dict[int, int]:
-        """Temporaries of row values that are computed before all walks."""
+        """Adds a stage that computes deferred row values before all walks; returns their temporaries."""
         made = self.stages.add(self.region.by, [(self.deferred_rows[at], False, self.compute) for at in awaited])
         return dict(zip(awaited, made, strict=True))
 
     def _awaited(self, values: list[int], stored: Collection[int] = ()) -> list[int]:
-        """The row values that others are made of, where some of what is between is stored."""
+        """The deferred row values that `values` depend on, other than through values that are `stored`."""
         met, todo = set(stored), list(values)
         while todo:
             at = todo.pop()
@@ -459,12 +459,12 @@ class Differentiation:
         return [at for at in self.deferred_rows if at in met]
 
     def _substitute(self, replaced: dict[int, int]) -> Transplant:
-        """Rewrites expressions with some values replaced by others."""
+        """Returns a function that rewrites expressions, with the keys of `replaced` replaced by their values."""
         inputs = {at: at for at, n in enumerate(self.b.nodes) if n.op == "input"}
         return Transplant(self.b, self.b, self.operands, {**inputs, **replaced})
 
     def _shared(self, ours: list[int], theirs: list[int]) -> list[int]:
-        """Values per edge and head that both walks need, if the walk over the region's own rows is to store them."""
+        """Values per edge and head that both walks need, if it pays that the own-row walk stores them; else nothing."""
         nodes, common = self.b.nodes, behind(self.b.nodes, ours)
         found, left, todo = [], set(), list(theirs)
         while todo:
@@ -484,13 +484,13 @@ class Differentiation:
         return self.compute if node.space is Space.PARAMETER else node.dtype
 
     def _stored_edge_values(self, values: list[int]) -> list[int]:
-        """The values per edge that the walk over the region's own rows reads stored, unless it gathers them anyway."""
+        """The values per edge to store for the walk over the region's own rows, if it does not gather them anyway."""
         others = [v for v in values if not self._hand_over(v)]
         gathered = {n for v in others for n in self._gathered(v)}
         return [v for v in values if v not in others and not gathered.issuperset(self._gathered(v))]
 
     def _hand_over(self, value: int) -> bool:
-        """Whether storing a per-edge value costs less than gathering again what it is made of."""
+        """Whether storing a value per edge costs less than gathering its operands again."""
         return elements(self._gathered(value)) > 2 * elements([self.b.nodes[value]])
 
     def _gathered(self, value: int) -> list[Node]:

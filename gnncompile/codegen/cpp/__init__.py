@@ -1,1 +1,1 @@
-"""Writes a region as C++ source, and builds, keeps and calls the kernel."""
+"""Writes a region as C++ source; builds, caches and calls the kernel."""

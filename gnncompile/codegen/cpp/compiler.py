@@ -1,7 +1,7 @@
-"""Compiles C++ source to a shared object that is kept on disk, and loads it: a kernel, or a module of Python.
+"""Compiles C++ source to a shared object, caches it on disk and loads it: a kernel, or a Python extension module.
 
-OpenMP code is compiled but no OpenMP runtime is linked: torch loads its own libgomp into the global namespace, and a
-second one in the process would start a second team of threads.
+OpenMP code is compiled, but no OpenMP runtime is linked. torch loads its own libgomp into the global namespace, and a
+second runtime in the process would start a second team of threads.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from gnncompile.codegen.cache_dir import cache_dir, give_up, temporary_dir, who_
 from gnncompile.exc import UnsupportedRegion
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-"""None of these changes what NaN, infinities, signed zeros or the order of sums mean."""
+"""Compiler flags of a kernel. No flag changes the handling of NaN, infinities or signed zeros, or the order of sums."""
 
 MESSAGE_LINES = 12
-"""How much of a compiler's message an error repeats."""
+"""Number of lines of a compiler's message that an error repeats."""
 
 
 NO_ROOM = ("No space left on device", "Disk quota exceeded", "Read-only file system")
-"""What compilers say where it is not the source that is wrong."""
+"""Messages of compilers that fail because of the disk, not because of the source."""
 
 logger = logging.getLogger(__name__)
 
 
 def compiler() -> tuple[str, ...]:
-    """The C++ compiler's command: ``$CXX``, else g++, else clang++.
+    """Returns the C++ compiler's command: ``$CXX``, else g++, else clang++.
 
     Raises:
-        UnsupportedRegion: None of them can be run.
+        UnsupportedRegion: None of the three was found.
     """
     named = os.environ.get("CXX", "")
     for command in (shlex.split(named), ["g++"], ["clang++"]):
@@ -54,17 +54,17 @@ def compiler() -> tuple[str, ...]:
 
 
 def load(source: str, contract: bool) -> ctypes.CDLL:
-    """The shared object of a kernel, from the cache or compiled now.
+    """Returns the shared object of a kernel, from the cache or compiled now.
 
-    Where the cache folder can't be written to, its disk is full, or nothing there may be executed, a warning says so
-    and a folder of this process serves instead.
+    If the cache folder can't be written to, its disk is full, or its files may not be executed, a warning says so. A
+    temporary folder of this process is used instead.
 
     Args:
         source: One C++17 translation unit.
-        contract: Whether a product and a sum may be fused into one rounding.
+        contract: Whether the compiler may fuse a product and a sum into one rounding.
 
     Raises:
-        UnsupportedRegion: There is no compiler, it rejects the source, or no folder takes what it makes.
+        UnsupportedRegion: There is no compiler, it rejects the source, or no folder can hold the shared object.
     """
     command = compiler()
     flags = (*FLAGS, *_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
@@ -75,7 +75,7 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError:
-            # No OpenMP runtime in the global namespace (a torch built otherwise): link one.
+            # This torch has put no OpenMP runtime into the global namespace: link a runtime.
             _build(command, flags, ("-fopenmp",), source, path)
             return ctypes.CDLL(str(path))
 
@@ -83,17 +83,17 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
 
 
 def load_module(name: str, source: str, flags: tuple[str, ...], link: tuple[str, ...]) -> ModuleType:
-    """A module of Python in C++, from the cache or compiled now.
+    """Returns a Python extension module written in C++, from the cache or compiled now.
 
     Args:
-        name: As its source calls it.
+        name: The module's name in its source.
         source: One translation unit.
-        flags: Of the compiler.
-        link: Of the linker.
+        flags: Flags of the compiler.
+        link: Flags of the linker.
 
     Raises:
-        ImportError: It can't be loaded.
-        UnsupportedRegion: As :func:`load` raises it.
+        ImportError: The module can't be loaded.
+        UnsupportedRegion: For the same reasons as in :func:`load`.
     """
     command = compiler()
 
@@ -114,11 +114,11 @@ T = TypeVar("T")
 
 
 def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
-    """What is made in the cache folder, or where that can't be had in one of this process.
+    """Opens a shared object in the cache folder, or in this process's temporary folder if the cache can't be used.
 
     Args:
-        key: All that it depends on.
-        opened: Makes it, if it is not there, and opens it.
+        key: All strings that the shared object depends on.
+        opened: Returns the loaded object at a path; builds the file first if it does not exist.
     """
     name = f"{hashlib.sha256(chr(0).join(key).encode()).hexdigest()}.so"
     try:
@@ -138,7 +138,7 @@ def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
 
 
 def _vectors() -> tuple[str, ...]:
-    """Rows of features fill 512-bit registers, which gcc does not use by itself."""
+    """Returns a flag for 512-bit registers on x86-64. Feature rows fill them, but gcc does not use them by default."""
     return ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 
 
@@ -149,7 +149,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=1)
 def _cpu() -> str:
-    """What ``-march=native`` depends on; a cache may be shared by machines."""
+    """Returns the CPU properties that ``-march=native`` depends on, since several machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -163,7 +163,7 @@ def _checksum_file(path: Path) -> Path:
 
 
 def _intact(path: Path) -> bool:
-    """Whether the shared object is there, is what was written for this key, and nobody else may have written it."""
+    """Whether the shared object exists, matches the checksum for its key, and only this user may write to it."""
     try:
         with open(path, "rb") as file, open(_checksum_file(path), encoding="ascii") as checksum:
             problem = who_writes(file.fileno()) or who_writes(checksum.fileno())
@@ -178,26 +178,26 @@ def _intact(path: Path) -> bool:
 
 
 def _checksum(key: str, content: bytes) -> str:
-    """Of a file and the key that it was made for: that of another key is as bad as one of other bytes."""
+    """Returns the checksum of a file's key and content. A file made for another key is rejected like a damaged file."""
     return hashlib.sha256(key.encode() + b"\0" + content).hexdigest()
 
 
 def _build(command: tuple[str, ...], flags: tuple[str, ...], link: tuple[str, ...], source: str, path: Path) -> None:
-    """Compiles `source` to `path`; other processes see nothing, or a whole file.
+    """Compiles `source` to `path`. Other processes see no file or the complete file.
 
     Raises:
-        OSError: It can't be written.
-        UnsupportedRegion: The compiler rejects it.
+        OSError: The file can't be written.
+        UnsupportedRegion: The compiler rejects the source.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        # The source comes from stdin and the names are fixed, so that equal source gives equal bytes.
+        # The compiler reads stdin, and file names are fixed, so that equal sources give equal bytes.
         _run([*command, *flags, "-x", "c++", "-c", "-", "-o", "kernel.o"], folder, source)
         _run([*command, "-shared", "kernel.o", *link, "-o", "kernel.so"], folder, "")
         made, checksum = folder / "kernel.so", folder / "kernel.sha256"
         checksum.write_text(_checksum(path.stem, made.read_bytes()), encoding="ascii")
         for file in (made, checksum):
-            file.chmod(0o600)  # whatever the user's umask is
+            file.chmod(0o600)  # independent of the user's umask
         os.replace(made, path)
         os.replace(checksum, _checksum_file(path))
 

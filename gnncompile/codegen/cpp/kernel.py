@@ -1,4 +1,4 @@
-"""A region compiled for the CPU: checks its arguments, packs their addresses, calls the machine code."""
+"""The CPU kernel of a region: checks its arguments, packs their addresses and calls the machine code."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 
 HEADER = 5
-"""Arguments before the tensors: number of rows, number of threads, rowptr, col, edge."""
+"""Number of arguments before the tensors: the number of rows, the number of threads, rowptr, col, edge."""
 
 FRESH_BYTES = 1 << 25
-"""From this size on glibc's malloc hands out pages that were never touched, at every call."""
+"""From this size on, glibc's malloc returns pages that were never touched, at every call."""
 
 
 class CppKernel:
-    """The CPU kernel of one region. Building compiles (or finds the compiled file); calls are thread-safe.
+    """The CPU kernel of one region. The constructor compiles it, or finds it in the cache; calls are thread-safe.
 
     Args:
-        region: What to compute.
+        region: The region to compute.
 
     Raises:
         UnsupportedRegion: The region has no C++ form, or there is no working C++ compiler.
@@ -48,7 +48,7 @@ class CppKernel:
             self._entry = self._library.run
         except AttributeError as error:
             raise UnsupportedRegion(f"C++ kernel: {error}; check the compiler or set CXX") from error
-        # Bytes made by struct reach C several times faster than an array made by ctypes.
+        # Passing bytes made by struct is several times faster than passing a ctypes array.
         self._pack = struct.Struct(f"{HEADER + len(self._dtypes)}q").pack
         self._entry.argtypes = (ctypes.c_char_p,)
         self._entry.restype = ctypes.c_int
@@ -59,15 +59,15 @@ class CppKernel:
         The result does not depend on the number of threads, bit for bit.
 
         Args:
-            tensors: The region's tensors ``[rows, ...]`` with ``heads * channels`` elements a row, contiguous.
+            tensors: The region's tensors ``[rows, ...]`` with ``heads * channels`` elements per row, contiguous.
             layout: The edges ordered by row, int32 on the CPU.
-            outputs: Where to write, one contiguous tensor ``[rows, *trailing]`` per output of the region; those on
-                edges hold zeros already.
+            outputs: One contiguous tensor ``[rows, *trailing]`` to write per output of the region. An output per edge
+                must hold zeros already, unless every edge is walked.
 
         Raises:
             ValueError: A tensor is not a contiguous CPU tensor of the region's dtype.
-            MemoryError: There is no memory for scratch: a few numbers per edge of the widest row for a softmax, some
-                dozens of partial sums for gradients of weights.
+            MemoryError: There is no memory for scratch. A softmax needs a few numbers for each edge of the longest
+                row; gradients of weights need some dozens of partial sums.
         """
         rowptr, col, edge = layout.rowptr, layout.col, layout.edge
         addresses = [rowptr.size(0) - 1, torch.get_num_threads(), rowptr.data_ptr(), col.data_ptr(), edge.data_ptr()]
@@ -96,16 +96,16 @@ class CppKernel:
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """For each loop over the edges of a row, the inputs on edges or at their other end that it reads."""
+        """For each loop over the edges of a row, the inputs that the loop reads per edge or at the edge's other end."""
         return plan(self.region).gathered
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The same; the checks cost nothing beside a kernel that runs on the same processor."""
+        """The same as a call, checks included. They cost little next to a kernel that runs on the same processor."""
         self(tensors, Layout(*layout), outputs)
 
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:
-    """The system's call that advises on pages; None where huge ones can't be asked for."""
+    """Returns the C library's ``madvise``, or None where huge pages can't be requested."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     found = ctypes.CDLL(None).madvise
@@ -117,7 +117,7 @@ _madvise = _find_madvise()
 
 
 def _prefer_huge_pages(tensor: Tensor) -> None:
-    """Advises the kernel to back a tensor with huge pages: faulting in small ones takes longer than writing them."""
+    """Asks the operating system for huge pages for a tensor. Faulting in small pages takes longer than writing them."""
     if _madvise is None:
         return
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

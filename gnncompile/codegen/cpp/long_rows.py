@@ -1,7 +1,7 @@
-"""Long rows are summed part by part in C++ kernels, so that the sum over a million edges is as exact as float32 can be.
+"""C++ code that sums long rows part by part, so that a float32 sum over a million edges stays accurate.
 
-Added up one after the other, a million numbers of one sign lose all but three digits. Rows of no more than :data:`PART`
-edges are summed as if there were no parts.
+If a million numbers of one sign are added one after the other, the sum keeps only three digits. Rows of at most
+:data:`PART` edges are summed in one part.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PART = 512
-"""Edges that are added up before their sum is added to that of the row: about the root of how many a long row has."""
+"""Number of edges in a part, whose sum is added to the row's sum: about the square root of a long row's degree."""
 
 Sum = tuple[str, int]
-"""The name of an accumulator and its number of elements; one alone is no array."""
+"""The name of an accumulator and its number of elements. An accumulator of one element is a scalar."""
 
 
 _LONG = f"__builtin_expect(end - begin > {PART}, 0)"
 
 
 def opening(sums: Sequence[Sum]) -> list[str]:
-    """What stands before the loop over the edges ``p`` of a part, which goes from ``part`` to ``until``."""
+    """Returns the lines before the loop over the edges ``p`` of a part, which go from ``part`` to ``until``."""
     lines = [f"T whole_{name}{f'[{size}]' if size > 1 else ''};" for name, size in sums]
     lines += [f"if ({_LONG}) {_each(f'whole_{name}', size)} = 0;" for name, size in sums]
     lines += [
@@ -31,7 +31,7 @@ def opening(sums: Sequence[Sum]) -> list[str]:
 
 
 def closing(sums: Sequence[Sum]) -> list[str]:
-    """What stands behind that loop."""
+    """Returns the lines after the loop that :func:`opening` describes."""
     lines = ["  if (more) {"]
     for name, size in sums:
         lines += [f"    {_each(f'whole_{name}', size)} += {_element(name, size)};", f"    {_each(name, size)} = 0;"]

@@ -1,8 +1,9 @@
 """Elementary functions in C++ that the compiler can vectorise: no branches, no tables, no calls.
 
-Those of float32 are right to about 2 units in the last place, with or without fused products, at every number: zeros
-of either sign, subnormals, infinities and NaN as in <cmath>. Coefficients without a source named are minimax fits of
-the relative error. In float64, and for sin and cos of float32 (whose huge arguments need a table), it is the library's.
+The float32 functions are accurate to about 2 units in the last place, with or without fused products, for every
+argument. Zeros of either sign, subnormals, infinities and NaN give the results of <cmath>. Coefficients without a named
+source are minimax fits of the relative error. The float64 functions are the C library's, and so are float32 sin and
+cos, whose huge arguments need a table.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def _library(name: str, double: bool) -> str:
 
 
 def functions(double: bool) -> dict[str, str]:
-    """The source of every elementary function and its helpers, by name, each after those that it calls."""
+    """Returns the source of every elementary function and helper by name. Each function follows those that it calls."""
     written = {} if double else _FLOAT
     names = ("abs", "sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "pow")
     library = {f"op_{name}": _library(name, double) for name in names}

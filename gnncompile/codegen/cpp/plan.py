@@ -1,7 +1,8 @@
-"""Orders a region for a CPU kernel: what is computed once, once a row or once an edge, and in which loop nests.
+"""Orders a region for a CPU kernel: which values are computed once, per row or per edge, and in which loop nests.
 
-A row is walked in as many loops over its edges as the region has stages: a softmax, or a reduction that later edge
-values need, ends a stage. Values on edges are computed again in every loop that needs them; they are never stored.
+A row is walked by one loop over its edges for each stage of the region. A softmax ends a stage, and so does a
+reduction that later edge values need. Values per edge are computed again in every loop that needs them. Only some
+softmaxes keep values between loops (:func:`is_buffered`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from enum import Enum
 from gnncompile.ir.region import FEATURE_REDUCTIONS, REDUCTIONS, STATISTICS, Node, Region, Shape, Space
 
 BUFFERED_HEADS = 64
-"""Softmaxes over one logit per head, for up to this many heads, keep them in scratch memory between two loops."""
+"""A softmax with one logit per head and at most this many heads keeps its logits in scratch memory between loops."""
 
 
 class Kind(Enum):
-    """What a step does with its node."""
+    """The action of a step on its node."""
 
     VALUE = "compute or load it"
     FEATURES = "reduce a feature axis"
@@ -29,7 +30,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a loop nest, about a node (its position) and, for a store, an output."""
+    """One step of a loop nest: a node, by its index, and for a store the index of the output."""
 
     kind: Kind
     node: int
@@ -38,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Nest:
-    """Steps that share the loops over (heads, channels) of `shape`; other nests read the values in `keeps`."""
+    """Steps that share the loops over (heads, channels) of `shape`. Other nests read the values in `keeps`."""
 
     shape: Shape
     steps: tuple[Step, ...]
@@ -50,10 +51,10 @@ class Plan:
     """The nests of a kernel, in order.
 
     Attributes:
-        setup: Parameter values; once per thread.
-        rows: Row values before each loop over the edges, and after the last one (``len(loops) + 1``).
-        loops: The loops over the edges of a row.
-        gathered: For each loop, the inputs on edges or at their other end that it reads.
+        setup: Nests that compute parameter values, once per thread.
+        rows: Nests that compute row values, before each loop over the edges and after the last (``len(loops) + 1``).
+        loops: Nests of each loop over the edges of a row.
+        gathered: For each loop, the inputs that the loop reads per edge or at the edge's other end.
     """
 
     setup: tuple[Nest, ...]
@@ -68,22 +69,22 @@ def on_edges(region: Region, node: Node) -> bool:
 
 
 def is_direct(region: Region, node: Node) -> bool:
-    """Whether a value is read from its tensor wherever it is used, instead of being loaded once and kept."""
+    """Whether a value is read from its tensor at every use, instead of being loaded once and kept."""
     if node.op != "input" or node.shape == (1, 1):
         return False
     return on_edges(region, node) or node.dtype == region.compute
 
 
 def is_buffered(node: Node) -> bool:
-    """Whether a softmax keeps its values in scratch memory, a few numbers per edge of one row.
+    """Whether a softmax keeps its values in scratch memory, one number per head for each edge of one row.
 
-    One per channel would be as large as the messages themselves: those are computed again in every loop.
+    A softmax per channel would need as much memory as the messages, so its values are computed again in every loop.
     """
     return node.shape[1] == 1 and node.shape[0] <= BUFFERED_HEADS
 
 
 def reads(region: Region, step: Step) -> tuple[int, ...]:
-    """The nodes whose values a step needs."""
+    """Returns the nodes whose values a step needs."""
     node = region.nodes[step.node]
     if step.kind is Kind.STORE:
         return (step.node,)
@@ -93,7 +94,7 @@ def reads(region: Region, step: Step) -> tuple[int, ...]:
 
 
 def iteration(region: Region, step: Step) -> Shape:
-    """The feature shape that a step loops over."""
+    """Returns the feature shape that a step loops over."""
     node = region.nodes[step.node]
     if step.kind in (Kind.VALUE, Kind.STORE, Kind.OUTER):
         return node.shape
@@ -101,7 +102,7 @@ def iteration(region: Region, step: Step) -> Shape:
 
 
 def plan(region: Region) -> Plan:
-    """Orders `region`."""
+    """Returns the nests of a kernel for `region`."""
     return _Planner(region).plan()
 
 
@@ -133,7 +134,7 @@ class _Planner:
         )
 
     def _stages(self) -> tuple[int, dict[int, int]]:
-        """The number of loops over the edges, and the loop in which each softmax and reduction accumulates."""
+        """Returns the number of loops over the edges, and the loop in which each softmax and reduction accumulates."""
         ends = {*self.region.softmaxes, *self.region.reductions, *self.outers}
         level: list[int] = []
         for i, node in enumerate(self.nodes):
@@ -144,7 +145,7 @@ class _Planner:
         for i in reversed(range(len(self.nodes))):
             if i in inner or i in ends or self.edgewise[i]:
                 inner.update(self.nodes[i].args)
-        # What only the epilogue reads accumulates in the last loop, beside everything else that gathers there.
+        # A reduction that only the epilogue reads accumulates in the last loop, which may read the same inputs.
         return count, {i: level[i] - 1 if i in inner or self.edgewise[i] else count - 1 for i in ends}
 
     def _loop(self, k: int) -> list[Step]:
@@ -179,7 +180,7 @@ class _Planner:
         return [self._value(i) for i in found if not is_direct(self.region, self.nodes[i])]
 
     def _rows(self, first_use: dict[int, int]) -> list[list[Step]]:
-        """The row steps before each loop and after the last, each as late as its readers allow."""
+        """Returns the row steps before each loop and after the last loop, each as late as its readers allow."""
         steps = self._values(self.region.by)
         at: dict[int, int] = {}
         for step in reversed(steps):
@@ -193,7 +194,7 @@ class _Planner:
         return rows
 
     def _nests(self, steps: Sequence[Step]) -> list[Nest]:
-        """Groups steps into as few nests as a greedy choice finds, smallest shapes first."""
+        """Groups steps into nests greedily, smallest shapes first."""
         left, nests = list(steps), []
         pending = {s.node for s in steps if s.kind in (Kind.VALUE, Kind.FEATURES)}
         while left:
@@ -207,17 +208,17 @@ class _Planner:
         return nests
 
     def _ready(self, left: Iterable[Step], shape: Shape, pending: set[int]) -> list[Step]:
-        """The steps of one shape whose arguments earlier nests have, or this nest has by then."""
+        """Returns steps of one shape whose arguments come from earlier nests or from earlier steps of this nest."""
         chosen, pending = [], set(pending)
         for step in left:
             if iteration(self.region, step) == shape and pending.isdisjoint(reads(self.region, step)):
                 chosen.append(step)
-                if step.kind is Kind.VALUE:  # a reduced feature axis is known only after its nest
+                if step.kind is Kind.VALUE:  # the result of a feature reduction is known only after its nest
                     pending.discard(step.node)
         return chosen
 
     def _keep(self, nests: Iterable[Nest], readers: Sequence[Nest]) -> tuple[Nest, ...]:
-        """Marks the values that another nest reads; scalars need no array, they stay in scope."""
+        """Marks the values that another nest reads. Scalars stay in scope, so they need no array and no mark."""
         done = []
         for nest in nests:
             read = {a for other in readers if other is not nest for s in other.steps for a in reads(self.region, s)}

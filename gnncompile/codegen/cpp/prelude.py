@@ -1,7 +1,7 @@
 """The C++ helpers that generated kernels call: storage types, ordered sums, dropout.
 
-Only what a kernel mentions is emitted, and nothing includes a header heavier than <cstdint>: parsing <cmath> alone
-costs more than compiling a kernel. Everything is written so that the compiler can vectorise it.
+A kernel gets only the helpers that it mentions. No helper includes a header heavier than <cstdint>, since parsing
+<cmath> alone costs more than compiling a kernel. All helpers are written so that the compiler can vectorise them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STORAGE = {
     "int64": "int64_t",
     "bits": "uint32_t",
 }
-"""The C++ type that a tensor of each dtype is read as."""
+"""The C++ type with which a kernel reads a tensor of each storage type."""
 
 _BITS = """\
 static inline uint32_t as_bits(float x) { uint32_t bits; __builtin_memcpy(&bits, &x, 4); return bits; }
@@ -204,7 +204,7 @@ _SHARED = {
 
 
 def _helpers(double: bool) -> dict[str, str]:
-    """Every helper, by name, each after those that it calls."""
+    """Returns the source of every helper by name. Each helper follows those that it calls."""
     helpers = {
         "as_bits": _BITS,
         "from_bfloat16": _FROM_BFLOAT16,
@@ -216,7 +216,7 @@ def _helpers(double: bool) -> dict[str, str]:
 
 
 def prelude(body: str, double: bool) -> str:
-    """The helpers that `body` mentions, with those that they mention in turn; ``T`` is double or float."""
+    """Returns the helpers that `body` mentions, and those that they mention in turn; ``T`` is double or float."""
     helpers = _helpers(double)
     used: set[str] = set()
     text = body

@@ -1,1 +1,1 @@
-"""Products of float32 matrices on tensor cores, in Triton."""
+"""Matrix products in float32 accuracy on tensor cores, written in Triton."""

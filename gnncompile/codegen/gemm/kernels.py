@@ -1,10 +1,12 @@
-"""Products of float32 matrices on tensor cores, without their loss of accuracy: the Triton kernels.
+"""Triton kernels for float32 matrix products on tensor cores, without the tensor cores' loss of accuracy.
 
-A float32 number is the sum of three bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``, each the
-nearest to what the ones before leave of it. Of the nine products of two such sums the six largest are computed; the
-other three are smaller than the rounding of a float32 product. A product of two bfloat16 numbers is exact, and the
-tensor cores' sums are kept short, because these round towards zero: they are added up in float32 after every few
-columns. Against float64, errors are a half to a quarter of those of a product that is computed in float32.
+A float32 number is a sum of three bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``. Each part
+is the bfloat16 number nearest to the remainder that the earlier parts leave. The product of two such sums has nine
+terms, and the six largest are computed. The other three are smaller than the rounding of a float32 product.
+
+A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so these sums are kept short and
+added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of a product
+computed in float32.
 
 Source: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
@@ -19,13 +21,13 @@ import triton.language as tl
 
 
 class Tile(NamedTuple):
-    """What a program of :func:`by_rows` computes.
+    """The size of the work of one program of :func:`by_rows`.
 
     Attributes:
-        rows: Of the result.
-        columns: Of the result.
-        depth: Columns of the left matrix that it takes at a time.
-        stages: In how many steps before it is needed Triton asks for what a step reads, plus one.
+        rows: Rows of the result that a program computes.
+        columns: Columns of the result that a program computes.
+        depth: Columns of the left matrix that a step reads.
+        stages: Triton's ``num_stages``: a step's loads are issued ``stages - 1`` steps ahead.
     """
 
     rows: int
@@ -36,16 +38,16 @@ class Tile(NamedTuple):
 
 TILE_OF_MANY = Tile(64, 64, 32, 3)
 TILE_OF_FEW = Tile(64, 32, 64, 2)
-"""For few rows: more programs, of fewer steps."""
+"""The tile for few rows: more programs, with fewer steps each."""
 
 SUMMED = 32
-"""Rows that a program of :func:`over_rows` sums at a time."""
+"""Number of rows that a program of :func:`over_rows` sums per step."""
 
 WARPS, STAGES = 4, 3
-"""Warps of :func:`by_rows`, stages of :func:`over_rows`."""
+"""The number of warps of :func:`by_rows`, and the number of stages of :func:`over_rows`."""
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Triton's interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
+"""Whether Triton's interpreter runs the kernels. It multiplies bfloat16 numbers as if their bits were integers."""
 
 
 @triton.jit

@@ -14,28 +14,30 @@ from gnncompile.codegen.gemm import kernels
 from gnncompile.codegen.triton.launcher import Kernel
 
 _BLOCK = 1024
-"""Elements that a program splits."""
+"""Number of elements that a program of ``kernels.split`` splits."""
 
 _PROCESSORS = 132
-"""Multiprocessors of the GPUs that these kernels were tuned on."""
+"""Number of multiprocessors of the GPUs that these kernels were tuned on."""
 
 _TILE = 4096
-"""Elements that a program of :func:`sums` reads at a time."""
+"""Number of elements that a program of :func:`sums` reads per step."""
 
 _JOINED = 128, 16
-"""Of how many shares, and how many elements of each, a program puts together at a time."""
+"""Number of shares that a program of ``kernels.join`` adds up per step, and number of elements of each share."""
 
 _LEAST = 3, 5
-"""Fewest steps of a program that sums up one product over rows, or two, where :data:`_ENOUGH` shares have as many."""
+"""Least number of steps per share in :func:`over_rows`, for one product and for two. A share has fewer steps if
+otherwise fewer than :data:`_ENOUGH` shares would be left."""
 
 _ENOUGH = 60
-"""Fewest shares that are left for the sake of :data:`_LEAST`. Of 10,000 rows and 64 channels, 105 shares of one product
-take 10.0 us, 157 take 10.5; 63 of two take 12.8 us and 2.0 MiB, 157 take 12.7 us and 5.0 MiB. Of 2,708 rows, 43 shares
-take 8.3 us, 22 take 10.7 (H200)."""
+"""Least number of shares to which :data:`_LEAST` may reduce the shares. With 10,000 rows and 64 channels, one product
+takes 10.0 us in 105 shares and 10.5 us in 157. Two products take 12.8 us and 2.0 MiB in 63 shares, 12.7 us and 5.0 MiB
+in 157. With 2,708 rows, 43 shares take 8.3 us and 22 shares 10.7 us (H200)."""
 
 _FEW = 2**14
-"""Most rows for which each program splits the weight itself: a launch more costs as much as products of so few. With
-64 channels, 10,000 rows take 4.9 us in this way and 6.7 us in the other, the library 6.9 (H200); 30,000 take 9."""
+"""Largest number of rows for which each program splits the weight itself. For so few rows, the extra launch of
+``kernels.split`` costs as much as the product. With 64 channels and 10,000 rows, this way takes 4.9 us, a launch of
+``kernels.split`` and the product 6.7 us, the library 6.9 us (H200); 30,000 rows take 9 us."""
 
 _split = Kernel(kernels.split, num_warps=4)
 _sums = Kernel(kernels.sums, num_warps=4)
@@ -43,22 +45,23 @@ _join = Kernel(kernels.join, num_warps=4)
 
 
 Factors = tuple[Tensor, Tensor]
-"""A matrix, float32 ``[rows, depth]``, contiguous, of a depth that is a multiple of 4; and a weight, float32
-``[depth, columns]``, or a transposed view of a contiguous matrix.
+"""The factors of a product, a matrix and a weight. The matrix is float32 ``[rows, depth]``, contiguous, with a depth
+that is a multiple of 4. The weight is float32 ``[depth, columns]``, contiguous or the transposed view of a contiguous
+matrix; another weight is copied.
 """
 
 
 def by_rows(
     one: Factors, other: Factors | None, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
 ) -> None:
-    """Writes a product, or the sum of two, plus `added`.
+    """Writes a product, or the sum of two products, plus `added`, to `out`.
 
     Args:
-        one: What is multiplied.
-        other: The same of another product.
-        added: float32 ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
-        gate: float32 ``[rows, columns]``, contiguous: zeros are written where it is not positive.
-        relu: Whether to write zeros for what is negative.
+        one: The factors of the product.
+        other: The factors of a second product, or None.
+        added: float32 ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`. None adds nothing.
+        gate: float32 ``[rows, columns]``, contiguous. Zeros are written where `gate` is not positive.
+        relu: Whether to write zeros in place of negative results.
         out: float32 ``[rows, columns]``, contiguous.
     """
     rows, columns = out.shape
@@ -82,12 +85,12 @@ def _by_rows(tile: kernels.Tile) -> Kernel:
 
 
 class _Term(NamedTuple):
-    """A product as the kernel takes it.
+    """The arguments of the kernel for one product.
 
     Attributes:
-        matrices: The matrix, and the weight or its parts.
-        depth: What both share.
-        constants: Blocks one above the other, whether they are full, and how the weight is there.
+        matrices: The matrix, and the weight or its three bfloat16 parts.
+        depth: The length of the axis that both factors share.
+        constants: The number of blocks along the depth, whether all blocks are full, and the weight's memory layout.
     """
 
     matrices: tuple[Tensor, Tensor]
@@ -110,13 +113,13 @@ def _term(left: Tensor, right: Tensor, tile: kernels.Tile) -> _Term:
 
 
 class OverRows(NamedTuple):
-    """A product over rows, ``left.T @ right``.
+    """The arguments of a product over rows, ``left.T @ right``.
 
     Attributes:
         left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
-        right: float32 ``[rows, columns]``, likewise.
-        out: float32 ``[depth, columns]``, contiguous.
-        sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``.
+        right: float32 ``[rows, columns]``, contiguous; columns is a multiple of 4.
+        out: float32 ``[depth, columns]``, contiguous, for the product.
+        sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
     """
 
     left: Tensor
@@ -126,19 +129,22 @@ class OverRows(NamedTuple):
 
     @property
     def results(self) -> list[Tensor]:
-        """What is to be written."""
+        """The tensors to write."""
         return [self.out] if self.sums is None else [self.out, self.sums]
 
 
 def over_rows(one: OverRows, other: OverRows | None = None) -> None:
-    """Writes one or two products over as many rows, the same for the same sizes on every call."""
+    """Writes one product over rows, or two with the same number of rows.
+
+    Sums are added in an order that depends only on the sizes, so equal inputs always give equal bits.
+    """
     both = [one] if other is None else [one, other]
     rows = one.left.size(0)
     widths = [(p.left.size(1), p.right.size(1)) for p in both]
     blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
     tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
     largest = max(high + wide for high, wide in blocks)
-    # Narrow tiles leave room for several programs on a multiprocessor.
+    # With narrow tiles, several programs fit on a multiprocessor.
     most = _PROCESSORS * {128: 1, 96: 2, 64: 3}[largest // 2] // tiles
     share, shares = _shares(rows, most, kernels.SUMMED, _LEAST[len(both) - 1])
     results = [result for p in both for result in p.results]
@@ -154,10 +160,10 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
 
 
 def sums(rows: Tensor, out: Tensor) -> None:
-    """Writes ``rows.sum(0)``, the same for the same numbers of rows and columns on every call.
+    """Writes ``rows.sum(0)``. The order of additions depends only on the shape of `rows`.
 
     Args:
-        rows: float32 ``[rows, columns]``, contiguous; columns are a multiple of 4.
+        rows: float32 ``[rows, columns]``, contiguous; columns is a multiple of 4.
         out: float32 ``[columns]``, contiguous.
     """
     count, columns = rows.shape
@@ -171,7 +177,7 @@ def sums(rows: Tensor, out: Tensor) -> None:
 
 
 def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
-    """Writes the sum over all shares, ``[shares, size]``, to up to four results, one behind the other."""
+    """Sums `partial`, ``[shares, size]``, over the shares; splits the sum, in order, among up to four results."""
     shares, size = partial.shape
     ends = [*accumulate(result.numel() for result in results), *[size] * 3]
     _join(
@@ -188,10 +194,10 @@ def _over_rows(warps: int) -> Kernel:
 
 
 def _shares(rows: int, most: int, block: int, least: int = 1) -> tuple[int, int]:
-    """Rows of a share, a multiple of `block`, and the number of shares: `most` or fewer, at least one unless there are
-    no rows.
+    """Splits rows into shares; returns the number of rows per share, a multiple of `block`, and the number of shares.
 
-    Each share has at least `least` blocks, or as many as leave :data:`_ENOUGH` shares.
+    There are at most `most` shares, or one if `most` is 0; without rows there are none. A share has at least `least`
+    blocks, unless fewer than :data:`_ENOUGH` shares would be left.
     """
     share = max(-(-rows // (max(most, 1) * block)), min(least, rows // (_ENOUGH * block)), 1) * block
     return share, -(-rows // share)

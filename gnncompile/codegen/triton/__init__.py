@@ -1,1 +1,1 @@
-"""Writes a region as Triton source, and builds, keeps and launches the kernels."""
+"""Writes a region as Triton source; builds, caches and launches the kernels."""

@@ -1,4 +1,4 @@
-"""Writes loads and stores of bools that are packed into words (see :mod:`gnncompile.ir.bits`)."""
+"""Writes Triton statements that load and store packed bools (see :mod:`gnncompile.ir.bits`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PackedBools:
         self.text = text
 
     def load(self, i: int) -> str:
-        """The bools of an input: its words, each spread over as many lanes as it has bits.
+        """Returns the text of an input's bools. Each word is loaded once, and expanded to one lane per bit.
 
-        If every lane asked for its word itself, a walk by source that takes 322 us (H200, 128 channels, 2.3M edges)
-        would take 437.
+        A walk by source takes 322 us that way (H200, 128 channels, 2.3M edges). If every lane loaded its word itself,
+        the walk would take 437 us.
         """
         node = self.text.region.nodes[i]
         shape = self._shape(node)
@@ -29,7 +29,7 @@ class PackedBools:
         return f"(tl.reshape({bits}, {self.text.tile_shape(node.shape, self.text.tile.edges)}) & 1) != 0"
 
     def store(self, k: int, i: int) -> None:
-        """The bools of a value, shifted to their places and added up, those of a word by as many lanes."""
+        """Writes the bools of value `i` to output `k`. Each lane shifts one bit to its place; a sum makes the word."""
         node = self.text.region.nodes[i]
         shape = self._shape(node)
         masks = self.text.feature(node.shape)[1]
@@ -41,7 +41,7 @@ class PackedBools:
         self.text.line(f"tl.store(out{k} + {at}, words, mask={mask})")
 
     def _shape(self, node: Node) -> list[int]:
-        """The lengths of a tile of bits: its edge axes, heads, words of a head and lanes of a word."""
+        """Returns the lengths of a tile of bits: its edge axes, heads, words per head and bits per word."""
         heads, channels = (self.text.extent(axis, n) for axis, n in zip(("head", "channel"), node.shape, strict=True))
         if channels < power_of_two(node.shape[1]) or not packable(node.shape):
             raise UnsupportedRegion(
@@ -52,7 +52,7 @@ class PackedBools:
         return [*edges, heads, channels // per_word, per_word]
 
     def _address(self, node: Node, shape: list[int]) -> tuple[str, str]:
-        """The offset of the words of a tile, and their mask."""
+        """Returns the offset of a tile's words within the tensor, and their mask."""
         (heads, channels), (padded_heads, padded_words) = node.shape, shape[-3:-1]
         edges = "None, " * (len(shape) - 3)
         column = [*shape[:-3], 1, 1]

@@ -1,4 +1,4 @@
-"""What a kernel of a region does for each edge, as far as the size of its tile depends on it."""
+"""Estimates of a kernel's work per edge. The choice of the tile depends on them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from gnncompile.codegen.triton.plan import WIDE, Schedule, edgewise, every_step,
 from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, Node, Region
 
 HEAVY = 48
-"""Instructions per element and edge from which on arithmetic takes longer than reading rows."""
+"""Number of instructions per element and edge above which arithmetic takes longer than reading rows."""
 
 WEIGHTS = 512
-"""Most weights of linear layers that a warp keeps in registers. More are read again for every step, from the L1 cache:
-a sum of relu(x + linear(e)), 128 channels and 16 features, takes 473 us with 70 registers a thread, 630 to 870 with 95
-to 130."""
+"""Largest number of linear-layer weights that a warp keeps in registers. More weights are read again for every step,
+from the L1 cache. Consider a sum of relu(x + linear(e)), with 128 channels and 16 features. With 70 registers per
+thread it takes 473 us, with 95 to 130 registers 630 to 870 us."""
 
 
 def reduces_channels(node: Node) -> bool:
-    """Whether a node adds up, or takes the largest of, all channels of an edge."""
+    """Whether a node takes the sum or the maximum over all channels of an edge."""
     return node.op == "transposed" or (node.op in FEATURE_REDUCTIONS and node.op.endswith("channels"))
 
 
 def needs_whole_rows(region: Region) -> bool:
-    """Whether channels are reduced."""
+    """Whether any node reduces channels, so that one program must have all channels of a row."""
     return any(map(reduces_channels, region.nodes))
 
 
@@ -28,11 +28,11 @@ _INSTRUCTIONS = {
     "exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30,
     "sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40,
 }  # fmt: skip
-"""Of operations that take more than one, about."""
+"""Approximate number of instructions of each operation that takes more than one."""
 
 
 def arithmetic(region: Region, plan: Schedule) -> float:
-    """About how many instructions an element of the tile takes per edge."""
+    """Returns the approximate number of instructions per edge and element of the tile."""
     nodes = [n for n in (region.nodes[i] for i in plan.need) if edgewise(region, n) and n.op != "input"]
     size = region.grid[0] * region.grid[1]
     return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
@@ -45,29 +45,29 @@ def _instructions(region: Region, node: Node) -> float:
 
 
 def weights(region: Region) -> int:
-    """How many weights of linear layers a region reads."""
+    """Returns the number of linear-layer weights that a region reads."""
     sizes = {n.args[1]: region.features(at) for at, n in enumerate(region.nodes) if n.op in ("linear", "transposed")}
     return sum(features * region.nodes[at].shape[0] * region.nodes[at].shape[1] for at, features in sizes.items())
 
 
 def sums(region: Region) -> int:
-    """How many sums over all edges a region makes."""
+    """Returns the number of scalar sums over all edges that a region computes."""
     made = [(at, n) for at, n in enumerate(region.nodes) if n.op == "outer"]
     return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
 
 
 def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
-    """Whether little is done with the rows but to add them up."""
+    """Whether a region does little but reduce rows, so that reading the rows takes most of the time."""
     return len(region.reductions) <= 2 and not region.softmaxes and arithmetic(region, plan) <= 2
 
 
 def dots_per_edge(region: Region, plan: Schedule) -> bool:
-    """Whether channels are reduced for every edge, which takes shuffles."""
+    """Whether channels are reduced for every edge, which takes shuffles between lanes."""
     return any(reduces_channels(n) and edgewise(region, n) for n in (region.nodes[i] for i in plan.need))
 
 
 def adds_rows(region: Region, plan: Schedule) -> bool:
-    """Whether a region only adds up rows of one head along its edges, with two instructions an element at most."""
+    """Whether a region only sums rows of one head over edges, with at most two instructions per element."""
     one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
     little = is_bandwidth_bound(region, plan) and wide_streams(region, plan) == 1
     more = region.sums_all or region.drops or packs(region) or any(n.op in LAYERS for n in region.nodes)
@@ -75,17 +75,17 @@ def adds_rows(region: Region, plan: Schedule) -> bool:
 
 
 def is_16bit(region: Region) -> bool:
-    """Whether rows of two bytes per element are read."""
+    """Whether a region reads rows with two bytes per element."""
     return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
 
 
 def packs(region: Region) -> bool:
-    """Whether bools per edge are read or written as bits."""
+    """Whether a region reads or writes packed bools."""
     return BITS in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]
 
 
 def wide_streams(region: Region, plan: Schedule) -> int:
-    """How many values about as wide as the tile are read or written per edge; at least 1."""
+    """Returns the number of values read or written per edge that are at least half as wide as the tile; at least 1."""
     read = [i for i in plan.need if i not in region.only_columns and region.nodes[i].op == "input"]
     nodes = [n for n in (region.nodes[i] for i in read) if edgewise(region, n) and n.dtype != BITS]
     nodes += [region.nodes[o.node] for o in region.outputs if region.per_edge(o) and o.dtype != BITS]
@@ -93,12 +93,12 @@ def wide_streams(region: Region, plan: Schedule) -> int:
 
 
 def wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
-    """Whether a pass keeps an accumulator about as large as its tile in registers."""
+    """Whether pass `step` keeps an accumulator about as large as its tile in registers."""
     nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
     lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS)]
     return any(in_wide_lanes(region, n) for n in lanes) and region.grid[0] * region.grid[1] >= WIDE // 2
 
 
 def in_wide_lanes(region: Region, node: Node) -> bool:
-    """Whether the lanes of a reduction meet behind the loop and take about as much as a value of the region's width."""
+    """Whether a reduction combines its lanes only after the loop, and is at least a quarter as wide as the region."""
     return not every_step(node) and 4 * node.shape[0] * node.shape[1] >= region.grid[0] * region.grid[1]

@@ -1,7 +1,7 @@
-"""Writes linear layers of edge features: ``c5_2`` is feature 2 of value 5, ``w7_2`` row 2 of the weights in value 7.
+"""Writes Triton statements for linear layers of edge features; ``c5_2`` is feature 2 of value 5.
 
-The layer is a multiply-add for each feature and element of the tile. Features come in words of 64 bits, which halves
-the loads; all lanes of a warp ask for the same word.
+A layer is a multiply-add for each feature and element of the tile. Features are loaded in words of 64 bits where
+possible, which halves the number of loads. All lanes of a warp load the same word.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
 
 def _per_word(node: Node) -> int:
-    """How many features a word holds; 1 where they are loaded one by one."""
+    """Returns the number of features per loaded word; 1 where features are loaded one by one."""
     per_word = 64 // _BITS.get(node.dtype, 64)
     return per_word if node.op == "input" and node.shape[1] % per_word == 0 else 1
 
 
 def read_as_words(region: Region) -> frozenset[int]:
-    """Positions of the tensors that must stand at a multiple of 8 bytes."""
+    """Returns the positions of tensors that are read in words, whose addresses must be multiples of 8 bytes."""
     read = [region.nodes[at] for at in region.columns if _per_word(region.nodes[at]) > 1]
     return frozenset(position for node in read for position in node.positions)
 
 
 _ALIGNED = 1024
-"""An offset that leaves pointers as aligned as they are."""
+"""An offset that keeps the alignment of a pointer."""
 
 
 class EdgeLinears:
-    """Writes the statements of linear layers of edge features."""
+    """Writes the statements of linear layers of edge features, and of ``transposed`` nodes."""
 
     def __init__(self, text: KernelText) -> None:
         self.text = text
 
     def columns(self, i: int) -> None:
-        """The features of the edges one by one, as tiles without heads and channels."""
+        """Writes a variable for each feature of value `i`: a tile whose head and channel axes have length 1."""
         node = self.text.region.nodes[i]
         per_word, length = _per_word(node), node.shape[1]
         if node.op != "input":
@@ -68,7 +68,7 @@ class EdgeLinears:
         return f"tl.sum(tl.where(channel{length} == {k}, {self.text.operand(i)}, 0.0), {axis}, keep_dims=True)"
 
     def linear(self, i: int) -> str:
-        """A linear layer; the last multiply-add is left to the caller."""
+        """Writes a linear layer except its last multiply-add, whose text it returns."""
         features, at = self.text.region.nodes[i].args
         total = ""
         for k, row in enumerate(self._rows(i, at)):
@@ -78,7 +78,7 @@ class EdgeLinears:
         return total
 
     def transposed(self, i: int) -> str:
-        """Dot products with all rows of the weights, side by side; the last one is left to the caller."""
+        """Writes the dot products with all rows of the weights, side by side; returns the text of the last step."""
         node = self.text.region.nodes[i]
         value, at = node.args
         shape, length, total = self.text.region.nodes[at].shape, node.shape[1], ""
@@ -91,7 +91,11 @@ class EdgeLinears:
         return total
 
     def _rows(self, i: int, at: int) -> list[str]:
-        """Rows of the weights that a layer reads. If there are many, the compiler must not keep them in registers."""
+        """Returns loads of the rows of weights that a layer reads.
+
+        If a region has many weights, the compiler must not keep them in registers. So each address then gets an offset
+        that depends on the loop variable; it is always 0, which the compiler can't know.
+        """
         node = self.text.region.nodes[at]
         size = node.shape[0] * node.shape[1]
         offset, masks = self.text.feature(node.shape)

@@ -1,4 +1,4 @@
-"""Writes the kernel of a region that sums over all edges, not over those of each row: the gradients of weights."""
+"""Writes the kernel of a region that sums over all edges, not per row: gradients of linear-layer weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from gnncompile.ir.region import Node, Region, Space
 
 
 class EdgeSumsWriter(Writer):
-    """A program walks an equal share of all edges, in the order of the rows, and stores what its share adds up to.
+    """Writes a kernel whose programs each walk an equal share of all edges, and store the sums over their share.
 
-    Rows are read once per edge, by the number of the row that each edge has: neighbours in a tile share them.
+    Edges are walked in the order of their rows. Row values are loaded for each edge, by the edge's row index;
+    consecutive edges of a tile often share a row.
     """
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
@@ -20,7 +21,7 @@ class EdgeSumsWriter(Writer):
         self.partials, self.partial_length = partials(region, plan)
 
     def varies(self, node: Node) -> bool:
-        """Also what has a value per row does: a tile holds edges of many rows."""
+        """Whether a value differs from edge to edge. Row values do too, since a tile holds edges of many rows."""
         return node.space not in (Space.PARAMETER, Space.FEATURE)
 
     def _rows(self) -> None:

@@ -1,4 +1,4 @@
-"""How large a tile is for what is special about hubs: their pieces, and programs that put these together."""
+"""Chooses tiles for hubs: for the programs that walk their pieces, and for the programs that join the pieces."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from gnncompile.codegen.triton.tile import ELEMENTS, Tile, power_of_two
 from gnncompile.ir.region import Region
 
 MOST_EDGES = 128
-"""Most edges per step of a piece, and pieces per step of a program that puts them together."""
+"""Most edges per step of a piece, and most pieces per step of a joining program."""
 
 JOINING_WARPS = 8
-"""Warps of a program that puts the pieces of a hub together."""
+"""Warps of a joining program: a program that joins the pieces of a hub."""
 
 FEW_WARPS = 2
-"""The same where a row of one head has at least :data:`WIDE` channels, which programs share: most hubs have few pieces,
-and those of many are left to other programs. A sum over 2.3M edges, the longest row 13,000, takes 208.5 us where it
-takes 213.8 with 8 warps (128 channels, float32; 115.7 and 120.9 in bfloat16). A sum over one hub of 100,000 edges takes
-1 us more: little of the 37 us that it takes with 64 channels, much of the 13 with 16."""
+"""Warps of a joining program if a row has one head and at least :data:`WIDE` channels, which several programs share.
+Most hubs have few pieces, and hubs with many pieces have programs of their own. A sum over 2.3M edges, whose longest
+row has 13,000, takes 208.5 us with 2 warps and 213.8 us with 8 (128 channels, float32; 115.7 and 120.9 us in bfloat16).
+A sum over one hub of 100,000 edges takes 1 us more. An extra 1 us is little compared to 37 us with 64 channels, but
+much compared to 13 us with 16 channels."""
 
 JOINED_CHANNELS = 32
-"""Most channels of such a program: with 128 it reads 782 pieces in 13 steps, with 32 in 7, one behind the other."""
+"""Most channels of a joining program. It reads 782 pieces in 13 steps with 128 channels, and in 7 steps with 32."""
 
 LARGE_CHANNELS = 4
-"""Most channels of a program for a large hub, one with more pieces than a program for other hubs reads at once. In
-microseconds on an H200, a hub of 100,000 edges beside as many rows without any, by channels and pieces read at once:
+"""Most channels of a joining program for a large hub: a hub with more pieces than the joining program of other hubs
+reads in a step. In microseconds on an H200, for a hub of 100,000 edges among 100,000 rows without edges, by channels x
+pieces per step:
 
 =============  =======  =======  =======  ===================
 width          16x256   8x512    4x1024   edges spread evenly
@@ -49,25 +51,25 @@ width          16x256   8x512    4x1024   edges spread evenly
 """
 
 LARGE_PIECES = 1024
-"""Most pieces that such a program reads at once: with so few channels no more elements than other programs read."""
+"""Most pieces per step of a large hub's joining program. With few channels, a step has no more elements than others."""
 
 BESIDE = 4096
-"""Most elements of a step of a piece per warp, where other programs of the launch walk several rows each; half as many
-where more is done with rows than to add them up (see :func:`_elements_beside`)."""
+"""Most elements per warp in a step of a piece, where other programs of the same launch walk several rows each. The
+limit is half as high if the kernel does more than sum rows (see :func:`_elements_beside`)."""
 
 BESIDE_IN_LANES = 1024
-"""The same for narrow rows, whose edges meet behind the loop: an accumulator has a register for each element."""
+"""The same limit for narrow rows, whose lanes are combined after the loop. An accumulator then has a register for each
+element."""
 
 
 def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
-    """The tile for pieces of hubs beside `tile` for the other rows.
+    """Returns the tile for pieces of hubs, given the `tile` for the other rows; None if no edges are walked.
 
-    None where no edges are walked.
-
-    A piece fills its steps, which most rows are too short for, so it takes more edges at once: the pieces of a sum of
-    128 channels take 23 us with 32 edges, 30 with 16. Where several wide values per edge are read or written, fewer, so
-    that ptxas spills nothing; where arithmetic takes longest, no more. A step whose ties are counted stays in registers
-    as a whole until its maximum is known: 32 edges of 128 channels take 190, 16 take 100.
+    Most rows are too short to fill a step, but a piece is not, so its step has more edges. The pieces of a sum of 128
+    channels take 23 us with 32 edges per step, and 30 us with 16. A step has fewer edges if several wide values per
+    edge are read or written, so that ptxas spills no registers. It has no more edges than `tile` if arithmetic
+    dominates. If ties are counted, a step stays in registers until its maximum is known: 32 edges of 128 channels take
+    190, 16 edges take 100.
     """
     if plan.passes == 0:
         return None
@@ -80,7 +82,7 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     if width > WIDE and is_bandwidth_bound(region, plan) and not plan.counted:
         elements *= 2
     lanes = [i for i in plan.counted if in_wide_lanes(region, region.nodes[i])]
-    if lanes:  # the largest accumulators, two of each
+    if lanes:  # accumulators as large as the tile: two for each extremum whose ties are counted
         elements //= 2 * power_of_two(len(lanes))
     elif any(wide_lanes(region, plan, step) for step in range(plan.passes)):
         elements //= 2
@@ -90,23 +92,24 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
 
 
 def _elements_beside(region: Region, plan: Schedule, elements: int, num_warps: int) -> int:
-    """Elements of a step of a piece, in one launch with rows that several share a program.
+    """Returns the elements of a step of a piece, if other programs of the same launch walk several rows each.
 
-    All programs have as many registers as a piece. More than 64 a thread would keep some of the 32 programs of one warp
-    off each processor. Compiled for an H200, 64 channels in float32, a sum comes to 64, a maximum with its ties to 60,
-    with twice as many edges to 112.
+    All programs of a launch get as many registers as a piece needs. With more than 64 registers per thread, fewer than
+    32 programs of one warp fit on a multiprocessor. The following holds for 64 channels in float32, compiled for an
+    H200. A sum takes 64 registers. A maximum with its ties takes 60, and 112 with twice the number of edges.
     """
     most = BESIDE if region.grid[0] * region.grid[1] >= WIDE else BESIDE_IN_LANES
     elements = min(elements, num_warps * most)
     if any(n.op == "softmax" and in_wide_lanes(region, n) for n in region.nodes):
-        return elements // 4  # each edge has a maximum and a sum for every channel
+        return elements // 4  # each lane has a maximum and a sum for every channel
     alone = arithmetic(region, plan) == 0 and not plan.counted and not region.softmaxes
     return elements if alone else elements // 2
 
 
 def joining_tile(region: Region, tile: Tile) -> Tile:
-    """The tile for putting the pieces of a hub together, of which there may be hundreds, by programs of few channels
-    each, where no sum over channels needs them all. `tile` is that of the pieces.
+    """Returns the tile of a hub's joining programs. `tile` is the tile of the pieces.
+
+    A hub may have hundreds of pieces. So each program has few channels, unless channels are reduced.
     """
     if not tile.heads and not needs_whole_rows(region):
         tile = replace(tile, channels=min(tile.channels, JOINED_CHANNELS))
@@ -117,9 +120,10 @@ def joining_tile(region: Region, tile: Tile) -> Tile:
 
 
 def large_tile(region: Region, tile: Tile) -> Tile | None:
-    """The tile for a hub of more pieces than `tile`, that of other hubs, reads at once: its channels are spread over
-    more programs, which read more pieces, but no more elements, so that other hubs lose no registers to it. None where
-    it would have no more pieces.
+    """Returns the joining tile of large hubs: hubs with more pieces than `tile`, for other hubs, reads in a step.
+
+    More programs share a row, and each has fewer channels and reads more pieces per step. A step has no more elements,
+    so the kernel needs no more registers. Returns None if a step would have no more pieces than `tile` has.
     """
     if tile.heads or needs_whole_rows(region):
         return None
@@ -130,6 +134,9 @@ def large_tile(region: Region, tile: Tile) -> Tile | None:
 
 
 def large_programs(region: Region, tile: Tile) -> int:
-    """How many programs a large hub has for each one that other hubs have, whose tile is `tile`; 0 if it is as they."""
+    """Returns the number of joining programs of a large hub for each program of another hub, whose tile is `tile`.
+
+    Returns 0 if large hubs have no tile of their own.
+    """
     large = large_tile(region, tile)
     return 0 if large is None else -(-large.across(region.grid) // tile.across(region.grid))

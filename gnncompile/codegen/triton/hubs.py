@@ -1,4 +1,4 @@
-"""Writes the kernels for hubs: what a piece of a hub reduces to, and what is left to do when all pieces are walked."""
+"""Writes the kernels for hubs: kernels that walk pieces of hubs, and kernels that join the results of the pieces."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gnncompile.ir.region import Region
 
 
 class HubWriter(Writer):
-    """A program puts together what the pieces of a hub reduce to, and finishes the hub's row.
+    """Writes a kernel whose programs each join the results of a hub's pieces, and finish the hub's row.
 
-    The host may launch for more hubs and pieces than there are.
+    The host may launch more programs than there are hubs or pieces.
     """
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
@@ -21,7 +21,7 @@ class HubWriter(Writer):
         self.partials, self.partial_length = partials(region, plan)
 
     def functions(self) -> list[str]:
-        """The kernel; where large hubs have another tile, it calls a function for them or one for the others."""
+        """Returns the kernel. If large hubs have another tile, it calls one function for them or one for the others."""
         if "num_large" not in self.parameters:
             return super().functions()
         large = LargeHubWriter(self.region, self.plan, self.tile, self.part)
@@ -34,14 +34,17 @@ class HubWriter(Writer):
         self._if(f"occupied & (last_piece - first_piece <= {self.tile.edges})" if large else "occupied")
 
     def _hub(self) -> None:
-        """The hub's row, and where the results of its pieces stand."""
+        """Writes the loads of the hub's row and of its range of pieces."""
         self.line("row = tl.load(hubs + hub * 3).to(tl.int64)")
         self.line("first_piece = tl.load(hubs + hub * 3 + 1)")
         self.line("last_piece = first_piece + tl.load(hubs + hub * 3 + 2)")
         self.line("occupied = first_piece < last_piece")
 
     def _if(self, condition: str) -> None:
-        """Leaves all that follows undone elsewhere. A function that returned early could be called in no branch."""
+        """Puts the following statements under a condition.
+
+        An early return would not do, since Triton can't call a function with an early return inside a branch.
+        """
         self.line(f"if {condition}:")
         self.indent += 1
 
@@ -52,13 +55,13 @@ class HubWriter(Writer):
         self._store_rows()
 
     def _partial(self, i: int, piece: str, further: int = 0) -> tuple[str, list[str]]:
-        """Pointer to a partial result, and the masks that it needs."""
+        """Returns the pointer to a partial result, and its masks."""
         offset, masks = self.feature(self.region.nodes[i].shape)
         at = self.partials[i] + further
         return f"partial + {piece} * {self.partial_length}{f' + {at}' if at else ''}{offset}", masks
 
     def _gather_pieces(self, step: int) -> None:
-        """Puts together what all pieces of a hub reduce to in a pass, in their order."""
+        """Writes a loop that joins the results of all pieces of a hub in a pass, in the order of the pieces."""
         self.line(f"# pass {step + 1} of {self.plan.passes}: what the pieces reduce to")
         targets = self._reduced_in(step)
         for i in targets:
@@ -91,8 +94,10 @@ class HubWriter(Writer):
 
 
 class LargeHubWriter(HubWriter):
-    """For each program that a smaller hub has, whose tile is `tile`, a large hub has several, of fewer channels each:
-    one would read its pieces in many steps, one behind the other.
+    """Writes the function that joins the pieces of a large hub. `tile` is the tile of smaller hubs.
+
+    A large hub has several programs for each program of a smaller hub, with fewer channels each. One program would
+    read the pieces in many steps, one after another.
     """
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
@@ -111,9 +116,9 @@ class LargeHubWriter(HubWriter):
 
 
 class PieceWriter(HubWriter):
-    """A program walks the edges of one piece, in one pass, and stores what they reduce to.
+    """Writes a kernel whose programs each walk the edges of one piece, in one pass, and store the partial results.
 
-    The results of earlier passes it puts together from all pieces of its hub, as every other piece does.
+    Each program first joins the results of earlier passes over all pieces of its hub.
     """
 
     def _rows(self) -> None:
@@ -133,7 +138,7 @@ class PieceWriter(HubWriter):
         self._store_piece()
 
     def _store_piece(self) -> None:
-        """Stores what the piece reduces to."""
+        """Writes the stores of a piece's partial results."""
         for i in self._reduced_in(self.part.step):
             node = self.region.nodes[i]
             if node.op == "softmax":
@@ -149,9 +154,11 @@ class PieceWriter(HubWriter):
 
 
 class BothWriter(PieceWriter):
-    """The first programs walk a piece each, the others a row, in the one pass that there is: in launches of their own,
-    either would wait for the last program of the other. They share a body: compiled for an H200, attention of 4 heads
-    with 32 channels has 64 registers a thread, pieces by a tile of their own 114.
+    """Writes a kernel whose first programs walk a piece each and whose other programs walk a row each, in one pass.
+
+    In separate launches, the second launch would wait for the last program of the first. Pieces and rows share a body
+    and a tile. Compiled for an H200, attention of 4 heads with 32 channels then takes 64 registers per thread; pieces
+    with a tile of their own take 114.
     """
 
     def _rows(self) -> None:
@@ -189,12 +196,13 @@ class BothWriter(PieceWriter):
 
 
 class SeveralBothWriter(Writer):
-    """As :class:`BothWriter`, where the others walk several rows each: by that tile a piece would take one step behind
-    the other, so that it has one of its own.
+    """Like :class:`BothWriter`, but the other programs walk several rows each, and pieces have a tile of their own.
+
+    With the tile of several rows, a piece would need many short steps, one after another.
     """
 
     def functions(self) -> list[str]:
-        """The kernel, and the functions for a piece and for rows that it calls."""
+        """Returns the functions for a piece and for rows, and the kernel that calls them."""
         tile = hub_tile(self.region, self.plan, self.tile)
         assert tile is not None
         piece = PieceWriter(self.region, self.plan, tile, self.part)
@@ -202,9 +210,9 @@ class SeveralBothWriter(Writer):
 
 
 def either(count: str, kernel: Writer, **functions: Writer) -> list[str]:
-    """A kernel whose first programs, `count` of them, run the first of two functions, and the others the second.
+    """Returns a kernel whose first `count` programs run the first of two functions, and the others the second.
 
-    Without functions, what both branches assign to a name would have to have one type.
+    The branches are functions because Triton wants one type per name across the branches of an ``if``.
     """
     first, second = (f"{name}({', '.join(kernel.parameters)})" for name in functions)
     lines = []

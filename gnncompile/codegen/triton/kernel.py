@@ -1,4 +1,4 @@
-"""The Triton kernels of a region. Imports Triton, so import this module only where it is wanted."""
+"""The Triton kernels of a region. This module imports Triton, so import it only where Triton is needed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gnncompile.layout import csr
 from gnncompile.layout.csr import rows_of_edges
 
 Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
-"""Launches a kernel: what it is given, numbers among that, the device, and the number of programs."""
+"""A function that launches a kernel, given its tensors, its numbers, the device index and the number of programs."""
 
 
 def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums:
-    """The kernel of any region.
+    """Returns the kernel of any region.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
@@ -34,20 +34,20 @@ def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums:
 
 
 class TritonKernel:
-    """One region as a Triton kernel, and as further ones for its hubs: rows with very many edges.
+    """The Triton kernel of a region, and further kernels for its hubs: rows with very many edges.
 
-    Which of them computes a row depends on its degree and on how many rows and edges there are, so results do too, and
-    not on what the host knows of the graph at the time of the launch.
+    The kernel that computes a row depends on the row's degree and on the numbers of rows and edges. So the bits of the
+    results depend on these as well. They do not depend on what the host knows about the graph when it launches.
 
     Args:
-        region: What to compute.
-        tile: The tile; chosen by the width of the region and, at each launch, by how many edges rows have, if left out.
+        region: The region to compute.
+        tile: The tile. None chooses tiles by the region, and at each launch one of them by the edges per row.
 
     Attributes:
-        text: The generated module, for graphs of few edges per row where others have kernels of their own.
-        tile: What one program of it computes at a time.
-        hub_texts: The modules for hubs beside it, in the order of their launches.
-        hub_tile: Their tile, or None: programs walk whole rows.
+        text: The generated module, for graphs with few edges per row if other graphs have kernels of their own.
+        tile: The tile of that module.
+        hub_texts: The further modules for hubs, in the order of their launches.
+        hub_tile: The tile for pieces of hubs, or None if programs walk whole rows.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
@@ -76,7 +76,7 @@ class TritonKernel:
         self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
-        """This kernel, or one with a tile for graphs of more edges per row."""
+        """Returns this kernel, or the kernel with the tile for this graph's number of edges per row."""
         if not self._denser:
             return self
         return of_degree(self._denser, layout[1].size(0) / max(layout[0].size(0) - 1, 1), self)
@@ -85,22 +85,22 @@ class TritonKernel:
         """Launches the kernel on the current stream of the tensors' device.
 
         Args:
-            tensors: The region's tensors, contiguous, ``heads * channels`` elements a row, in the types that its
-                input nodes state.
+            tensors: The region's tensors, contiguous, with ``heads * channels`` elements per row, in the dtypes of the
+                region's input nodes.
             layout: The edges, ordered by the rows that the region walks; on the device of the tensors.
-            outputs: Where results go: contiguous, ``[num_rows, heads * channels]`` elements, or
-                ``[num_edges, heads * channels]`` for a value per edge. Every row is written; edges that are masked
-                out are not, so an output per edge must hold zeros there.
+            outputs: The tensors to write: contiguous, with ``[num_rows, heads * channels]`` elements, or
+                ``[num_edges, heads * channels]`` for a value per edge. Every row is written. Edges that are masked
+                out are not written, so an output per edge must hold zeros there.
 
         Raises:
-            ValueError: A tensor has another type than its node, or is on another device than the outputs.
+            ValueError: A tensor's dtype differs from its node's, or its device from that of the outputs.
         """
         kernel = self._for(layout)
         with _on(outputs[0].get_device()):
             kernel._launch(kernel._ordinary, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The same for a caller who knows types and devices to be right, and the device to be the current one."""
+        """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
         kernel = self._for(layout)
         kernel._launch(kernel._ordinary.trusted, tensors, layout, outputs)
 
@@ -108,7 +108,7 @@ class TritonKernel:
 
     @property
     def listing(self) -> str:
-        """The generated code of all its kernels."""
+        """The generated code of all kernels."""
         found = [self.text, *self.hub_texts]
         for least, kernel in self._denser:
             found += [f"# For graphs of {least} edges per row and more:", kernel.listing]
@@ -116,7 +116,7 @@ class TritonKernel:
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """For each pass over the edges of a row, the inputs on edges or at their other end that it reads."""
+        """For each pass over the edges of a row, the inputs that the pass reads per edge or at the edge's other end."""
         return gathered(self._region)
 
     def _launch(
@@ -135,7 +135,7 @@ class TritonKernel:
             partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
             given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
         programs, fewest = self._large
-        large = programs * min(number, pieces // fewest)  # hubs with most pieces come first
+        large = programs * min(number, pieces // fewest)  # hubs with the most pieces come first
         counts = rows, pieces, large, hubs.most_edges if hubs is not None else csr.HUB
         start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self._together else 0))
         if pieces:
@@ -147,20 +147,22 @@ class TritonKernel:
 
 @lru_cache(maxsize=64)
 def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What stands where a kernel reads and writes nothing."""
+    """Returns a tensor of one element, for a kernel argument that no program reads or writes."""
     return torch.empty(1, dtype=dtype, device=device)
 
 
 class TritonEdgeSums:
-    """A region that sums over all edges: each program walks a share of them, and what they stored is added up.
+    """The Triton kernel of a region that sums over all edges.
+
+    Each program walks a share of the edges and stores partial sums, which ``torch.sum`` then adds up.
 
     Args:
-        region: What to compute.
-        tile: The tile; chosen by the width of the region if left out.
+        region: The region to compute.
+        tile: The tile. None chooses a tile by the region.
 
     Attributes:
         text: The generated module.
-        tile: What one program computes at a time.
+        tile: The tile of its programs.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
@@ -178,12 +180,12 @@ class TritonEdgeSums:
         self._reads_rows = "rows" in parameters(region, plan, self.tile, part)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
-        """Launches the kernel; arguments as those of :class:`TritonKernel`, an output has a row per edge feature."""
+        """Launches the kernel. Arguments are those of :class:`TritonKernel`; an output has a row per edge feature."""
         with _on(outputs[0].get_device()):
             self._launch(self._variant, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The same for a caller who knows types and devices to be right, and the device to be the current one."""
+        """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
         self._launch(self._variant.trusted, tensors, layout, outputs)
 
     generator = "triton"
@@ -195,7 +197,7 @@ class TritonEdgeSums:
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """For each pass over the edges, the inputs on edges or at their ends that it reads."""
+        """For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end."""
         return gathered(self._region)
 
     def _launch(
@@ -217,6 +219,6 @@ class TritonEdgeSums:
 
 
 def _on(device: int) -> AbstractContextManager[object]:
-    """Makes a device the current one, if it is not: an index below 0 is the CPU."""
+    """Returns a context that makes a device the current device. An index below 0 is the CPU, which changes nothing."""
     other = device >= 0 and device != _compat.current_device()
     return torch.cuda.device(device) if other else nullcontext()

@@ -1,4 +1,4 @@
-"""Launches compiled Triton kernels at little cost to the host."""
+"""Launches compiled Triton kernels with little host time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from torch import Tensor
 from gnncompile import _compat
 
 _NO_HOOKS = (None, None, None)
-"""Launch metadata and hooks of a launch that nobody watches."""
+"""The launch metadata and the two hooks of a launch that no profiler watches."""
 
 
 class Launcher:
-    """Starts a compiled kernel as Triton's own ``compiled[grid](*arguments)`` does, in a fraction of its host time.
+    """Launches a compiled kernel like Triton's own ``compiled[grid](*arguments)``, in a fraction of its host time.
 
-    Triton looks up device and stream, gathers metadata for hooks, and asks the driver about every pointer; here the
-    stream is looked up, and pointers are plain numbers. torch's launcher of Triton kernels takes them where it can.
+    Triton looks up the device and the stream, gathers metadata for hooks, and asks the driver about every pointer. A
+    launcher only looks up the stream, and takes pointers as plain numbers. Where possible, it uses torch's own launcher
+    of Triton kernels.
 
     Args:
         compiled: Triton's compiled kernel.
-        types: Of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
-        constants: What it was compiled for, in the order of its last parameters.
+        types: The types of its arguments, one letter each: ``O`` is a pointer, ``i`` an int32.
+        constants: The values of the constants that it was compiled for, in the order of its last parameters.
     """
 
     def __init__(self, compiled: Any, types: str, constants: Sequence[Any] = ()) -> None:
         self.constants = constants
-        self.compiled = compiled  # unloads its machine code when it is collected
+        self.compiled = compiled  # kept alive, since it unloads its machine code when it is collected
         self.run = compiled.run
         self.settings = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
         self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
@@ -40,7 +41,7 @@ class Launcher:
             self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
 
     def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
-        """Launches ``programs x columns`` programs, perhaps none, on the current stream of a device."""
+        """Launches ``programs x columns`` programs on the current stream of a device. `programs` may be 0."""
         if not programs:  # a driver refuses an empty grid
             return
         stream = _compat.current_stream(device)
@@ -54,8 +55,9 @@ class Launcher:
 
 
 def _scratch(metadata: Any) -> tuple[None, ...] | None:
-    """What stands for Triton's scratch memories among a kernel's arguments; None for a kernel that is launched in a
-    special way.
+    """Returns the arguments that stand for Triton's scratch memories, one None each.
+
+    Returns None if the kernel needs scratch memory, or a kind of launch that torch's launcher lacks.
     """
     sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     special = metadata.num_ctas != 1 or any(
@@ -65,22 +67,22 @@ def _scratch(metadata: Any) -> tuple[None, ...] | None:
 
 
 def _hooked() -> bool:
-    """Whether a profiler (or anyone else) watches Triton's launches."""
+    """Whether a profiler or other code watches Triton's launches."""
     runtime = triton.knobs.runtime
     return _holds(runtime.launch_enter_hook) or _holds(runtime.launch_exit_hook)
 
 
 def _holds(hook: Any) -> bool:
-    """A chain of hooks may be empty; someone may also have put a plain function in its place."""
+    """Whether a hook calls anything. A chain of hooks may be empty; a plain function may have replaced the chain."""
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
 class Kernel:
-    """A written kernel. Its parameters are pointers, int32 numbers that Triton does not specialise, and constants.
+    """A handwritten kernel. Its parameters are pointers, int32 numbers that Triton does not specialise, and constants.
 
     Args:
-        kernel: What ``triton.jit`` made.
-        options: Compile options, as ``num_warps``.
+        kernel: A function decorated with ``triton.jit``.
+        options: Compile options, such as ``num_warps``.
     """
 
     def __init__(self, kernel: Any, **options: Any) -> None:
@@ -91,15 +93,15 @@ class Kernel:
     def __call__(
         self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
-        """Launches so many programs, perhaps none, on the current device, which must be that of the tensors.
+        """Launches `programs` programs, possibly 0, on the current device, which must be the device of the tensors.
 
-        Arguments are given in the order of the parameters.
+        `tensors`, `numbers` and `constants` are in the order of the kernel's parameters.
         """
         if not programs:
             return
         device = tensors[0].get_device()
         pointers = [tensor.data_ptr() for tensor in tensors]
-        # What was compiled for aligned pointers serves every call with such.
+        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
         aligned = not reduce(or_, pointers) & 15
         launcher = self._launchers.get((device, constants)) if aligned else None
         if launcher is not None:

@@ -1,8 +1,8 @@
-"""Sums weighed by a softmax, which a Triton kernel adds up in the same pass as the softmax itself.
+"""Finds sums weighted by a softmax. A Triton kernel computes such a sum in the same pass as the softmax itself.
 
-Before the largest logit is known, the sum is of ``exp(logit - m) x`` with the largest so far for `m`, and a factor
-brings it up to date for each larger one (M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*,
-2018; T. Dao et al., *FlashAttention*, 2022). So all rows of a step are gathered once.
+Let `m` be the largest logit so far. The kernel sums ``exp(logit - m) x``, and rescales the sum by a factor whenever `m`
+grows (M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018; T. Dao et al.,
+*FlashAttention*, 2022). So each row is gathered only once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gnncompile.ir.region import Node, Region, behind
 
 
 class WeightedSum(NamedTuple):
-    """What is summed, as a product.
+    """The summand of a weighted sum: a product of a softmax and other factors.
 
     Attributes:
-        softmax: Position of the softmax that is a factor once.
-        factors: Positions of the other factors, which do not depend on it.
+        softmax: Index of the softmax, which is a factor once.
+        factors: Indices of the other factors, which do not depend on the softmax.
     """
 
     softmax: int
@@ -26,7 +26,7 @@ class WeightedSum(NamedTuple):
 
 
 def weighted_sums(region: Region) -> dict[int, WeightedSum]:
-    """The sums over edges that are weighed by a softmax, by their positions."""
+    """Returns the sums over edges that are weighted by a softmax, by the index of their node."""
     found = {i: _apart(region.nodes, node.args[0]) for i, node in enumerate(region.nodes) if node.op == "reduce_sum"}
     return {i: one for i, one in found.items() if one is not None}
 

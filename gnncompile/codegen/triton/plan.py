@@ -1,4 +1,4 @@
-"""How a Triton kernel walks a region: how often it passes over the edges of a row, and what hubs leave to others."""
+"""Plans how Triton kernels walk a region: the passes over the edges of a row, and the parts that kernels share."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
-"""More passes over the edges than this cost more than separate regions."""
+"""Most passes over the edges of one kernel. More passes would cost more than separate regions."""
 
 WIDE = 64
-"""From this width on, reductions combine the edges of each step at once."""
+"""From this number of elements per row on, reductions combine the edges of each step (see :func:`every_step`)."""
 
 
 def edgewise(region: Region, node: Node) -> bool:
-    """Whether the node has a value per edge: it lives on edges, or is gathered from the other end."""
+    """Whether a node has a value per edge: it lives on edges, or is gathered from the other end."""
     return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
 
 
 def every_step(node: Node) -> bool:
-    """Whether a reduction combines the edges of each step at once, rather than in lanes that meet after the loop.
+    """Whether a reduction combines the edges of each step, rather than keeping lanes that are combined after the loop.
 
-    A wide row spreads the threads of a warp over its channels, so that combining costs few shuffles and saves many
-    registers; a narrow one spreads them over the edges. A softmax follows the sums that it weighs.
+    A wide row spreads the threads of a warp over its channels, so combining costs few shuffles and saves many
+    registers. A narrow row spreads them over the edges. For a softmax, see :func:`shares_maximum`.
     """
     return node.op in (*REDUCTIONS, "ties", "outer") and node.shape[0] * node.shape[1] >= WIDE
 
 
 def counted(region: Region) -> dict[int, int]:
-    """The ties that are counted in the pass of their extremum, by their positions, and that extremum.
+    """Returns the ties nodes that are counted in the pass of their extremum, mapped to that extremum.
 
-    Those of an extremum that a later pass compares each edge with anyway are counted there.
+    If a later pass compares each edge with the extremum anyway, the ties are counted in that pass instead.
     """
     nodes = region.nodes
     wanted = behind(nodes, (o.node for o in region.outputs))
@@ -46,40 +46,40 @@ def counted(region: Region) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Together:
-    """What is found in the pass of something else.
+    """The reductions that are computed in the pass of another node.
 
     Attributes:
-        weighed: The sums that are added up in the pass of the softmax that weighs them.
-        counted: The ties that are counted in the pass of their extremum, and that extremum.
+        weighted_sums: The sums that are computed in the pass of the softmax that weights them.
+        counted: The ties nodes that are counted in the pass of their extremum, mapped to that extremum.
     """
 
     weighted_sums: dict[int, WeightedSum]
     counted: dict[int, int]
 
     def first(self, i: int) -> int | None:
-        """The softmax or the extremum in whose pass an operation is done as well."""
+        """Returns the softmax or the extremum in whose pass node `i` is computed, or None."""
         return self.weighted_sums[i].softmax if i in self.weighted_sums else self.counted.get(i)
 
 
 @dataclass(frozen=True)
 class Schedule(Together):
-    """In which pass over the edges each value is computed.
+    """The pass over the edges in which each value is computed.
 
-    A row-wise value with ``need[i] == k`` must be ready before pass ``k``, so a reduction finishes in pass ``k - 1``
-    (likewise the maximum and the sum of a softmax). An edge-wise value with ``need[i] == k`` is first used in pass
-    ``k``, and recomputed in every later pass that uses it. Values are placed as late as their users allow, so that
-    the first pass of an attention region reads nothing but what its logits need.
+    A row value with ``need[i] == k`` must be ready before pass ``k``. So a reduction finishes in pass ``k - 1``, and so
+    do the maximum and the sum of a softmax. A value per edge with ``need[i] == k`` is first used in pass ``k``, and
+    computed again in every later pass that uses it. Values are placed as late as their users allow, so that the first
+    pass of an attention region reads only the operands of its logits.
 
     Attributes:
-        passes: Number of passes over the edges of a row; 0 in a region without edges.
-        need: From node position to pass, for the nodes that the outputs need.
+        passes: The number of passes over the edges of a row; 0 in a region without edges.
+        need: From node index to pass, for the nodes that the outputs need.
     """
 
     passes: int
     need: dict[int, int]
 
     def finished_in(self, step: int) -> list[int]:
-        """Positions of all nodes with ``need == step + 1``."""
+        """Returns the nodes with ``need == step + 1``: those that must be ready after pass `step`."""
         return sorted(i for i, k in self.need.items() if k == step + 1)
 
 
@@ -90,12 +90,12 @@ def schedule(region: Region) -> Schedule:
         UnsupportedRegion: The region has a value that the Triton generator can't express, or needs too many passes.
     """
     together = Together(weighted_sums(region), counted(region))
-    ready: list[int] = []  # number of passes behind which a value can be had
+    ready: list[int] = []  # for each value, the number of passes after which it can be computed
     for i, node in enumerate(region.nodes):
         _check(region, node)
         one = together.weighted_sums.get(i)
         if one is not None and any(ready[a] >= ready[one.softmax] for a in one.factors):
-            del together.weighted_sums[i]  # another pass comes first
+            del together.weighted_sums[i]  # a factor is known only after the softmax's pass
         before = max((ready[a] for a in reads(region, together, i)), default=0)
         first = together.first(i)
         behind_one_more = before + 1 if first is None else ready[first]
@@ -114,13 +114,13 @@ def schedule(region: Region) -> Schedule:
 
 
 def _needs(region: Region, together: Together, passes: int) -> dict[int, int]:
-    """Before which pass each value must be ready (see :class:`Schedule`)."""
+    """Returns the pass before which each value must be ready (see :class:`Schedule`)."""
     need: dict[int, int] = {}
     for out in region.outputs:
         last = passes - 1 if region.per_edge(out) else passes
         need[out.node] = min(need.get(out.node, last), last)
     before: dict[int, int] = {}
-    while need != before:  # what shares a pass is needed as soon as one of it is
+    while need != before:  # nodes that share a pass are needed as soon as one of them is needed
         before = dict(need)
         for i in reversed(range(len(region.nodes))):
             if i in need:
@@ -139,7 +139,7 @@ def _lower(need: dict[int, int], nodes: Iterable[int], k: int) -> None:
 
 
 def gathered(region: Region) -> tuple[tuple[int, ...], ...]:
-    """For each pass over the edges, the inputs on edges or at their other end that it reads."""
+    """Returns, for each pass over the edges, the inputs that the pass reads per edge or at the edge's other end."""
     plan = schedule(region)
     found = []
     for step in range(plan.passes):
@@ -162,7 +162,7 @@ ENDS = (*REDUCTIONS, "softmax", "ties", "outer")
 
 
 def reads(region: Region, together: Together, i: int) -> tuple[int, ...]:
-    """The values that an operation needs, not among them what is found in the same pass."""
+    """Returns the values that a node needs, without those that are computed in the same pass."""
     if i in together.weighted_sums:
         return together.weighted_sums[i].factors
     args = region.nodes[i].args
@@ -173,7 +173,7 @@ def reads(region: Region, together: Together, i: int) -> tuple[int, ...]:
 
 
 def shares_maximum(region: Region, plan: Schedule, softmax: int) -> bool:
-    """Whether the edges of a row share the largest logit so far, as a sum that it weighs is combined in each step."""
+    """Whether all lanes of a row share one maximum, because each step combines a sum that the softmax weights."""
     return any(one.softmax == softmax and every_step(region.nodes[i]) for i, one in plan.weighted_sums.items())
 
 
@@ -187,18 +187,17 @@ def _check(region: Region, node: Node) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a region's work a kernel does.
+    """The part of a region's work that a kernel does.
 
     A hub (see :data:`gnncompile.layout.csr.HUB`) has too many edges for one program, so it is cut into pieces. For
-    each pass over the edges one launch walks all pieces and stores what every piece reduces to; the next launch starts
-    by putting these together, always in the same order, and the last one finishes the hubs' rows. Where there is but
-    one pass, one launch walks the pieces and the other rows.
+    each pass over the edges, one launch walks all pieces and stores the partial results of each. The next launch starts
+    by joining these results, always in the same order. The last launch finishes the hubs' rows. If there is only one
+    pass, one launch walks both the pieces and the other rows.
 
     Attributes:
-        walks: "all" rows; the "ordinary" ones, which are no hubs; the "pieces" of hubs, in one pass; "both" of these;
-            the "hubs", in no pass: what is left to do when all pieces are walked; or the "edges", where sums are over
-            all of them.
-        step: The pass over the pieces.
+        walks: "all" rows; "ordinary" rows, which are no hubs; "pieces" of hubs, in one pass; "both" pieces and ordinary
+            rows; "hubs", whose pieces are walked already and are now joined; or all "edges", for sums over all edges.
+        step: The index of the pass, for "pieces".
     """
 
     walks: Literal["all", "ordinary", "pieces", "both", "hubs", "edges"] = "all"
@@ -206,14 +205,14 @@ class Part:
 
 
 WHOLE = Part()
-"""All of the work in one kernel."""
+"""The part that is all of the work, in one kernel."""
 
 
 def partials(region: Region, plan: Schedule) -> tuple[dict[int, int], int]:
-    """Where a piece (or a program's share of all edges) keeps what it reduces to: the offset of every reduction and
-    softmax, and the length of it all.
+    """Returns the layout of the partial results that a piece, or a program's share of all edges, stores.
 
-    A softmax keeps its maxima, and behind them its sums.
+    The result is the offset of every reduction and softmax, and the total length. A softmax stores its maxima, followed
+    by its sums.
     """
     offsets: dict[int, int] = {}
     length = 0

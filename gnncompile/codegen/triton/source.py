@@ -1,4 +1,4 @@
-"""Writes a region, or a part of its work, as the text of a Python module with one Triton kernel. Needs no Triton."""
+"""Writes a region, or a part of its work, as a Python module with one Triton kernel. Does not import Triton."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _WRITERS = {
 
 
 def source(region: Region, tile: Tile | None = None, part: Part = WHOLE) -> str:
-    """The module's text; its kernel takes the arguments that :func:`gnncompile.codegen.triton.writer.parameters` lists.
+    """Returns the text of a module. :func:`gnncompile.codegen.triton.writer.parameters` lists its kernel's arguments.
 
     Args:
-        region: What to compute.
-        tile: The tile; chosen by the width of the region if left out.
-        part: Which part of the work.
+        region: The region to compute.
+        tile: The tile. None chooses a tile by the region.
+        part: The part of the work that the kernel does.
 
     Raises:
-        UnsupportedRegion: The region can't be expressed; the message says why.
+        UnsupportedRegion: The region can't be expressed as a Triton kernel; the message says why.
     """
     plan = schedule(region)
     tile = tile or choose_tile(region, plan)

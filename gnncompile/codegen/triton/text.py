@@ -1,4 +1,4 @@
-"""Pieces of the text of Triton kernels."""
+"""Helpers that write pieces of Triton code."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 
 
 def masked(masks: list[str], other: str = "") -> str:
-    """The arguments of a load or a store that its masks need, after a leading comma."""
+    """Returns the mask arguments of a load or a store, after a leading comma; ``""`` without masks."""
     if not masks:
         return ""
     return f", mask={' & '.join(masks)}{f', other={other}' if other else ''}"
 
 
 def literal(value: float) -> str:
-    """A number."""
+    """Returns a number as Triton code."""
     if math.isfinite(value):
         return repr(value) if math.copysign(1.0, value) > 0 else f"({value!r})"
     return f'float("{value!r}")'
 
 
 def without_parentheses(text: str) -> str:
-    """Drops a pair of parentheses around a whole expression."""
+    """Removes a pair of parentheses that encloses the whole expression, if there is one."""
     if not text.startswith("("):
         return text
     depth = 0

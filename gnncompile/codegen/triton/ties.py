@@ -1,8 +1,8 @@
-"""How many edges of a row reach its maximum or minimum, counted by a Triton kernel in the pass that finds it.
+"""Counts the edges of a row that reach its maximum or minimum, in the pass of a Triton kernel that finds the extremum.
 
-Whenever edges of a step, or the pieces of a hub, move the extremum, the count begins again. All lanes of an accumulator
-count for themselves, where it has lanes, and those that reach the extremum of the row are added up. A NaN is reached by
-no edge, so it leaves 0.
+Whenever edges of a step, or pieces of a hub, change the extremum, the count starts again. If an accumulator has lanes,
+each lane counts for itself. After the loop, the counts of those lanes are added up that reach the row's extremum. No
+edge equals a NaN, so the count of a NaN is 0.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class TieCounter:
         self.text = text
 
     def accumulate(self, i: int) -> None:
-        """Counts edges of a step; the extremum has taken them into account."""
+        """Writes the count of a step's edges. The extremum must already include these edges."""
         extremum = self.text.region.nodes[i].args[0]
         value = self.text.operand(self.text.region.nodes[extremum].args[0])
         self._count(i, f"tl.where(alive & ({value} == acc{extremum}), 1.0, 0.0)")
 
     def merge(self, i: int, counts: str) -> None:
-        """Adds the counts of pieces, whose extrema, ``piece``, are part of that of the row."""
+        """Adds the counts of pieces. The row's extremum must already include the pieces' extrema, ``piece``."""
         extremum = self.text.region.nodes[i].args[0]
         self._count(i, f"tl.where(piece{extremum} == acc{extremum}, {counts}, 0.0)")
 
@@ -34,7 +34,7 @@ class TieCounter:
         )
 
     def join_lanes(self, i: int) -> str:
-        """The count of the whole row, or piece, whose extremum is ``top``."""
+        """Returns the text of the count of a whole row or piece, whose extremum is ``top``."""
         extremum = self.text.region.nodes[i].args[0]
         reach = f"tl.where(acc{extremum} == top{extremum}, acc{i}, 0.0)"
         return self.text.over_edges(reach, self.text.region.nodes[i].shape)

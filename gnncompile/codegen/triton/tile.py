@@ -1,4 +1,4 @@
-"""How large a tile of a Triton kernel is: rows, edges, heads and channels that a program takes at a time, its warps."""
+"""Chooses the tile of a Triton kernel: the rows, edges, heads and channels of a program's step, and its warps."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from gnncompile.ir.region import LAYERS, Region
 T = TypeVar("T")
 
 MAX_EDGE = 8192
-"""Largest number of elements (padded to powers of two) that one edge may take in a tile."""
+"""Largest number of elements, padded to powers of two, that one edge may have in a tile."""
 
 ELEMENTS = 2048
-"""Elements of a tile per warp, where no accumulator is as large as the tile."""
+"""Elements of a tile per warp, if no accumulator is as large as the tile."""
 
 MOST_EDGES = 16
 """Most edges per step of a row."""
 
 SPLIT_WIDTH = 1024
-"""A row wider than this is split over programs by channels, where no sum over channels needs it whole."""
+"""Largest number of elements of a row in one program. A wider row is split over programs by channels, unless a
+reduction of channels needs the whole row."""
 
 SUM_WIDTH = 128
-"""The same for a sum of rows of one head, on graphs of at least :data:`SEVERAL_EDGES` edges per row. In microseconds on
-an H200, 2.3M edges over 169,343 rows, and in the last line 100,000 over as many, by the channels of a program:
+"""The same limit for a sum of rows of one head, on graphs with at least :data:`SEVERAL_EDGES` edges per row. In
+microseconds on an H200, by the channels of a program. The graph has 169,343 rows and 2.3M edges; in the last line,
+100,000 rows and 100,000 edges:
 
 ================  =====  =====  =====  =====
 channels          512    256    128    64
@@ -56,56 +58,58 @@ channels          512    256    128    64
 """
 
 SEVERAL_EDGES = 8
-"""Edges for each row from which on more programs pay: a row takes 0.6 ns more to start, an edge of it 0.07 ns less."""
+"""Edges per row from which on more programs per row pay: each row takes 0.6 ns more, each of its edges 0.07 ns less."""
 
 MANY_EDGES = 32
-"""Edges for each row from which on sums have a tile for long rows (see :func:`tiles_by_degree`)."""
+"""Edges per row from which on a sum has a tile for long rows (see :func:`tiles_by_degree`)."""
 
 LONG_STEP = 16
-"""Fewest edges of a step of that tile, and fewest channels."""
+"""Fewest edges per step of the tile for long rows, and fewest channels of a region that has such a tile."""
 
 HEADS_WIDTH = 256
-"""Elements of a program's heads, where programs share those of a row (see :func:`_shares_heads`)."""
+"""Elements of the heads of one program, if programs share the heads of a row (see :func:`_shares_heads`)."""
 
 SUMMED = 256
-"""Elements of a tile per warp, where it is summed over all edges."""
+"""Elements of a tile per warp, in a region that sums over all edges."""
 
 SUMS = 2048
-"""Sums of gradients of weights that a warp keeps in registers, if there are further warps for the rest."""
+"""Number of sums of a weight gradient that a warp keeps in registers. More sums are spread over more warps."""
 
 SHARED = 128
-"""Elements of an edge that a warp takes. Where further warps take other edges, all wait for each other to add up each
-of the sums: 17 features of 128 channels took two warps 7.0 ms, 16 take one warp 0.58 (H200, 2.3M edges)."""
+"""Fewest elements of an edge per warp, in a region that sums over all edges. If warps took different edges, they would
+wait for each other at each sum: 17 features of 128 channels took two warps 7.0 ms, 16 features take one warp 0.58 ms
+(H200, 2.3M edges)."""
 
 PROGRAMS = 2048
-"""Programs that share the edges of a sum over all of them: about as many as a large GPU runs at a time. Always as many,
-so that the same numbers are added in the same order everywhere."""
+"""Most programs that share the edges of a sum over all edges: about as many as a large GPU runs at a time. The limit
+does not depend on the GPU, so that every GPU adds in the same order."""
 
 SHARE = 8
-"""Fewest steps of such a program, as long as there are not too many of them."""
+"""Fewest steps of such a program, if there are enough edges."""
 
 COUNTED_EDGES = 8
-"""Edges of a row that a program of several rows asks for at a time, where it counts ties."""
+"""Number of edges of each row that are loaded together, in a program that walks several rows and counts ties."""
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n`."""
+    """Returns the smallest power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes at a time; all but `num_warps` are powers of two.
+    """The sizes of a program and of its steps. Rows, edges, channels and heads are powers of two.
 
     Attributes:
         rows: Rows per program.
-        edges: Edges per step and row.
-        channels: Channels per program; a second grid axis walks the rest of a wider row.
+        edges: Edges of a row per step.
+        channels: Channels per program. Programs along a second grid axis take the other channels of a wider row.
         num_warps: Warps per program.
-        stages: In how many steps before it is needed Triton asks for the rows of a step, plus one.
-        steps: Steps that are written one behind the other, so that their rows are asked for together; 1 unless a
-            program walks several rows. Where it is 1, ptxas does so itself with a loop that is short enough.
-        heads: Heads per program, or 0 for all; otherwise the second grid axis walks the rest, and channels are whole.
+        stages: Triton's ``num_stages``: the loads of a step are issued ``stages - 1`` steps ahead.
+        steps: Number of steps that are unrolled, so that their rows are loaded together; 1 unless a program walks
+            several rows. If it is 1, ptxas itself unrolls a loop that is short enough.
+        heads: Heads per program, or 0 for all heads. Programs along the second grid axis take the other heads; each
+            then has all channels.
     """
 
     rows: int
@@ -117,24 +121,25 @@ class Tile:
     heads: int = 0
 
     def extent(self, grid: tuple[int, int], axis: int) -> int:
-        """How much of a feature axis (0: heads, 1: channels) of a region's grid a program has."""
+        """Returns a program's length of a feature axis (0: heads, 1: channels) of a region's grid."""
         padded = power_of_two(grid[axis])
         return min(padded, self.channels if axis else self.heads or padded)
 
     def width(self, grid: tuple[int, int]) -> int:
-        """Elements of one edge, of those that a program has."""
+        """Returns the number of elements of one edge in a program."""
         return self.extent(grid, 0) * self.extent(grid, 1)
 
     def across(self, grid: tuple[int, int]) -> int:
-        """How many programs share a row."""
+        """Returns the number of programs that share a row."""
         return math.prod(-(-grid[axis] // self.extent(grid, axis)) for axis in (0, 1))
 
 
 def _shares_heads(region: Region, plan: Schedule) -> bool:
-    """Whether programs that each have some heads of a row do better than one that has them all.
+    """Whether several programs, each with some heads of a row, are faster than one program with all heads.
 
-    A dot product per edge and head then stays in a warp. In microseconds on an H200, 16 heads of 64 channels in float16
-    with features of edges, by the heads of a program (327,660 edges over 40,962 rows; 1,626,240 over 542,080):
+    Each dot product per edge and head then stays in a warp. In microseconds on an H200, by the heads of a program, for
+    16 heads of 64 channels in float16 with edge features. The graphs have 327,660 edges over 40,962 rows, and 1,626,240
+    edges over 542,080 rows:
 
     ===========================  ==========  ==========  ==========  ==========
     heads                        16          8           4           2
@@ -150,23 +155,23 @@ def _shares_heads(region: Region, plan: Schedule) -> bool:
 
 
 def warps_of(width: int) -> int:
-    """Warps of a program that has so many elements of an edge."""
+    """Returns the number of warps of a program that has `width` elements of an edge."""
     return 1 if width <= 256 else 2 if width <= 512 else 4 if width <= 2048 else 8
 
 
 def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile:
-    """A tile whose values and accumulators fit the registers of its warps.
+    """Returns a tile whose values and accumulators fit into the registers of its warps.
 
-    Measured on an H200, 2.3M edges: one warp always (see :func:`_elements` for the rest).
+    The choices were measured on an H200 with 2.3M edges (see :func:`_elements`).
 
     Args:
-        region: What to compute.
+        region: The region to compute.
         plan: Its passes.
-        most: A wider row is split by channels, where no sum over channels needs it whole; :data:`SPLIT_WIDTH` if left
-            out.
+        most: Largest number of elements of a row per program; a wider row is split by channels, unless a reduction of
+            channels needs the whole row. None means :data:`SPLIT_WIDTH`.
 
     Raises:
-        UnsupportedRegion: One edge of one row is too wide for a tile.
+        UnsupportedRegion: A single edge is too wide for a tile.
     """
     heads, channels = power_of_two(region.grid[0]), power_of_two(region.grid[1])
     shared = _shares_heads(region, plan)
@@ -191,10 +196,10 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
 
 
 def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
-    """Steps that are written one behind the other.
+    """Returns the number of steps that the generator unrolls.
 
-    ptxas does so with four steps of a short loop, as those are that add rows up, or that find a maximum. To count its
-    ties as well makes a loop too long for it, so that one row would be asked for at a time.
+    ptxas itself unrolls four steps of a short loop, such as a loop that sums rows or finds a maximum. A loop that also
+    counts ties is too long for ptxas, and would load one row at a time.
     """
     long = region.softmaxes or wide_streams(region, plan) > 1 or arithmetic(region, plan) > HEAVY
     if rows == 1 or long or not plan.counted:
@@ -203,10 +208,10 @@ def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
 
 
 def _rows(region: Region, plan: Schedule, width: int) -> int:
-    """Rows per program.
+    """Returns the number of rows per program.
 
-    A program of one narrow row keeps most of its warp idle, and a GPU starts no more than about 1.6 programs in a
-    nanosecond. But all rows of a program wait for the one that has most edges.
+    A program with one narrow row leaves most of its warp idle, and a GPU starts at most about 1.6 programs per
+    nanosecond. On the other hand, all rows of a program wait for the row with the most edges.
     """
     if is_bandwidth_bound(region, plan):
         words = width // 2 if is_16bit(region) else width
@@ -217,9 +222,9 @@ def _rows(region: Region, plan: Schedule, width: int) -> int:
 
 
 def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
-    """Elements of a tile per warp, where a program walks several rows.
+    """Returns the elements of a tile per warp, if a program walks several rows.
 
-    In microseconds on an H200 with 2.3M edges, by rows and edges of a step (in brackets: one row, 32 edges):
+    In microseconds on an H200 with 2.3M edges, by rows x edges of a step (in brackets: one row, 32 edges):
 
     =================================  =========  =========  =========  =========  =========
     width                              2x1        2x2        2x4        4x1        4x2
@@ -244,10 +249,10 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
 
 
 def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
-    """Elements of a tile per warp, and stages of the loop over edges.
+    """Returns the elements of a tile per warp, and the stages of the loop over edges, if a program walks one row.
 
-    More edges a step hide more latency, but the registers they take keep other rows off the chip, which hides more. In
-    microseconds on an H200, by the edges of a step (in brackets with two stages):
+    More edges per step hide more latency. But they take registers, so fewer rows run at the same time, and those would
+    hide more. In microseconds on an H200, by the edges of a step (in brackets with two stages):
 
     ====================================  ===========  ===========  ===========  ===========
     128 channels, 2.3M edges              1            2            4            8
@@ -259,29 +264,29 @@ def _elements(region: Region, plan: Schedule, width: int) -> tuple[int, int]:
     CGConv, about 80 instructions         877 (997)    1074 (1036)  1478 (1150)  2389 (2108)
     ====================================  ===========  ===========  ===========  ===========
     """
-    if packs(region):  # words that Triton asks for one step ahead take three times as long
+    if packs(region):  # packed words that Triton loads one step ahead take three times as long
         return ELEMENTS // 4, 1
     if arithmetic(region, plan) > HEAVY:
         return ELEMENTS // 16, 1
     if weights(region) > WEIGHTS:
         return ELEMENTS // 4, 1
     if _shares_heads(region, plan) and not region.softmaxes:
-        return ELEMENTS // 8, 2  # 3272 us where rows have three edges, with two at a time 3609
+        return ELEMENTS // 8, 2  # 3272 us if rows have three edges; 3609 us with two edges per step
     if width > HEADS_WIDTH and any(map(region.per_edge, region.outputs)) and not dots_per_edge(region, plan):
-        return ELEMENTS // 8, 1  # 522 us; with two edges 577, in two stages 531 and 555
+        return ELEMENTS // 8, 1  # 522 us; 577 us with two edges per step; 531 and 555 us with two stages
     if wide_streams(region, plan) > 1 or dots_per_edge(region, plan):
         return _elements_of_heads(region, plan)
     if region.softmaxes and any(wide_lanes(region, plan, step) for step in range(plan.passes)):
         return ELEMENTS // 8, 1
-    # Attention of one head: 3 layers of GAT took 4.6 ms a step with 4 edges, 5.2 ms with the 8 that several heads want.
+    # Attention of one head: a training step of 3 GAT layers took 4.6 ms with 4 edges, 5.2 ms with 8.
     one_head = region.grid[0] == 1 and (region.softmaxes or needs_whole_rows(region))
     return (ELEMENTS // 4 if one_head else ELEMENTS // 2), 1
 
 
 def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
-    """The same where several wide rows are gathered, or channels are reduced, as in attention of several heads.
+    """The same if several wide rows are gathered, or channels are reduced, as in attention with several heads.
 
-    In microseconds on the same machine, 2.3M edges, 4 heads of 32 channels, by edges and stages of a step:
+    In microseconds on the same machine, for 2.3M edges and 4 heads of 32 channels, by edges per step x stages:
 
     =====================================  =====  =====  =====  =====  =====
     float32                                2x1    2x2    4x1    4x2    8x1
@@ -306,10 +311,11 @@ def _elements_of_heads(region: Region, plan: Schedule) -> tuple[int, int]:
 
 
 def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
-    """From how many edges per row, on average over a graph, it has which tile: the first is for all with fewer.
+    """Returns the tiles of a region, each with the least number of edges per row, on average over a graph, to use it.
 
-    A long row fills its steps, and programs of few channels each, which share a row, gather from a part of the table,
-    of which the caches hold more. In microseconds on an H200 (in brackets the tile for graphs of fewer edges per row):
+    A long row fills steps of many edges. If programs with few channels each share a row, each gathers from a part of
+    the table, and the caches hold more of that part. In microseconds on an H200 (in brackets with the tile for graphs
+    with fewer edges per row):
 
     =============  ===========================  ===========================
     channels       124M edges, 2.4M rows        115M edges, 233,000 rows
@@ -321,8 +327,8 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     128, bfloat16  6646 (7049)                  3422 (3825)
     =============  ===========================  ===========================
 
-    In float32 the sum of 128 channels read 58 GB for the first graph: 13.5 ms at 4.3 TB/s, the memory's speed in a
-    copy. Other kernels have one tile: a maximum or attention over such rows takes longer with more edges a step.
+    In float32, the sum of 128 channels read 58 GB for the first graph. That takes 13.5 ms at 4.3 TB/s, the speed of a
+    copy. Other regions have one tile, since a maximum or attention over long rows is slower with more edges per step.
     """
     found = [(0, choose_tile(region, plan))]
     if adds_rows(region, plan):
@@ -334,11 +340,11 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
 
 
 def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:
-    """The choice for graphs of so many edges per row on average.
+    """Returns the choice for graphs with `degree` edges per row on average.
 
     Args:
-        choices: From how many edges per row each is, the fewest first, as :func:`tiles_by_degree` has tiles.
+        choices: Pairs of the least degree and the choice, in ascending order, like those of :func:`tiles_by_degree`.
         degree: Edges per row.
-        otherwise: For fewer than the first.
+        otherwise: The choice for a degree below the first.
     """
     return next((one for least, one in reversed(choices) if degree >= least), otherwise)

@@ -1,4 +1,4 @@
-"""Writes the values of a Triton kernel: how they are loaded, computed and stored."""
+"""Writes the Triton statements that load, compute and store values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gnncompile.ir.region import (
 
 
 class ValueWriter(KernelText):
-    """Adds the statements that load, compute and store one value."""
+    """A kernel text with methods that add the statements of one value: its load, computation or store."""
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile) -> None:
         super().__init__(region, plan, tile)
@@ -40,7 +40,7 @@ class ValueWriter(KernelText):
         self.names[i] = name
 
     def _compute(self, i: int) -> None:
-        """Computes one value that is neither a constant nor a reduction."""
+        """Adds the statements of a value that is neither a constant nor a reduction over edges."""
         node = self.region.nodes[i]
         letter = {self.region.by: "i", self.region.by.opposite: "j", Space.PARAMETER: "p"}.get(node.space, "e")
         if node.op in SOFTMAX_ROWS:
@@ -77,7 +77,7 @@ class ValueWriter(KernelText):
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
 
     def _dropout(self, i: int, name: str) -> None:
-        """What dropout multiplies with; lanes behind the last edge or feature hold anything."""
+        """Adds the factors of dropout. Lanes after the last edge or feature hold arbitrary values."""
         node = self.region.nodes[i]
         place = self.feature(node.shape)[0].removeprefix(" + ") or "0"
         p = node.number
@@ -98,10 +98,10 @@ class ValueWriter(KernelText):
         folded = f"tl.{function}({text})"
         if not self._alone(node):
             folded = f"tl.{function}({text}, {self.axes.index(axis)}, keep_dims=True)"
-        return f"({folded} + 0.0)" if function == "sum" else folded  # torch's sums begin with a positive zero
+        return f"({folded} + 0.0)" if function == "sum" else folded  # torch's sums start from a positive zero
 
     def _alone(self, node: Node) -> bool:
-        """Whether a value is one number for the whole program."""
+        """Whether a value is a single number for the whole program."""
         one_row = self.tile.rows == 1 or node.space is Space.PARAMETER
         return node.shape == (1, 1) and one_row and not self.varies(node)
 
@@ -114,11 +114,11 @@ class ValueWriter(KernelText):
         if node.op in ("and", "or"):
             args = [a if n.boolean else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
             alone = [self._alone(n) for n in nodes]
-            if alone[0] != alone[1]:  # Triton's interpreter joins no single bool with a tile of them
+            if alone[0] != alone[1]:  # Triton's interpreter can't apply & and | to a single bool and a tile
                 one, tile = args if alone[0] else reversed(args)
                 return f"tl.where({one}, {tile}, False)" if node.op == "and" else f"tl.where({one}, True, {tile})"
         text = POINTWISE[node.op].triton.format(*args)
-        if node.op == "sqrt" and self.region.compute == "float32":  # tl.sqrt takes subnormal numbers for 0
+        if node.op == "sqrt" and self.region.compute == "float32":  # tl.sqrt treats subnormal numbers as 0
             text = f"tl.sqrt_rn({args[0]})"
         return without_parentheses(re.sub(r"\bT\b", self.compute, text))
 
@@ -134,5 +134,5 @@ class ValueWriter(KernelText):
             text = f"({text} != 0)"
         rows = Node(node.op, (), self.region.by, node.shape) if node.space is Space.PARAMETER else node
         offset, masks = self.place(rows)
-        # Where programs share a row, each of them stores a narrow value: the same bits, by the same code.
+        # If programs share a row, each program stores a value that is not split: the same bits, by the same code.
         self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")

@@ -1,4 +1,4 @@
-"""One Triton kernel of a region: made from its generated text, and launched at little cost."""
+"""One Triton kernel of a region: builds the kernel from its generated text, and launches it with little host time."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 
 GIVEN = (*Layout._fields, "hubs", "rows", "pieces", "partial")
-"""What a kernel is given before its outputs and tensors: the edges, which rows are hubs, the row of each edge, the
-pieces of hubs, and what pieces or programs reduce to."""
+"""The arguments of a launch before the outputs and tensors: the edges, the hubs' rows, the row of each edge, the pieces
+of hubs, and the partial results of pieces or programs."""
 
 
 class Variant:
-    """One kernel of a region with all that does not change between calls.
+    """One kernel of a region, with everything that does not change between calls.
 
     Attributes:
         text: The generated module.
-        compiled: Launchers by device, where all pointers are multiples of 16, and by device and the pointers that are
-            not, since Triton compiles for alignment.
+        compiled: The launcher for each device. Triton compiles for the alignment of pointers. So if some pointers are
+            no multiples of 16, the key also has the positions of these pointers.
     """
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
@@ -51,7 +51,7 @@ class Variant:
         self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
-        # places of the arguments that are read as words of 64 bits, and must be aligned for it
+        # positions of the arguments that are read in words of 64 bits, and so must be aligned
         self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
         self._pick = itemgetter(*(at for at, _ in self._arguments))
         self._columns = tile.across(region.grid)
@@ -61,10 +61,14 @@ class Variant:
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
 
     def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
-        """Launches so many programs on the current device; its index is -1 under the interpreter.
+        """Launches `programs` programs on the current device, whose index is -1 under Triton's interpreter.
 
-        `given` holds the indices named in :data:`GIVEN` (anything where one is not read), the outputs and the tensors;
-        `counts` the numbers named in :data:`COUNTS`.
+        Args:
+            given: The tensors named in :data:`GIVEN`, then the outputs, then the region's tensors. A tensor that the
+                kernel does not read may be any tensor.
+            counts: The numbers named in :data:`COUNTS`.
+            device: The index of the device.
+            programs: The number of programs, along the first axis of the grid.
         """
         arguments: list[Any] = [given[at] for at, _ in self._arguments]
         for k in self._words:
@@ -90,7 +94,7 @@ class Variant:
             self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
 
     def trusted(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
-        """The same without a look at types and devices."""
+        """The same without checks of dtypes and devices."""
         pointers = [tensor.data_ptr() for tensor in self._pick(given)]
         launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
         if launcher is None:
@@ -101,7 +105,7 @@ class Variant:
 
 
 def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
-    """Place among all that a call is given (see :meth:`Variant.__call__`) and type, of every pointer of a kernel."""
+    """Returns the position in `given` (see :meth:`Variant.__call__`) and the dtype of every pointer of a kernel."""
     types = {int(n.value or 0): n.dtype for n in region.inputs}
     found: list[tuple[int, torch.dtype]] = []
     for name in names:
@@ -123,9 +127,9 @@ def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
 
 
 def _module(text: str) -> ModuleType:
-    """A generated module. What is executed is `text`, never a file; its file is there for debuggers and profilers.
+    """Executes a generated module and returns it. The code comes from `text`, never from the file in the cache folder.
 
-    Triton reads a kernel's source as tracebacks do, through ``linecache``.
+    The file is for debuggers and profilers. Triton reads a kernel's source through ``linecache``, as tracebacks do.
     """
     digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
     path = Path("triton") / f"region_{digest[:32]}.py"
@@ -136,14 +140,14 @@ def _module(text: str) -> ModuleType:
         give_up(chosen(), error.strerror or str(error))
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    # Without a time of change, what is remembered of the file is not compared with it.
+    # The None in place of a modification time keeps linecache from comparing this entry with the file.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
 
 
 def _keep(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, since other processes may write and read it at the same time."""
+    """Writes a file completely or not at all, since other processes may write and read it at the same time."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if path.exists() and path.read_bytes() == text.encode():
         return
