@@ -1,4 +1,4 @@
-"""``GNNCOMPILE_DEBUG_DIR=folder``: what the compiler makes of a model, as files to read.
+"""``GNNCOMPILE_DEBUG_DIR=folder`` makes the compiler write its graphs and kernels to files in a folder.
 
 - ``graph_000/00_captured.py``: the first captured graph in aten operations, then ``01_<pass>.py`` and so on, one file
   for each pass that changes the graph; ``structure.py`` is the structure program.
@@ -22,16 +22,16 @@ _counters: dict[str, itertools.count[int]] = {}
 
 
 def folder() -> Path | None:
-    """The folder that the environment names, or None."""
+    """Returns the folder that ``GNNCOMPILE_DEBUG_DIR`` names, or None."""
     named = os.environ.get("GNNCOMPILE_DEBUG_DIR", "")
     return Path(named) if named else None
 
 
 class GraphDump:
-    """Writes a graph each time that it has changed.
+    """Writes a graph to a file each time the graph has changed.
 
     Args:
-        kind: What the graph's folder is called, beside its number.
+        kind: The name of the graph's folder, without its index.
         graph: The graph before the first pass.
     """
 
@@ -43,7 +43,7 @@ class GraphDump:
         self.after("captured")
 
     def after(self, step: str) -> None:
-        """Writes ``<number>_<step>.py`` if the graph differs from what was written last."""
+        """Writes ``<index>_<step>.py`` if the graph differs from the graph that was written last."""
         if self._folder is None:
             return
         text = _code(self._graph)
@@ -52,7 +52,7 @@ class GraphDump:
             self._last = text
 
     def beside(self, name: str, graph: fx.Graph) -> None:
-        """Writes another graph into the same folder."""
+        """Writes another graph to the same folder."""
         if self._folder is not None:
             _write(self._folder / f"{name}.py", _code(graph))
 

@@ -1,4 +1,4 @@
-"""Everything gnncompile needs of torch that is not public API, in one place."""
+"""All of gnncompile's uses of torch's private API, in one place."""
 
 from gnncompile._compat.autograd import (
     backend_fake_mode,

@@ -1,4 +1,4 @@
-"""Tracing into aten ops, and what autograd keeps and sees."""
+"""Traces graphs into aten ops, and reads and steers the internal state of autograd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _NORMALISE = [
 
 
 def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
-    """Composite ops are traced as ``ours(ordinary, *args)`` in compiles of ours; `ordinary` is what torch does."""
+    """Makes gnncompile's compiles trace a composite op as ``ours(ordinary, *args)``.
+
+    `ordinary` is torch's own decomposition of the op.
+    """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def ordinary(*args: Any, **kwargs: Any) -> Any:
@@ -44,7 +47,7 @@ def decompose(op: torch._ops.OpOverload, ours: Callable[..., Any]) -> None:
 
 @contextmanager
 def inside_an_op_with_autograd() -> Iterator[None]:
-    """Lets autograd watch what an op's own kernel does: by then dispatch is below autograd."""
+    """Lets autograd record operations inside an op's own kernel, where dispatch is already below autograd."""
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         exclude = exclude.remove(torch._C._dispatch_key_parse(key))
@@ -53,7 +56,7 @@ def inside_an_op_with_autograd() -> Iterator[None]:
 
 
 def trace_aten(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
-    """Traces a Dynamo graph into aten ops, above autograd: composite ops such as batch norm stay whole."""
+    """Traces a Dynamo graph into aten ops, above autograd. Composite ops such as batch norm are not decomposed."""
     mode = next((f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor)), None)
 
     def run(*args: Any) -> Any:
@@ -74,30 +77,30 @@ _DATA: Any = cast(Any, torch._C._autograd)._get_data_attr
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph with operators in place of what no trace of operators would see."""
+    """Runs a Dynamo graph. Calls that a trace of operators would miss are replaced by operators."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a call; ``x.data`` is the same memory without a history, as ``x.detach()`` is."""
+        """Runs one call. ``x.data`` runs as ``x.detach()``: the same memory without a history."""
         if target is _DATA:
             return torch.ops.aten.detach.default(*args)
         return super().call_function(target, args, kwargs)
 
 
 def recording_operations() -> bool:
-    """Whether operations below autograd become nodes of a graph (``make_fx``)."""
+    """Whether ``make_fx`` is tracing: operations below autograd become nodes of a graph."""
     return get_proxy_mode() is not None
 
 
 def backend_fake_mode() -> Any:
-    """The fake mode that Inductor compiles the current graph under."""
+    """Returns the fake mode that Inductor compiles the current graph under."""
     return TracingContext.get().fake_mode
 
 
 def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Differentiates a graph as Inductor would be given it, and runs it uncompiled.
+    """Differentiates a graph as for Inductor, and returns a function that runs the graph uncompiled.
 
-    Normalisation is written out: torch's own kernels, without what chooses among them by sizes, divide by a number of
-    rows of 0.
+    Normalisation ops are decomposed. Called without torch's choice among them by size, torch's own normalisation
+    kernels divide by 0 if there are no rows.
     """
 
     def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -120,7 +123,10 @@ def _batch_norm_backward(
     eps: float,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """``aten.native_batch_norm_backward``, whose decomposition in torch divides by the number of rows on the host."""
+    """Computes ``aten.native_batch_norm_backward``.
+
+    Torch's own decomposition divides by the number of rows on the host.
+    """
     if not training:
         assert running_mean is not None and running_var is not None
         mean, invstd = running_mean, torch.rsqrt(running_var + eps)
@@ -141,21 +147,24 @@ def _batch_norm_backward(
 
 
 OF_NO_ROWS: dict[Any, Callable[..., Any]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
-"""Decompositions in place of torch's that fail to be traced where there are no rows."""
+"""Decompositions that replace torch's own, where these can't be traced for inputs with no rows."""
 
 
 def without_saved_hooks() -> AbstractContextManager[None]:
-    """A block in which hooks on saved tensors (checkpoint, ``save_on_cpu``) see none: they are for the run."""
+    """Returns a context manager in which hooks on saved tensors (checkpoint, ``save_on_cpu``) are not called.
+
+    The hooks are for the run, not for the trace.
+    """
     return _disable_saved_tensors_hooks_during_tracing()
 
 
 def keeps_graph() -> bool:
-    """Whether the running backward was asked to leave its graph for another one (``retain_graph=True``)."""
+    """Whether the running backward keeps its graph for another backward (``retain_graph=True``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:
-    """What compiled code keeps for the backward of its results."""
+    """Returns the tensors that compiled code saves for the backward of its results."""
     kept: list[Tensor] = []
     for node in {r.grad_fn for r in results}:
         reached: list[Any] = [node]
@@ -172,12 +181,12 @@ def in_backward() -> bool:
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Whether functions of the user's are called with a tensor's gradient, or once it has been accumulated."""
+    """Whether a tensor has hooks of the user's, on its gradient or on the accumulation of its gradient."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def hooks_of(tensor: Tensor) -> list[Any]:
-    """The functions of the user's that :func:`has_hooks` tells of."""
+    """Returns the hooks whose presence :func:`has_hooks` tells."""
     found: list[Any] = []
     for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
         if hooks:
@@ -186,5 +195,8 @@ def hooks_of(tensor: Tensor) -> list[Any]:
 
 
 def keep_versions(tensors: Sequence[Tensor]) -> Any:
-    """A block in which writing to these tensors goes unnoticed by autograd and by caches."""
+    """Returns a context manager in which writes to these tensors do not raise their version counters.
+
+    Autograd and caches do not notice the writes.
+    """
     return cast(Any, torch.autograd)._unsafe_preserve_version_counter(tuple(tensors))

@@ -1,4 +1,4 @@
-"""Bounds of indices in Inductor's code."""
+"""Index bounds in Inductor's code: which indices it refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAKE_ALONG_DIM_COUNTS = _take_along_dim_counts()
 
 
 def broken_bounds(error: RuntimeError) -> str | None:
-    """The bounds that an index in Inductor's code for a CPU does not keep; None for other errors."""
+    """Returns the bounds that an index violates, if Inductor's CPU code raised this error; None for other errors."""
     found = re.search(r"index out of bounds: (.*)", str(error))
     return None if found is None else found[1].strip()
 
@@ -41,7 +41,10 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _written(op: Any) -> Callable[..., Any]:
-    """The decomposition of a write, given an index whose negative entries are negative once they have been counted."""
+    """Returns a decomposition of an indexed write that refuses negative indices.
+
+    Inductor adds the size to negative entries. The decomposition subtracts the size first, so that they stay negative.
+    """
 
     def decomposed(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dim() > 0 and index.dim() == 1:
@@ -56,9 +59,9 @@ REFUSING: dict[Any, Callable[..., Any]] = {
     aten.index_add.default: _written(aten.index_add.default),
     aten.index_copy.default: _written(aten.index_copy.default),
 }
-"""Decompositions in place of Inductor's, which refuse negative indices as eager does.
+"""Decompositions that refuse negative indices, as eager does. They replace Inductor's.
 
-Inductor's are ``x[index]``, where they count from the end.
+Inductor's are ``x[index]``, where negative indices count from the end.
 """
 
 _THEIRS = get_decompositions(list(REFUSING))

@@ -1,4 +1,4 @@
-"""Why Dynamo breaks graphs, and where."""
+"""Tells why and where Dynamo breaks graphs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 
 def patch_log_graph_break() -> None:
-    """Makes Dynamo tell a backend with a method ``note_break(reason, trace)`` about each graph break; `trace` is the
-    stack of the user's code as Python prints it.
+    """Makes Dynamo call ``note_break(reason, trace)`` of a backend that has this method, at each graph break.
+
+    `trace` is the stack of the user's code, as Python prints it.
     """
     log: Any = InstructionTranslatorBase.log_graph_break
 
@@ -28,7 +29,7 @@ def patch_log_graph_break() -> None:
 
 
 def _own(compiler: Any) -> Any:
-    """A backend without torch's wrappers around it."""
+    """Returns a backend without torch's wrappers around it."""
     while True:
         inner = getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "compiler_fn", None)
         if inner is None or inner is compiler:
@@ -37,12 +38,12 @@ def _own(compiler: Any) -> Any:
 
 
 def _error(given: list[Any]) -> BaseException | None:
-    """What was raised at the break, which torch 2.11 and later log with it."""
+    """Returns the exception raised at the break, or None. Torch 2.11 and later log the exception with the break."""
     return next((value for value in given if isinstance(value, BaseException)), None)
 
 
 def _reason(given: list[Any]) -> str:
-    """The first line of what Dynamo says, and its explanation if there is one."""
+    """Returns the first line of Dynamo's message, and its explanation if there is one."""
     error = _error(given)
     text = (
         str(getattr(error, "msg", error)) if error is not None else next((v for v in given if isinstance(v, str)), "")
@@ -50,11 +51,11 @@ def _reason(given: list[Any]) -> str:
     lines = [line.strip() for line in text.strip().splitlines()]
     why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
     reason = ". ".join(part.rstrip(".") for part in (*lines[:1], why) if part)
-    return reason.partition(" (unhinted:")[0]  # names of symbols, which are others in each try
+    return reason.partition(" (unhinted:")[0]  # names of symbols, which differ in each attempt
 
 
 def _trace(given: list[Any], translator: Any) -> str:
-    """Where it happened: the frames of the user's code that are being traced, the innermost last."""
+    """Returns the location of the break: the traced frames of the user's code, the innermost last."""
     stack = getattr(_error(given), "real_stack", None)
     if not stack:
         stack = next((v for v in given if isinstance(v, traceback.StackSummary)), None)

@@ -1,4 +1,4 @@
-"""Settings that hold while torch compiles something of ours, in that thread only."""
+"""Torch's settings while it compiles for gnncompile, in the compiling thread only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ shape_config: Any = shape_config_module
 
 
 class _Thread(threading.local):
-    """Whether a compile that starts now in this thread is ours, and the patches it runs under."""
+    """The state of one thread: whether a compile that starts now is gnncompile's, and with which settings.
+
+    `patches` holds the active settings while such a compile runs; otherwise it is None.
+    """
 
     calls = 0
     empty_is_special = False
@@ -35,25 +38,27 @@ compiling = _Thread()
 
 
 _PATCHES: tuple[Callable[[], Any], ...] = (
-    # No two sizes are assumed equal because they once were, none special because it was 0 or 1 (unless that is asked).
+    # Sizes that were equal once are not assumed equal. A size of 0 or 1 is not special, unless the caller asks for it.
     lambda: shape_config.patch(use_duck_shape=False, backed_size_oblivious=not compiling.empty_is_special),
-    # dynamic=True would otherwise turn dropout rates and slopes into tensors.
-    # Recurrent layers may be looked at; to run one breaks the graph (gnncompile.substitutes.nn.layers.uncaptured).
-    # The cache of fake results compares sizes with 1, which would become a guard. Hooks may come and go.
+    # dynamic=True would otherwise turn dropout rates and slopes into tensors. Attributes of recurrent layers may be
+    # read; to run such a layer breaks the graph (gnncompile.substitutes.nn.layers.uncaptured). The cache of fake
+    # results compares sizes with 1, and the comparison would become a guard. Hooks may be added and removed later, so
+    # they are guarded.
     lambda: dynamo_config.patch(
         specialize_float=True, allow_rnn=True, fake_tensor_cache_enabled=False, skip_nnmodule_hook_guards=False
     ),
-    # Up to torch 2.12 a parameter is not looked at while the dict it stands in is the same: one that was frozen at the
-    # capture would stay frozen, in silence.
+    # Up to torch 2.12, parameters are not checked while the dict that holds them is unchanged. A parameter that was
+    # frozen at the capture would silently stay frozen.
     lambda: dynamo_config.patch(skip_tensor_guards_with_matching_dict_tags=torch.__version__ >= "2.13"),
-    # A note for the profiler takes longer than what it notes.
+    # To record the overhead for the profiler takes longer than the recorded work.
     lambda: dynamo_config.patch(record_runtime_overhead=False),
-    # Sizes that only the data knows are symbols, and what reads one (``int(k.sum())``) is captured as well.
+    # Data-dependent sizes are symbols, and calls that read such a size (``int(k.sum())``) are captured as well.
     lambda: dynamo_config.patch(
         capture_scalar_outputs=compiling.captures_selections,
         capture_dynamic_output_shape_ops=compiling.captures_selections,
     ),
-    # Their backward is compiled with the forward, when there is still a way back.
+    # With data-dependent sizes, the backward is compiled with the forward, while another way of capture is still
+    # possible.
     lambda: functorch_config.patch(force_non_lazy_backward_lowering=compiling.captures_selections),
 )
 
@@ -78,14 +83,15 @@ def _watch_compiles() -> None:
 
 
 class symbolic_counts:  # noqa: N801  (used as a function)
-    """Compiles inside this block see numbers of nodes, edges and graphs as symbols.
+    """A context manager: compiles inside it see the numbers of nodes, edges and graphs as symbols.
 
-    Settings change only while Dynamo compiles and only in this thread: entering costs nothing on the calls between.
+    Settings change only while Dynamo compiles, and only in this thread. Entering the block costs nothing in calls
+    without a compile.
 
     Args:
-        empty_is_special: Whether sizes of 0 and 1 are numbers, each captured on its own.
-        selections: Whether sizes that only the data knows are captured.
-        recovery: What to do where a frame can't be captured (:mod:`gnncompile._compat.recovery`).
+        empty_is_special: Whether sizes of 0 and 1 are constants, each captured on its own.
+        selections: Whether data-dependent sizes are captured.
+        recovery: How frames that can't be captured are handled (:mod:`gnncompile._compat.recovery`).
     """
 
     __slots__ = ("before", "here")
@@ -110,14 +116,16 @@ MODULE_CALL = nn.Module.__call__
 
 
 def kept_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which of Dynamo's guards are kept: all but those on how a module is called, on what libraries are made of, and
-    those that others imply. Each is looked at in each call.
+    """Returns for each of Dynamo's guards whether it is kept. Every kept guard is checked in each call.
 
-    Tracing replaces ``nn.Module.__call__`` for a moment, for all threads: one that calls a compiled model meanwhile
-    would find its guards broken and capture again. PyG's aggregations make such guards, by ``super().__call__``.
+    Dropped are guards on how a module is called, guards on the parts of libraries, and guards that others imply.
 
-    That the names of a library's modules still stand for the same classes and functions makes up half of the guards.
-    What a model's own modules name is looked at, and so are a library's numbers and flags.
+    Tracing replaces ``nn.Module.__call__`` for a moment, for all threads. If another thread calls a compiled model
+    meanwhile, its guards would fail and it would recompile. PyG's aggregations make such guards, by
+    ``super().__call__``.
+
+    Half of all guards check that names in a library's modules still stand for the same classes and functions. Names in
+    a model's own modules stay guarded, and so do a library's numbers and flags.
     """
     unhooked = {guard.name for guard in guards if guard.guard_type == _NO_HOOKS}
     dropped = _is_how_modules_are_called, _is_part_of_a_library, functools.partial(_is_implied, unhooked=unhooked)
@@ -132,7 +140,7 @@ def _is_how_modules_are_called(guard: Any) -> bool:
     found = _OF_A_CLASS.search(guard.name)
     if found is None:
         return guard.value is MODULE_CALL
-    if not found[1]:  # whether a class has something by a name
+    if not found[1]:  # asks whether a class has an attribute of a certain name
         return getattr(guard.orig_guard.create_fn, "keywords", {}).get("key") in _CALLS
     if found[1].startswith("['__call__']"):
         return isinstance(guard.value, types.FunctionType) and _PACKAGE.match(guard.value.__module__) is not None
@@ -162,8 +170,10 @@ _OF_ALL_MODULES = re.compile(r"\._global_(?:forward|backward)_(?:pre_)?hooks$")
 
 
 def _is_implied(guard: Any, unhooked: set[str]) -> bool:
-    """Whether it says which hooks take arguments by name, where there are no hooks; or that there are no hooks on all
-    modules, with which nothing compiled is called (:func:`gnncompile._compat.transforms.needs_eager`).
+    """Whether other guards imply this guard.
+
+    Where a module has no hooks, a guard on which hooks take keyword arguments is implied. So is a guard that there are
+    no global hooks: with these, compiled code is never called (:func:`gnncompile._compat.transforms.needs_eager`).
     """
     hooks, suffix, _ = guard.name.rpartition("_with_kwargs")
     if suffix and guard.guard_type == _NO_HOOKS:
@@ -172,10 +182,10 @@ def _is_implied(guard: Any, unhooked: set[str]) -> bool:
 
 
 def patch_remove_tensorify_graphargs() -> None:
-    """Makes compiles inside :class:`symbolic_counts` keep what writes to a scalar of float64 on a CPU.
+    """Makes compiles inside :class:`symbolic_counts` keep writes to float64 scalars on a CPU.
 
-    Torch takes such a scalar for a Python number, traces the frame a second time, and then drops nodes of which nothing
-    but the number is read: inputs, but also the result of an ``add_``, which nobody need read.
+    Torch takes such a scalar for a Python number and traces the frame a second time. It then drops nodes if only the
+    number is read. These are inputs, but also the result of an ``add_``, which may have no reader.
     """
     drop: Any = OutputGraph.remove_tensorify_specialized_graphargs
 

@@ -1,4 +1,4 @@
-"""How a module of Python in C++ is built that uses torch's own types."""
+"""Compiler and linker flags for a C++ extension module of Python that uses torch's own types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def extension_flags() -> tuple[str, ...]:
-    """The compiler's flags. Torch's headers name what C++20 has, from 2.13 on."""
+    """Returns the compiler's flags. From torch 2.13 on, torch's headers need C++20."""
     include = Path(torch.__file__).parent / "include"
     folders = (include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
@@ -17,6 +17,6 @@ def extension_flags() -> tuple[str, ...]:
 
 
 def extension_libraries() -> tuple[str, ...]:
-    """The linker's: torch's libraries, which the process has loaded already."""
+    """Returns the linker's flags: torch's libraries, which the process has loaded already."""
     folder = Path(torch.__file__).parent / "lib"
     return (f"-L{folder}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10")

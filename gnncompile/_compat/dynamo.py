@@ -1,4 +1,4 @@
-"""What the running Dynamo trace knows, and what came of traces."""
+"""Reads the state of the running Dynamo trace, and finds the code that Dynamo has compiled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from gnncompile._compat.compiles import compiling
 
 
 def traced_here() -> bool:
-    """Whether this thread is tracing, for Dynamo, an export, ``make_fx`` or ``torch.jit.trace``;
+    """Whether this thread is tracing, for Dynamo, an export, ``make_fx`` or ``torch.jit.trace``.
+
     ``torch.compiler.is_compiling()`` is also true in the other threads of the process.
     """
     if torch.compiler.is_dynamo_compiling():
@@ -45,7 +46,7 @@ def traced_here() -> bool:
 
 
 def current_backend() -> Any:
-    """The backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
+    """Returns the backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
     found = InstructionTranslator.current_tx().output.compiler_fn
     while True:
         inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
@@ -55,11 +56,11 @@ def current_backend() -> Any:
 
 
 ENTRY = "entry_of_gnncompile"
-"""How the functions are called that take the arguments of calls; a frame that Dynamo resumes is called otherwise."""
+"""The name prefix of functions that take the arguments of a call. Frames that Dynamo resumes have other names."""
 
 
 def takes_arguments() -> bool:
-    """Whether the frame that Dynamo traces is one that takes the arguments of a call, not one behind a graph break."""
+    """Whether Dynamo is tracing a frame that takes the arguments of a call, not one after a graph break."""
     try:
         tx: Any = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
@@ -74,15 +75,18 @@ def is_whole(gm: fx.GraphModule) -> bool:
 
 
 def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same code as another function object: Dynamo substitutes by object, so this one is traced as written."""
+    """Returns another function object with the same code.
+
+    Dynamo finds substitutes by function object, so the copy is traced as written.
+    """
     return types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 def patch_codegen_update_mutated() -> None:
-    """Makes code that Dynamo writes, in compiles of ours, delete an attribute only where there is one.
+    """Makes Dynamo's code delete an attribute only if the object has it, in gnncompile's compiles.
 
     A frame that sets an attribute and deletes it again is replayed as the deletion alone. An object that had the
-    attribute at the capture has it no more at the next call.
+    attribute at the capture no longer has it at the next call.
     """
     write: Any = SideEffects.codegen_update_mutated
 
@@ -105,7 +109,10 @@ def patch_codegen_update_mutated() -> None:
 
 
 def _deleted_attributes(effects: Any) -> Iterator[tuple[Any, str]]:
-    """The variables of objects from outside, and the names of attributes that these have and that are deleted."""
+    """Yields ``(variable, name)`` of attributes that a frame deletes from objects made outside of the frame.
+
+    Only attributes that the object has are yielded.
+    """
     for holder, stored in effects.store_attr_mutations.items():
         for name, value in stored.items():
             outside = isinstance(holder.mutation_type, AttributeMutationExisting)
@@ -120,7 +127,7 @@ def delete_attribute(holder: Any, name: str) -> None:
 
 
 def calling_file(skip: str) -> str:
-    """The file of the innermost function that Dynamo is tracing, the file `skip` left out."""
+    """Returns the file of the innermost function that Dynamo is tracing. Functions in the file `skip` are left out."""
     frame: Any = sys._getframe()
     while frame is not None:
         translator = frame.f_locals.get("self")
@@ -131,7 +138,7 @@ def calling_file(skip: str) -> str:
 
 
 def tracked_input_name(fake: Tensor) -> str | None:
-    """The source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace."""
+    """Returns the source (``L['args'][0]``) of a fake tensor that is an input of the running Dynamo trace, or None."""
     try:
         tx: Any = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
@@ -143,58 +150,70 @@ def tracked_input_name(fake: Tensor) -> str | None:
 
 
 def source_name(source: Any) -> str:
-    """A Dynamo source as Python text; a method up to torch 2.12, a property later."""
+    """Returns a Dynamo source as Python text. ``source.name`` is a method up to torch 2.12, and a property later."""
     name = source.name
     return str(name() if callable(name) else name)
 
 
 def input_source(node: fx.Node) -> str:
-    """Where an input of a Dynamo graph comes from, as Python text: ``L['args'][0]``; its name where that is unknown."""
+    """Returns the source of a Dynamo graph's input as Python text (``L['args'][0]``).
+
+    Returns the input's name if its source is unknown.
+    """
     source = getattr(node, "_dynamo_source", None)
     return node.name if source is None else source_name(source)
 
 
 def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
-    """The fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
+    """Returns the fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
     return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
 
 
 def run_uncompiled(fn: Callable[..., Any]) -> None:
-    """Dynamo leaves a function, and all that it calls, to Python from now on, where it does not inline it."""
+    """Makes Dynamo leave a function, and all functions that it calls, to Python from now on.
+
+    Dynamo may still inline the function.
+    """
     set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def run_in_parts(code: types.CodeType) -> None:
-    """Dynamo leaves a function to Python from now on, where it does not inline it, but not what the function calls."""
+    """Makes Dynamo leave a function, but not the functions that it calls, to Python from now on.
+
+    Dynamo may still inline the function.
+    """
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 def valid_capture(fn: types.FunctionType, arguments: Mapping[str, Any]) -> Any:
-    """What stands for the compiled form of a function whose guards hold for these arguments; None if there is none."""
+    """Returns the guard manager of the compiled form that is valid for these arguments, or None if no form is valid.
+
+    The guard manager identifies the compiled form.
+    """
     found = _valid_entry(fn, {**arguments, **_cells(fn)})
     return None if found is None else found.guard_manager
 
 
 def whole_captures(*functions: types.FunctionType) -> int:
-    """How many compiled forms of these functions call one graph; those that are not valid any more count as well."""
+    """Returns the number of compiled forms of these functions that call one graph. Invalid forms count as well."""
     codes = [code for fn in functions for code in _codes(fn)]
     graphs = (1 if code is None else sum(name.startswith("__compiled_fn") for name in code.co_names) for code in codes)
     return sum(count == 1 for count in graphs)
 
 
 class CompiledForms:
-    """What was captured of a function, to be called at once in place of what ``torch.compile`` returned.
+    """The compiled forms of a function, to be called directly and not through the result of ``torch.compile``.
 
-    Dynamo sets itself up for whatever may have to be captured, and puts that away around each call that goes out of its
-    code; where there are no graph breaks nothing can be.
+    ``torch.compile`` sets Dynamo up for captures, and suspends this setup around each call that leaves the compiled
+    code. Without graph breaks there is nothing to capture.
     """
 
     def __init__(self, fn: types.FunctionType) -> None:
         self.fn, self.cells = fn, _cells(fn)
-        self.known: dict[int, types.FunctionType] = {}  # by the address of its code: to hash that takes longer
+        self.known: dict[int, types.FunctionType] = {}  # by the address of the code: hashing the code takes longer
 
     def find(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """The form for these arguments; None where there is none, or where torch has more to do than to call it."""
+        """Returns the form for these arguments; None if there is none, or if torch must do more than call it."""
         if eval_frame._stance.stance not in _RUN_WHAT_IS_CAPTURED or get_eval_frame_callback() is not None:
             return None
         found = _valid_entry(self.fn, {**arguments, **self.cells})
@@ -218,8 +237,9 @@ def _codes(fn: types.FunctionType) -> list[Any]:
 
 
 def _called_at_once(code: types.CodeType, fn: types.FunctionType) -> types.FunctionType:
-    """A function of this code, which Dynamo wrote in place of that of another one; nothing that it calls is told to
-    be left alone by Dynamo.
+    """Returns a function with the code that Dynamo wrote in place of `fn`'s code.
+
+    The functions that the code calls lose torch's wrappers that turn Dynamo off.
     """
     names = {name for part in _with_inner(code) for name in part.co_names}
     used = {name: _plain(fn.__globals__[name]) for name in names if name in fn.__globals__}
@@ -234,7 +254,7 @@ def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _plain(value: Any) -> Any:
-    """What Dynamo's code calls, or takes it from, without torch's wrappers that keep Dynamo from it."""
+    """Returns a value that Dynamo's code uses, without torch's wrappers that turn Dynamo off."""
     if value is torch._dynamo.utils:
         return _plain_utils()
     if getattr(value, "__code__", None) is _KEPT_FROM_DYNAMO:
@@ -252,16 +272,19 @@ def _plain_utils() -> types.SimpleNamespace:
 
 
 def _cells(fn: types.FunctionType) -> dict[str, Any]:
-    """What a function refers to of those around it; these are done, and change nothing any more."""
+    """Returns the free variables of a function by name.
+
+    The functions around it have returned, so the values no longer change.
+    """
     return {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)}
 
 
 def _valid_entry(fn: types.FunctionType, frame: dict[str, Any]) -> Any:
     entries: list[Any] = _debug_get_cache_entry_list(fn.__code__)
-    # Whose user says so (torch.compiler.set_stance) wants only the guards that tell captures from each other.
+    # With skip_guard_eval_unsafe of torch.compiler.set_stance, the user wants only the guards that tell captures apart.
     few = eval_frame._stance.skip_guard_eval_unsafe
     for entry in entries:
-        # The code of one that was guarded by an object that is gone is gone too, and its guards always hold.
+        # An entry that was guarded by a freed object has lost its code, and its guards always hold.
         if entry.code is not None and _guards(entry.guard_manager, few).check(frame):
             return entry
     return None
@@ -272,10 +295,10 @@ def _guards(manager: Any, few: bool) -> Any:
 
 
 def graph_breaks() -> int:
-    """How many graph breaks Dynamo has counted."""
+    """Returns the number of graph breaks that Dynamo has counted."""
     return sum(counters()["graph_break"].values())
 
 
 def counters() -> Any:
-    """Dynamo's counters of graph breaks and captured graphs."""
+    """Returns Dynamo's counters of graph breaks and captured graphs."""
     return torch._dynamo.utils.counters

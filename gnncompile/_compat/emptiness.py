@@ -1,4 +1,4 @@
-"""Questions of a model whether something is empty, which torch would answer without a guard."""
+"""Notices when a model asks whether a tensor is empty, which torch would answer without a guard."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class AsksForEmptiness(Recapture):
 def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
     """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
 
-    Torch takes symbols of sizes for positive, even where it is told that 0 is nothing special: it would answer
-    ``n > 0`` and ``if n`` without a guard, and take ``max(n, 1)`` for ``n``.
+    Torch assumes that symbols of sizes are positive, even if told that 0 is not special. It would answer ``n > 0`` and
+    ``if n`` without a guard, and would replace ``max(n, 1)`` by ``n``.
 
     Args:
-        libraries: Folders of code whose questions are left alone: they save work on what is empty, or look for a
-            maximum, for which gnncompile has other ways.
+        libraries: Folders of library code whose questions are ignored. Such code saves work on empty tensors, or looks
+            for a maximum, for which gnncompile has other ways.
     """
     start, create = SymNodeVariable.__init__, SymNodeVariable.create.__func__  # type: ignore[attr-defined]
 
@@ -42,7 +42,7 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
             raise AsksForEmptiness
 
     def left_alone(file: str) -> bool:
-        return file.startswith(libraries) and "polyfills" not in file  # these are what users' built-ins are traced as
+        return file.startswith(libraries) and "polyfills" not in file  # the user's built-ins are traced as polyfills
 
     def watched_start(self: Any, proxy: Any, sym_num: Any, **kwargs: Any) -> None:
         start(self, proxy, sym_num, **kwargs)
@@ -67,14 +67,14 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
         found = evaluate(self, expr, *args, **kwargs)
         watching = compiling.calls and not compiling.empty_is_special
         if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
-            raise AsksForEmptiness  # the guard would never hold: a number of positive sizes is not what it is for 0
+            raise AsksForEmptiness  # the guard would never hold: positive sizes do not give the value for size 0
         return found
 
     evaluate = ShapeEnv.evaluate_expr
     ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign,assignment]
     SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
     SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
-    guard: Any = getattr(symbolic_convert, "guard_bool", None)  # what an `if` asks of a size
+    guard: Any = getattr(symbolic_convert, "guard_bool", None)  # called by an `if` on a size
     if guard is not None:
         symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
 
@@ -83,14 +83,14 @@ _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 
 def _symbols(number: Any) -> set[Any]:
-    """The sizes in a symbolic number: torch takes them for positive."""
+    """Returns the symbols of sizes in a symbolic number. Torch assumes that they are positive."""
     if not isinstance(number, _SYMBOLIC):
         return set()
     return {s for s in getattr(number.node.expr, "free_symbols", ()) if s.is_positive}
 
 
 def _may_be_empty(number: torch.SymInt) -> bool:
-    """Whether a size that counts as positive is 0 where all the sizes in it are."""
+    """Whether a size that torch takes for positive is 0 if all its symbols are 0."""
     symbols = _symbols(number)
     try:
         return bool(symbols) and _at(number, dict.fromkeys(symbols, 0)) == 0
@@ -99,7 +99,7 @@ def _may_be_empty(number: torch.SymInt) -> bool:
 
 
 def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
-    """What a number is where sizes are these."""
+    """Returns the value of a number for these sizes."""
     if not isinstance(number, _SYMBOLIC):
         return number
     found = number.node.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
@@ -108,7 +108,7 @@ def _at(number: Any, sizes: Mapping[Any, int]) -> Any:
 
 
 def _is_wrong_for_empty(node: fx.Node, result: Any) -> bool:
-    """Whether an operation on sizes gave what it would not give if some were 0."""
+    """Whether the result of an operation on sizes would be wrong if some of the sizes were 0."""
     if node.op not in ("call_function", "call_method") or node.kwargs:
         return False
     args = fx.map_arg(node.args, lambda n: n.meta.get("example_value"))
@@ -129,7 +129,7 @@ def _is_wrong_for_empty(node: fx.Node, result: Any) -> bool:
 
 
 _ORDINARY = 7
-"""Some size that is not special."""
+"""An example of a size that is not special."""
 
 
 def _all_symbols(numbers: Sequence[Any]) -> set[Any]:

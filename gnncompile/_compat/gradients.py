@@ -1,4 +1,4 @@
-"""``torch.autograd.grad`` and ``requires_grad_()`` inside of what Dynamo traces."""
+"""``torch.autograd.grad`` and ``requires_grad_()`` inside code that Dynamo traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ __all__ = [
 
 
 class GradientNotCaptured(Recapture):
-    """``torch.autograd.grad`` of the model can't stand in a captured graph; capture again with a graph break there."""
+    """A model's ``torch.autograd.grad`` can't be part of a captured graph.
+
+    The capture starts again, with a graph break there.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -38,10 +41,10 @@ class GradientNotCaptured(Recapture):
 
 
 def patch_autograd_grad(wanted: Callable[[], bool]) -> None:
-    """Makes compiles of ours put ``torch.autograd.grad`` into the graph, where `wanted` says so.
+    """Makes gnncompile's compiles put ``torch.autograd.grad`` into the graph, if `wanted` returns True.
 
-    Our passes write the gradient out (:mod:`gnncompile.passes.pre_grad.expand_gradients`) and free nothing. Torch's
-    rules that keep a result from having a freed graph are not needed then.
+    Gnncompile's passes write the gradient out (:mod:`gnncompile.passes.pre_grad.expand_gradients`) and free no graph.
+    So torch's checks that no result belongs to a freed graph are not needed.
 
     Raises:
         GradientNotCaptured: While Dynamo traces a gradient that it can't put into the graph.
@@ -93,7 +96,7 @@ def _let_results_pass(wanted: Callable[[], bool]) -> None:
 
 
 def _with_gradient(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that have a gradient whether or not ``requires_grad_()`` is called on a value in the graph."""
+    """Returns the nodes that require a gradient even without ``requires_grad_()`` on a value in the graph."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("example_value")
@@ -109,12 +112,12 @@ def _with_gradient(graph: fx.Graph) -> set[fx.Node]:
 
 
 def gradient_calls(gm: fx.GraphModule) -> list[fx.Node]:
-    """The calls of ``torch.autograd.grad`` in a Dynamo graph."""
+    """Returns the calls of ``torch.autograd.grad`` in a Dynamo graph."""
     return list(gm.graph.find_nodes(op="call_function", target=torch.autograd.grad))
 
 
 def bound_gradient(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call of ``torch.autograd.grad`` by name, defaults included."""
+    """Returns the arguments of a call of ``torch.autograd.grad`` by name, defaults included."""
     bound = _SIGNATURE.bind(*node.args, **node.kwargs)
     bound.apply_defaults()
     return bound.arguments
@@ -124,9 +127,10 @@ _SIGNATURE = inspect.signature(torch.autograd.grad)
 
 
 def drop_leaf_marks(gm: fx.GraphModule) -> None:
-    """Removes ``requires_grad_()`` of values in a Dynamo graph: a marker op names what a gradient is taken of.
+    """Removes ``requires_grad_()`` calls on values in a Dynamo graph.
 
-    What read the value before it was a leaf has no part in the gradient: what comes afterwards reads a detached one.
+    A marker op names the inputs of a gradient instead. Nodes that read the value before the call have no part in the
+    gradient. If there are any, nodes after the call read a detached value.
     """
     switch = torch._C._functorch.set_inplace_requires_grad_allowed
     for node in list(gm.graph.nodes):

@@ -1,4 +1,4 @@
-"""Inductor: its compiles, its settings, and what it prepares once in every process."""
+"""Inductor: compiles with it, its settings, patches of it, and the work that it does once in each process."""
 
 from __future__ import annotations
 
@@ -50,34 +50,37 @@ __all__ = [
 
 
 class OwnPass(CustomGraphPass):
-    """A pass after differentiation that tells compiles of ours, of a later backward as well, from others."""
+    """A post-grad pass of gnncompile's.
+
+    Its class tells gnncompile's compiles from other compiles, also when a backward is compiled later.
+    """
 
 
 def ours() -> bool:
-    """Whether what Inductor compiles now is ours."""
+    """Whether Inductor is compiling for gnncompile now."""
     return isinstance(inductor_config.post_grad_custom_pre_pass, OwnPass)
 
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Hands a graph to Inductor. What comes back is called where Dynamo is off already."""
+    """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
     with told_apart():
         patches = {**settings_for(inputs), **options}
         compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
-    # Without the wrapper that turns Dynamo off: it costs as much as a launch.
+    # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What operations are made of before Inductor compiles them, in compiles of ours."""
+    """Returns the decompositions that Inductor applies before it compiles, in gnncompile's compiles."""
     theirs = select_decomp_table()
     return _Decompositions({**theirs, **OF_NO_ROWS, **{op: ours for op, ours in REFUSING.items() if op in theirs}})
 
 
 class _Decompositions(dict[Any, Callable[..., Any]]):
-    """A table that is pickled as the call that makes it.
+    """A table of decompositions that is pickled as the call that makes it.
 
-    Torch 2.13 makes the table a part of the key of a compiled graph in its cache on disk. Functions of C++ are in the
-    table, which can't be pickled: nothing would be kept.
+    Torch 2.13 makes the table a part of a compiled graph's key in the cache on disk. The table holds C++ functions,
+    which can't be pickled. Without this class, no graph would be cached.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,24 +91,27 @@ _MIXED = "mix_order_reduction"
 
 
 def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
-    """Inductor's settings that a graph with these inputs needs.
+    """Returns the Inductor settings that a graph with these inputs needs.
 
-    A Triton kernel that sums rows and columns at once sums columns in float32, whatever it is given (torch 2.11 to
-    2.13); in float64 it does not even compile, and the graph would be captured anew for fewer sizes.
+    Inductor may sum rows and columns in one Triton kernel, which sums columns in float32 for every dtype (torch 2.11 to
+    2.13). In float64 the kernel does not even compile, and the graph would be captured anew for fewer sizes.
     """
     doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
 
 
 _LARGE = 5 * 2**20
-"""Elements of the smallest matrix whose rows and columns torch sums at once: a smaller one stays in the cache."""
+"""The least number of elements of a matrix whose rows and columns are summed in one kernel.
+
+A smaller matrix stays in the cache.
+"""
 
 
 def patch_mix_order_reduction() -> None:
-    """Makes Inductor sum rows and columns at once of large matrices only, in compiles of ours.
+    """Makes Inductor sum rows and columns in one kernel for large matrices only, in gnncompile's compiles.
 
-    Torch asks by a guard, of which it assumes that it holds where sizes may be anything: the columns of all matrices
-    would be summed in two steps, the second by an operation of its own.
+    Torch asks for the size by a guard, and assumes that the guard holds for symbolic sizes. So the columns of all
+    matrices would be summed in two steps, the second by a separate operation.
     """
     can_fuse: Any = MixOrderReduction.can_fuse.__func__  # type: ignore[attr-defined]
 
@@ -117,9 +123,9 @@ def patch_mix_order_reduction() -> None:
 
 
 def unfused_settings() -> dict[str, Any]:
-    """Inductor's settings by which every operation has loops of its own.
+    """Returns the Inductor settings that give every operation its own loops.
 
-    Fused reductions along different axes, whose sizes are symbols, end in ``CantSplit`` for GPUs (torch 2.11).
+    Fused reductions along different axes with symbolic sizes end in ``CantSplit`` for GPUs (torch 2.11).
     """
     settings = {"max_fusion_size": 1, "loop_ordering_after_fusion": False, "combo_kernels": False}
     known = {name: value for name, value in settings.items() if hasattr(inductor_config, name)}
@@ -127,11 +133,11 @@ def unfused_settings() -> dict[str, Any]:
 
 
 def patch_cpp_vec_masked() -> None:
-    """Makes Inductor's code for the CPU read no rows behind the last one, in compiles of ours.
+    """Makes Inductor's CPU code read no rows after the last one, in gnncompile's compiles.
 
-    The last vector of a loop is cut off where the loop ends, but not where it reads under a condition: of rows behind
-    one that is put before them (``out[1:] = x``, ``F.pad(x, (1, 0))``) it reads as many as a vector has. Where there
-    are none it reads at no address: the process dies (torch 2.11; 2.12 to 2.14 if the first call had more rows).
+    The last vector of a loop is cut off at the loop's end, but a read under a condition is not. For rows after a
+    prepended row (``out[1:] = x``, ``F.pad(x, (1, 0))``), the code reads a full vector. With no rows, the code reads at
+    an invalid address and the process dies (torch 2.11; torch 2.12 to 2.14 if the first call had more rows).
     """
     masked: Any = CppVecKernel.masked
 
@@ -149,11 +155,11 @@ def patch_cpp_vec_masked() -> None:
 
 
 def patch_recompute_size_and_body() -> None:
-    """Makes Inductor's scheduler remember which reads come after a write in place, in compiles of ours.
+    """Makes Inductor's scheduler remember which reads come after an in-place write, in gnncompile's compiles.
 
-    A read of a written buffer has the name of the last write. The code for the CPU computes the loops of a node anew
-    where it fuses nodes of different shapes, and forgets those names: the reader may then run before the write (torch
-    2.11 to 2.13).
+    A read of a written buffer carries the name of the last write. If the CPU backend fuses nodes of different shapes,
+    it computes the loops of a node anew and loses these names. The reader may then run before the write (torch 2.11 to
+    2.13).
     """
     compute: Any = SchedulerNode.recompute_size_and_body
 
@@ -167,10 +173,10 @@ def patch_recompute_size_and_body() -> None:
 
 
 def patch_grid_2d() -> None:
-    """Lets Inductor's launchers of kernels whose blocks go along two axes be called where there are no rows.
+    """Lets Inductor launch kernels whose blocks go along two axes where there are no rows.
 
-    They share out the blocks of an axis among two axes of the grid, and divide by the number of parts: by 0 (torch
-    2.11). That a grid is empty is noticed by whoever launches it.
+    The launcher divides the blocks of an axis among two axes of the grid. The number of parts is then 0, and the
+    launcher divides by it (torch 2.11). The caller of the launcher notices an empty grid.
     """
     generate: Any = triton_heuristics.Grid2DWithYZOverflow.generate
 
@@ -184,9 +190,9 @@ def patch_grid_2d() -> None:
 
 
 def patch_codegen_inputs() -> None:
-    """Makes Inductor's code read sizes that only the data knows from its inputs, in compiles of ours.
+    """Makes Inductor's code read data-dependent sizes from its inputs, in gnncompile's compiles.
 
-    Torch 2.14 does so only where sizes are asserted; up to 2.13 a backward is handed each as a number.
+    Torch 2.14 reads them only if sizes are asserted. Up to torch 2.13, a backward gets each such size as a number.
     """
     read: Any = PythonWrapperCodegen.codegen_inputs
 
@@ -199,13 +205,14 @@ def patch_codegen_inputs() -> None:
 
 
 def prepare_inductor(for_cpu: bool) -> None:
-    """Starts, beside the capture of a graph, what Inductor will wait for once in every process.
+    """Starts, during the capture of a graph, the work that Inductor does once in every process.
 
-    These are hashes of torch's and Triton's files, for the keys of its caches, and a trial of which vector instructions
-    the C++ compiler knows: it builds four files in an empty cache folder, and loads each in a process of its own.
+    The work is to hash torch's and Triton's files, for the keys of Inductor's caches. For the CPU, it is also to test
+    which vector instructions the C++ compiler knows. With an empty cache folder, the test builds four files and loads
+    each in its own process.
 
     Args:
-        for_cpu: Whether there is anything to compile for the CPU.
+        for_cpu: Whether anything is compiled for the CPU.
     """
     _begin("keys", _keys)
     if for_cpu:
@@ -217,7 +224,7 @@ _preparing: dict[str, threading.Thread] = {}
 
 def _begin(name: str, task: Callable[[], Any]) -> None:
     if name not in _preparing:
-        context = contextvars.copy_context()  # settings of torch belong to a thread
+        context = contextvars.copy_context()  # torch's settings are per thread
         _preparing[name] = threading.Thread(target=context.run, args=(_quietly, task), daemon=True)
         _preparing[name].start()
 
@@ -233,7 +240,10 @@ def _keys() -> None:
 
 
 def patch_valid_vec_isa_list() -> None:
-    """Makes all compiles in this process wait for a trial that runs already: it must not run twice at once."""
+    """Makes all compiles in this process wait for a running test of vector instructions.
+
+    It must not run twice at once.
+    """
     find: Any = cpu_vec_isa.valid_vec_isa_list
 
     @functools.wraps(find)
@@ -248,10 +258,10 @@ def patch_valid_vec_isa_list() -> None:
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:
-    """The Inductor settings behind ``torch.compile(mode=...)``."""
+    """Returns the Inductor settings of ``torch.compile(mode=...)``."""
     return dict(torch._inductor.list_mode_options(mode, True)) if mode not in (None, "default") else {}
 
 
 def inductor_option_names() -> set[str]:
-    """Names of Inductor's own settings."""
+    """Returns the names of Inductor's own settings."""
     return set(torch._inductor.config.get_config_copy())

@@ -1,4 +1,4 @@
-"""A line of our own in the code that Inductor writes: a call that makes buffers of Inductor's, or writes to some."""
+"""Adds a line to the code that Inductor writes: a call that fills buffers of Inductor's, or writes to some."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gnncompile._compat.inductor import V, ir, register_lowering
 class Result(ir.ExternKernel):
     """A buffer that Inductor allocates right before the call that fills it.
 
-    For Inductor's scheduler the call is its producer, so every reader comes after the call. A result is no operation of
-    its own. It is of the class that Inductor expects of buffers which calls to other libraries fill.
+    Inductor's scheduler takes the call for the producer of the buffer, so every reader comes after the call. A result
+    is not an operation. Inductor expects its class for buffers that calls to other libraries fill.
 
     Args:
-        size: Its shape.
-        dtype: Its type.
-        device: Where it lives.
+        size: The shape of the buffer.
+        dtype: The dtype of the buffer.
+        device: The device of the buffer.
     """
 
     def __init__(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -31,23 +31,23 @@ class Result(ir.ExternKernel):
         self.call: Call | None = None
 
     def should_allocate(self) -> bool:
-        """Inductor allocates it."""
+        """Tells Inductor to allocate the buffer."""
         return True
 
     def get_defining_op(self) -> Any:
-        """The call that fills it."""
+        """Returns the call that fills the buffer."""
         return self.call
 
 
 class Call(ir.ExternKernel):
-    """One operation of Inductor's graph; subclasses say what its line is.
+    """One operation of Inductor's graph. Each subclass writes its line of code.
 
     Args:
-        inputs: All that it reads or adds to, realized.
-        results: The buffers that it fills.
-        written: Those of the inputs that it writes to. Inductor runs the call after all earlier readers of them, and
-            before all later ones.
-        constants: What else the line depends on.
+        inputs: All realized tensors that the call reads or adds to.
+        results: The buffers that the call fills.
+        written: The inputs that the call writes to. Inductor runs the call after all earlier readers of them, and
+            before all later readers.
+        constants: Other values that the line depends on.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Call(ir.ExternKernel):
         V.graph.register_operation(self)
 
     def references(self) -> list[str]:
-        """The inputs as the generated code names them."""
+        """Returns the names of the inputs in the generated code."""
         inputs: Sequence[Any] = self.inputs
         return [i.codegen_reference() for i in inputs]
 
     def filled(self, wrapper: Any) -> list[str]:
-        """The results as the generated code names them.
+        """Returns the names of the results in the generated code.
 
-        Inductor drops a result that nobody reads. The call fills it all the same, so it is allocated here.
+        Inductor drops a result that nobody reads. The call fills that result as well, so the result is allocated here.
         """
         for result in self.results:
             if result.get_name() in V.graph.removed_buffers:
@@ -82,41 +82,41 @@ class Call(ir.ExternKernel):
         return [result.codegen_reference() for result in self.results]
 
     def get_outputs(self) -> list[Any]:
-        """The results, and the written inputs as they are after the call."""
+        """Returns the results, and the written inputs in their state after the call."""
         return [*self.results, *self.mutation_outputs]
 
     def get_device(self) -> torch.device | None:
-        """The device of the buffers."""
+        """Returns the device of the buffers."""
         return self.device
 
     def get_unbacked_symbol_defs(self) -> Any:
-        """The call makes no new sizes."""
+        """Returns an empty set: the call makes no new sizes."""
         return type(super().get_unbacked_symbol_defs())()
 
 
 def tensor_of(buffer: Any) -> Any:
-    """A result, or a realized input that was written to, as the tensor that a lowering returns."""
+    """Returns a result, or a realized input that was written to, as the tensor that a lowering returns."""
     return ir.TensorBox.create(buffer) if isinstance(buffer, Result) else ir.TensorBox(buffer)
 
 
 def realized(tensor: Any) -> Any:
-    """A tensor of Inductor's graph, in memory."""
+    """Returns a tensor of Inductor's graph as a buffer in memory."""
     return ir.ExternKernel.realize_input(tensor)
 
 
 def contiguous(tensor: Any) -> Any:
-    """A tensor of Inductor's graph, in memory and in order."""
+    """Returns a tensor of Inductor's graph as a contiguous buffer in memory."""
     return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
 def writable(tensor: Any, position: int) -> Any:
-    """A tensor of Inductor's graph that the current call may write to: itself, or a copy if anybody else may read it.
+    """Returns a tensor that the current call may write to: the given tensor, or a copy if other nodes may read it.
 
-    The order of readers is not kept before this point: the op that is lowered writes to nothing, by its schema.
+    Inductor does not order readers before this point: by its schema, the lowered op writes to nothing.
 
     Args:
-        tensor: The tensor.
-        position: Where it is among the arguments of the node that is lowered.
+        tensor: A tensor of Inductor's graph.
+        position: The index of the tensor among the arguments of the lowered node.
     """
     node: Any = V.graph.current_node.args[position]
     while len(node.users) == 1 and node.op == "call_function":
@@ -127,10 +127,10 @@ def writable(tensor: Any, position: int) -> Any:
 
 
 def _may_return_its_argument(node: fx.Node) -> bool:
-    """Whether a node's value may share memory with its first argument, by its schema or by how it is lowered."""
+    """Whether a node's value may share memory with its first argument, by the node's schema or lowering."""
     target = node.target
     if target is operator.getitem:
-        return False  # of what a call makes, which shares no memory with anything else
+        return False  # an item of a call's results, which share no memory with other tensors
     schema = getattr(target, "_schema", None)
     if schema is None or any(r.alias_info is not None for r in schema.returns):
         return True
@@ -144,6 +144,6 @@ installed: list[Any] = []
 
 
 def install(op: Any, lower: Callable[..., Any]) -> None:
-    """Tells Inductor how to lower an op."""
+    """Registers the lowering of an op with Inductor."""
     installed.append(op)
     register_lowering(op, type_promotion_kind=None)(lower)

@@ -1,4 +1,4 @@
-"""Questions about sizes that Inductor asks while it lowers, answered without a guard in compiles of ours."""
+"""Answers questions about sizes that Inductor asks while it lowers, without guards, in gnncompile's compiles."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.utils._sympy.functions import ModularIndexing
 from gnncompile._compat.inductor import ours
 
 _ORDINARY = 64
-"""What stands for a size of 0 or 1 where strides are ordered, and for one that only the data knows."""
+"""The number used in place of a size of 0 or 1, or of a data-dependent size."""
 
 
 def patch_get_fill_order() -> None:
-    """Makes Inductor order strides as they are ordered where no size is 0 or 1, in compiles of ours.
+    """Makes Inductor order strides as if no size were 0 or 1, in gnncompile's compiles.
 
-    Inductor orders strides by guards, though the order is but a wish: attention asks for it of its mask, and a graph of
-    one node would be captured on its own.
+    Inductor orders strides by guards, though the order is only a preference. Attention asks for an order of its mask,
+    and a graph of one node would be captured on its own.
     """
     ordinary: Any = ir.get_fill_order
 
@@ -38,7 +38,10 @@ def patch_get_fill_order() -> None:
 
 
 def _number(stride: Any) -> int | None:
-    """A stride where every size is ordinary; None if it depends on what is no size."""
+    """Returns a stride as a number, with ordinary sizes in place of 0 and 1.
+
+    Returns None if the stride also depends on other values.
+    """
     if isinstance(stride, int):
         return stride
     expr = stride.node.expr if isinstance(stride, torch.SymInt) else stride
@@ -50,10 +53,10 @@ def _number(stride: Any) -> int | None:
 
 
 def patch_tiling_get_hint() -> None:
-    """Makes Inductor choose tiles for a GPU by sizes that are not 0, in compiles of ours.
+    """Makes Inductor choose tiles for a GPU by sizes other than 0, in gnncompile's compiles.
 
-    It asks which index of a loop goes along memory by numbers in place of symbols; indices into rows of which there are
-    none yet can't be worked out.
+    Inductor puts numbers in place of symbols to find the loop index that goes along memory. Indices into an axis of
+    size 0 can't be computed.
     """
     hint: Any = tiling_utils.get_hint
 
@@ -66,7 +69,7 @@ def patch_tiling_get_hint() -> None:
 
 
 class _Thread(threading.local):
-    """Whether a reshape of this thread may only use what is known of sizes."""
+    """Whether a reshape in this thread may only use known facts about sizes."""
 
     strict = False
 
@@ -75,11 +78,11 @@ _thread = _Thread()
 
 
 def patch_dynamic_reshape_indexer() -> None:
-    """Makes Inductor reshape by what it knows of sizes, not by what they are in the first call, in compiles of ours.
+    """Makes Inductor reshape by known facts about sizes, not by sizes of the first call, in gnncompile's compiles.
 
-    It goes through the dimensions of both shapes, and where two happen to be equal makes this a guard, as where a batch
-    holds one graph. Where they are not equal it reshapes to one dimension and from there, which works unless a size
-    is 0: each index is then worked out by itself.
+    Inductor compares the dimensions of both shapes. If two happen to be equal, as when a batch holds one graph, it
+    guards on this. If they are not equal, it reshapes to one dimension and from there to the new shape. This works
+    unless a size is 0: each index is then computed on its own.
     """
     reshape: Any = ir.View.dynamic_reshape_indexer.__func__  # type: ignore[attr-defined]
     check: Any = SizeVarAllocator.check_equals
@@ -91,7 +94,7 @@ def patch_dynamic_reshape_indexer() -> None:
         outer, _thread.strict = _thread.strict, True
         try:
             return reshape(cls, *args, **kwargs)
-        except (AssertionError, IndexError):  # what makes the shapes fit is not known, only asserted, or a size is 0
+        except (AssertionError, IndexError):  # that the shapes fit is asserted but not known, or a size is 0
             _thread.strict = False
             return _reshaped(functools.partial(reshape, cls), *args, **kwargs)
         finally:
@@ -112,7 +115,10 @@ _Indices = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def _reshaped(reshape: Callable[..., _Indices], old: Sequence[Any], new: Sequence[Any], *args: Any) -> _Indices:
-    """How the indices of a reshaped tensor are those of the tensor before; `reshape` has no way where a size is 0."""
+    """Returns the function from indices of a reshaped tensor to indices of the original tensor.
+
+    `reshape` fails where a size is 0. The function then goes through the position in memory.
+    """
     try:
         return reshape(old, new, *args)
     except (AssertionError, IndexError):
@@ -120,7 +126,7 @@ def _reshaped(reshape: Callable[..., _Indices], old: Sequence[Any], new: Sequenc
 
 
 def _position(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """Where an element stands in a contiguous tensor."""
+    """Returns the position of an element in a contiguous tensor."""
     position = sympy.S.Zero
     for index, size in zip(indices, sizes, strict=True):
         position = position * size + index
@@ -128,7 +134,7 @@ def _position(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 
 def _indices_at(position: Any, sizes: Sequence[Any]) -> list[Any]:
-    """Which element of a contiguous tensor stands there."""
+    """Returns the indices of the element at a position of a contiguous tensor."""
     found, stride = [], sympy.S.One
     for size in reversed(sizes):
         found.append(ModularIndexing(position, stride, size if size != 0 else sympy.S.One))

@@ -1,4 +1,4 @@
-"""The memory behind tensors."""
+"""The memory of tensors."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ __all__ = ["StorageWeakRef", "copy_each", "pinned", "same_memory", "shared_bytes
 
 
 def shared_bytes(length: int) -> Tensor:
-    """Memory that goes to another process as it is, uint8 ``[length]``; ``share_memory_`` would copy it."""
+    """Returns memory that other processes get without a copy, uint8 ``[length]``; ``share_memory_`` would copy it."""
     storage = torch.UntypedStorage._new_shared(length, device="cpu")
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def pinned(value: Any) -> Any:
-    """A nest of tensors in pinned memory, as a loader with ``pin_memory=True`` makes it."""
+    """Returns a nest of tensors in pinned memory, as a loader with ``pin_memory=True`` does."""
     return pin_memory(value)
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Tells the storage of a tensor from all others that are there, or to which there is a ``StorageWeakRef``."""
+    """Returns a number that identifies the storage of a tensor.
+
+    No other storage has the number while the storage is alive, or while a ``StorageWeakRef`` refers to it.
+    """
     return int(tensor.untyped_storage()._cdata)
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copies tensors of one type to others of their sizes; contiguous ones on a GPU by one launch."""
+    """Copies tensors of one dtype to tensors of the same sizes. Contiguous tensors on a GPU take one launch."""
     torch._foreach_copy_(targets, sources)
 
 
 def same_memory(tensor: Tensor) -> Tensor:
-    """A tensor with a storage that begins at the first element of another one, which it keeps; it is no view.
+    """Returns a tensor over the same memory, with a storage that begins at the tensor's first element. It is no view.
 
-    Both count the same changes, so that autograd notices where one that it keeps was written to.
+    The result keeps the given tensor alive. Both share a version counter, so autograd notices a write to a tensor that
+    it saved.
     """
     found = tensor.detach()
-    # Not of itself: what its memory keeps would be itself, for ever, and nobody the memory.
+    # Not to_dlpack(found): its memory would keep `found` itself alive, a cycle that is never freed.
     found.data = from_dlpack(torch._C._to_dlpack(tensor.detach()))
     return found

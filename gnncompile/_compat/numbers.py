@@ -1,7 +1,7 @@
-"""Numbers of Inductor's code that torch's own operations do not give, in compiles of ours.
+"""Makes Inductor's code compute the same numbers as torch's own operations, in gnncompile's compiles.
 
-Signed zeros, infinities and NaN decide what ``atan2``, ``copysign`` or a division gives: angles of a node with itself
-were pi instead of 0.
+Signed zeros, infinities and NaN decide the results of ``atan2``, ``copysign`` or a division. Without these patches,
+angles between a node and itself were pi instead of 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["patch_numbers"]
 
 
 def patch_numbers() -> None:
-    """Makes Inductor keep the numbers of torch."""
+    """Makes Inductor compute the same numbers as torch."""
     _begin_sums_with_zero()
     _add_zeros()
     _multiply_by_zero()
@@ -34,8 +34,10 @@ def patch_numbers() -> None:
 
 
 def _begin_sums_with_zero() -> None:
-    """Makes sums of negative zeros a positive zero, as torch's are: these begin with one. Inductor's do where a loop of
-    C++ adds up, but not where the sum of few elements is written out, nor where a program of a GPU folds its lanes.
+    """Makes a sum of negative zeros a positive zero, as in torch, where sums begin with a positive zero.
+
+    Inductor's sums begin with zero in C++ loops. They do not if the sum of few elements is written out, or if a GPU
+    program folds its lanes.
     """
     create, unroll = ir.Reduction.create.__func__, ir.Reduction._unroll_reduction_fn  # type: ignore[attr-defined]
 
@@ -61,12 +63,12 @@ def _sums(reduction_type: str, dtype: torch.dtype) -> bool:
 
 
 def _plus_zero(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    """A function of indices plus a positive zero: nothing but a negative zero is changed by it."""
+    """Returns a function of indices plus a positive zero. The addition changes only negative zeros."""
     return lambda *index: ops.add(fn(*index), ops.constant(0.0, dtype))
 
 
 def _add_zeros() -> None:
-    """Keeps sums with a tensor of zeros: they make positive zeros of negative ones."""
+    """Keeps sums with a tensor of zeros, which turn negative zeros into positive zeros."""
     remove = joint_graph.remove_no_ops
 
     @functools.wraps(remove)
@@ -79,7 +81,7 @@ def _add_zeros() -> None:
 
 
 def _multiply_by_zero() -> None:
-    """Keeps products of floats with a 0 that is an int: of NaN and infinity they are NaN."""
+    """Keeps products of floats with an integer 0, which are NaN for NaN and infinity."""
     folder: Any = joint_graph.UniformValueConstantFolder
     add = folder._add_peephole_patterns
 
@@ -92,8 +94,10 @@ def _multiply_by_zero() -> None:
 
 
 def _be_exact_near_zero() -> None:
-    """Takes the libraries' ``expm1`` and ``fmod``: ``exp(x) - 1`` and ``x - floor(x / y) * y`` lose what is left of
-    small numbers, and their sign; of large ones the latter is no remainder at all.
+    """Makes Inductor call the libraries' ``expm1`` and ``fmod``.
+
+    Inductor's ``exp(x) - 1`` and ``x - floor(x / y) * y`` lose the digits and the sign of small numbers. For large
+    numbers, the latter is no remainder at all.
     """
     overrides: Any = CppVecOverrides
     kernels: Any = TritonOverrides

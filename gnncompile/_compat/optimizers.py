@@ -1,4 +1,4 @@
-"""Optimizers whose steps can be recorded."""
+"""Prepares optimizers for steps that are captured in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Lets an optimizer of parameters on a GPU keep there what changes from step to step: learning rates, counts.
+    """Makes an optimizer keep its changing state on the GPU of its parameters: learning rates, step counts.
 
-    Where the user has not chosen how it is computed, it is by fused kernels, if there are any. Changes nothing of an
-    optimizer that can do neither.
+    If the user has not chosen an implementation, the optimizer uses fused kernels where they exist. An optimizer that
+    is neither fused nor capturable stays unchanged.
     """
     for group in optimizer.param_groups:
         fused = type(optimizer) in _FUSED and _fuse(group, optimizer)
@@ -26,7 +26,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             state.update({k: v.to(device) for k, v in state.items() if isinstance(v, Tensor) and v.dim() == 0})
-    # Steps that are not recorded are meant to be.
+    # Steps outside of a recording are intended, so torch need not warn of them.
     optimizer._warned_capturable_if_run_uncaptured = True
 
 

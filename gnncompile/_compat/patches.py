@@ -1,7 +1,7 @@
-"""What gnncompile replaces in torch, why, and how to notice that a replacement can go.
+"""The table of gnncompile's patches to torch: the symbols, the reason, and when a patch can be removed.
 
-All are applied once, at the first compile (:func:`apply_patches`), and none changes what others compile: each asks
-whether the compile is one of gnncompile's. A test compares this table with what differs in torch after a compile.
+All patches are applied once, at the first compile (:func:`apply_patches`). No patch changes other compiles: each asks
+whether the compile is gnncompile's. A test compares this table with the differences in torch after a compile.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Patch:
     """A replacement in torch.
 
     Attributes:
-        symbols: What is replaced, as ``module:name`` or ``module:Class.name``.
-        torch: The releases of torch that need it.
-        why: What goes wrong without it, or what it makes possible.
-        until: How to notice that it can go.
-        apply: Replaces the symbols; None where the room that knows the replacements does so
-            (:mod:`gnncompile.substitutes.install`).
+        symbols: The replaced symbols, as ``module:name`` or ``module:Class.name``.
+        torch: The releases of torch that need the patch.
+        why: The problem without the patch, or the feature that the patch makes possible.
+        until: How to notice that the patch can be removed.
+        apply: Replaces the symbols; None if :mod:`gnncompile.substitutes.install`, which knows the replacements, does
+            so.
     """
 
     symbols: tuple[str, ...]
@@ -111,7 +111,7 @@ DYNAMO = (
         patch_active_ddp_module,
     ),
 )
-"""What Dynamo does."""
+"""Patches of Dynamo's capture."""
 
 SIZES = (
     Patch(
@@ -136,7 +136,7 @@ SIZES = (
         patch_evaluate_symexpr,
     ),
 )
-"""What torch assumes of symbolic sizes."""
+"""Patches of torch's assumptions about symbolic sizes."""
 
 INDUCTOR = (
     Patch(
@@ -225,7 +225,7 @@ INDUCTOR = (
         patch_post_compile,
     ),
 )
-"""What Inductor and AOTAutograd write."""
+"""Patches of the code that Inductor and AOTAutograd write."""
 
 SUBSTITUTION = (
     Patch(
@@ -262,7 +262,10 @@ SUBSTITUTION = (
         "trace_autograd_ops lets results leave whose graph is not freed.",
     ),
 )
-"""What Dynamo traces; applied by :mod:`gnncompile.substitutes.install`, which knows the substitutes."""
+"""Patches of calls and attributes that Dynamo traces.
+
+:mod:`gnncompile.substitutes.install`, which knows the substitutes, applies them.
+"""
 
 PATCHES = (*DYNAMO, *SIZES, *INDUCTOR, *SUBSTITUTION)
 

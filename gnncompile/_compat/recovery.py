@@ -1,7 +1,7 @@
-"""What happens where Dynamo can't capture a frame: another try, or the frame runs as Python.
+"""Handles frames that Dynamo can't capture: another attempt, or the frame runs as Python.
 
-Dynamo raises while it captures. Nothing of the frame has run by then, but frames before a graph break have. They must
-not run again. So every frame is captured again, or left to Python, where it stands.
+Dynamo raises during the capture, before any part of the frame has run. Frames before a graph break have run already,
+and must not run again. So each frame on its own is captured again, or left to Python.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 
 class Recapture(BaseException):
-    """A capture has to begin again in another way.
+    """A capture must begin again in another way.
 
     Not an Exception: Dynamo must neither wrap it nor turn it into a graph break.
     """
 
 
 class CaptureFailed(BaseException):
-    """A frame that :meth:`Recovery.owns` can't be captured. Nothing of it has run.
+    """A frame for which :meth:`Recovery.owns` is true can't be captured. No part of the frame has run.
 
     Args:
-        error: What Dynamo, a pass or a compiler raised.
+        error: The error that Dynamo, a pass or a compiler raised.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -47,23 +47,29 @@ class CaptureFailed(BaseException):
 
 
 class Recovery(Protocol):
-    """What a compiled model does about frames that can't be captured."""
+    """How a compiled model handles frames that can't be captured."""
 
     def owns(self, code: types.CodeType) -> bool:
-        """Whether a frame is the one that stands for a whole call. Its errors are raised as :class:`CaptureFailed`."""
+        """Whether a frame stands for a whole call. Errors of its capture are raised as :class:`CaptureFailed`."""
 
     def adjust(self, error: Recapture) -> bool:
-        """Changes how frames are captured from now on; False where that has been tried."""
+        """Changes how frames are captured from now on. Returns False if this change was tried before."""
 
     def attempt(self) -> Callable[[], None]:
-        """A frame is about to be captured: what forgets the graphs that were captured since, if that fails."""
+        """Called before a frame is captured.
+
+        Returns a function that forgets the graphs captured since, in case of failure.
+        """
 
     def gave_up(self, code: types.CodeType, error: BaseException) -> None:
         """Notes that a frame runs as Python this time, and why."""
 
 
 def patch_compile_frame() -> None:
-    """Makes compiles inside :class:`symbolic_counts` that have a :class:`Recovery` never raise to the user."""
+    """Makes compiles inside :class:`symbolic_counts` hand their errors to their :class:`Recovery`, if they have one.
+
+    Such errors do not reach the user directly.
+    """
     once: Any = convert_frame._compile
     signature = inspect.signature(once)
 
@@ -94,7 +100,7 @@ def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, 
             return error
         graph_break = isinstance(error, (SkipFrame, Unsupported)) and not one_graph and not is_limit(error)
         if isinstance(error, Recapture) if recovery.owns(code) else graph_break:
-            raise error  # the whole call begins again; Dynamo leaves the frame to Python, and captures what it calls
+            raise error  # owned: the whole call begins again; else the frame runs as Python, its callees are captured
         if isinstance(error, Recapture) and recovery.adjust(error):
             continue
         if recovery.owns(code):
@@ -106,11 +112,12 @@ def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, 
 
 
 def _tried(once: Callable[[], Any]) -> Any:
-    """What a capture gives, or the error that it ends with.
+    """Returns the result of a capture, or the error that it ends with.
 
-    A frame is tried in less general ways where the first one fails: with sizes of 0 and 1 as numbers, and with graph
-    breaks at sizes that only the data knows. Torch takes a row for as many as another tensor has where both numbers are
-    symbols; code may ask a size for its value, as ``range(int(k))`` does, where Dynamo has no graph break.
+    If the first attempt fails, the frame is captured with less general settings. These are sizes of 0 and 1 as
+    constants, and graph breaks at data-dependent sizes. If two row counts are symbols, torch takes a single row for as
+    many rows as the other tensor has. Code may also ask for the value of a size, as ``range(int(k))`` does, where
+    Dynamo has no graph break.
     """
     try:
         return once()
@@ -137,12 +144,12 @@ def _tried(once: Callable[[], Any]) -> Any:
 
 
 def holds_nothing(error: BaseException) -> bool:
-    """Whether a frame was not captured because there is nothing in it to capture."""
+    """Whether a frame was not captured because it contains nothing to capture."""
     return isinstance(error, SkipFrame)
 
 
 def steers_dynamo(error: BaseException) -> bool:
-    """Whether an exception tells Dynamo to trace a frame again, or not at all: it is no failure."""
+    """Whether an exception only tells Dynamo to trace a frame again, or not at all. It is no failure then."""
     return isinstance(error, (RestartAnalysis, SkipFrame))
 
 
@@ -152,7 +159,10 @@ def is_limit(error: BaseException) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """``file:line: code`` of the user's code that was traced when an error was raised; "?" where that is unknown."""
+    """Returns ``file:line: code`` of the user's code that was being traced when an error was raised.
+
+    Returns "?" if that code is unknown.
+    """
     found: Any = None
     seen: BaseException | None = error
     while seen is not None and not found:
@@ -170,18 +180,18 @@ def _is_of_a_library(frame: traceback.FrameSummary) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns an error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
     return f"{name}: {lines[0]}" if lines else name
 
 
 def patch_guard_create() -> None:
-    """Makes compiles of ours guard an object by its identity where code of the object raises while Dynamo guards it.
+    """Makes gnncompile's compiles guard an object by identity if its own code raises while Dynamo guards the object.
 
-    An example is a tuple whose ``len`` raises, as the irreducible representations of e3nn have it. An array of NumPy is
-    guarded by its type as well: torch looks at the tensor that it makes of whatever comes, so that a capture for an
-    array would serve a tensor.
+    An example is a tuple whose ``len`` raises, as e3nn's irreducible representations have it. A NumPy array is guarded
+    by its type as well. Torch checks only the tensor that it makes of the argument, so a capture for an array would
+    also serve a tensor.
     """
     create: Any = Guard.create
 
@@ -189,7 +199,8 @@ def patch_guard_create() -> None:
     def create_guard(self: Any, builder: Any) -> Any:
         if compiling.patches is None:
             return create(self, builder)
-        # Torch compares the object of an earlier guard with the new one: of arrays of NumPy, tensors made of them.
+        # Torch compares the object of an earlier guard with the new object. For NumPy arrays, torch would compare
+        # tensors made of them.
         self.obj_weakref = None
         if isinstance(self.originating_source, NumpyTensorSource):
             create(self.originating_source.base.make_guard(GuardBuilder.TYPE_MATCH), builder)
@@ -206,7 +217,7 @@ def patch_guard_create() -> None:
 
 
 def _is_raised_elsewhere(error: BaseException) -> bool:
-    """Whether the code that raised an error is no code of torch."""
+    """Whether an error was raised by code outside of torch."""
     last = list(traceback.walk_tb(error.__traceback__))[-1:]
     inside = torch.__path__[0]
     return any(not frame.f_code.co_filename.startswith(inside) for frame, _ in last)

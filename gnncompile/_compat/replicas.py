@@ -1,4 +1,4 @@
-"""What ``DistributedDataParallel`` does beside training its module; what ``fully_shard`` does to parameters."""
+"""Features of ``DistributedDataParallel`` and ``fully_shard`` that compiled code must know of."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gnncompile._compat.compiles import compiling
 
 
 def patch_active_ddp_module() -> None:
-    """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in compiles of ours.
+    """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in gnncompile's compiles.
 
-    It would be cut where a bucket of gradients ends, which is after 25 MiB; a region can't be cut.
+    Dynamo would cut the graph where a bucket of gradients ends, which is after 25 MiB. A region can't be cut.
     """
     active = DistributedDataParallel._get_active_ddp_module
 
@@ -25,7 +25,7 @@ def patch_active_ddp_module() -> None:
 
 
 def extras_of_replica(replica: DistributedDataParallel) -> list[str]:
-    """What a ``DistributedDataParallel`` was told to do beside averaging gradients and sending buffers."""
+    """Returns the names of a ``DistributedDataParallel``'s features besides averaging gradients and sending buffers."""
     found = {
         "register_comm_hook()": getattr(replica, "_comm_hooks", None),
         "a hook for buffers": hasattr(replica, "buffer_hook"),

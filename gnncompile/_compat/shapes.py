@@ -1,4 +1,4 @@
-"""Symbolic sizes: what torch may assume of them, and what it has found out."""
+"""Symbolic sizes: what torch may assume about them, and what torch has learned about them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gnncompile._compat.compiles import compiling
 
 
 def patch_has_hint() -> None:
-    """Keeps torch from guarding on sizes of 1 in order to know strides, in compiles of ours.
+    """Keeps torch from guarding on sizes of 1 when it computes strides, in gnncompile's compiles.
 
-    Whether a tensor is contiguous its C++ code works out with a guard per dimension if all sizes have a hint, which
-    ``backed_size_oblivious`` was not made part of; without hints it asks only for what is certain. Whether a reshape is
-    a view Inductor asks likewise, of a function that knows how to do without.
+    Torch's C++ code works out whether a tensor is contiguous. If all sizes have a hint, it makes a guard per dimension,
+    and ``backed_size_oblivious`` does not apply there. Without hints, it asks only for certain facts. Likewise,
+    Inductor asks whether a reshape is a view; the function that answers can do without guards.
     """
     has_hint = SymNode.has_hint
 
     def asked(self: SymNode) -> bool:
         ours = compiling.patches is not None and not compiling.empty_is_special
-        if ours and "has_hint" not in sys._getframe(1).f_code.co_names:  # by C++, not by a function of Python
+        if ours and "has_hint" not in sys._getframe(1).f_code.co_names:  # the caller is C++, not a Python function
             return False
         return has_hint(self)
 
@@ -50,10 +50,10 @@ def patch_has_hint() -> None:
 
 
 def patch_slice() -> None:
-    """In compiles of ours, where a slice begins and ends is a guard, and its size no secret of the data.
+    """Makes the bounds of a slice guards, and its size not data-dependent, in gnncompile's compiles.
 
-    With ``backed_size_oblivious`` it can't be told of any symbol: torch would take ``x[:, :2]`` for a matrix of unknown
-    width, of which its passes lose track (torch 2.11).
+    With ``backed_size_oblivious``, torch can't compare bounds with a symbol. It would take ``x[:, :2]`` for a matrix of
+    unknown width, and torch's passes lose track of such a width (torch 2.11).
     """
     implementations: Any = fake_impls.op_implementations_dict
     ordinary = implementations[torch.ops.aten.slice.Tensor]
@@ -74,19 +74,19 @@ def patch_slice() -> None:
 
 
 def _bound(size: Any, index: Any) -> Any:
-    """Which row an index means, by guards, from which the environment learns what is asked next."""
+    """Returns the row that an index means. Decides by guards, which answer the shape environment's later questions."""
     if bool(index < 0):
         return index + size if bool(index + size >= 0) else 0
     return index if bool(index <= size) else size
 
 
 def patch_automatic_dynamic() -> None:
-    """In compiles of ours a float input has as many features as it came with, until it comes with others.
+    """Makes the number of features of a float input static until it changes, in gnncompile's compiles.
 
-    The width of a layer is that of its weights. Where a model uses none, the code for any width would be slower, and
-    Inductor can't fuse reductions of widths that are symbols (``CantSplit``, torch 2.11). The first axis may have
-    any size, and so may the last axis of a dense adjacency matrix, which is as long as another. An axis with one
-    feature has one for good: what broadcasts must be seen, and torch would take its size for the other operand's.
+    The width of a layer is that of its weights. For a model without weights, code for any width would be slower, and
+    Inductor can't fuse reductions of symbolic widths (``CantSplit``, torch 2.11). The first axis may have any size. So
+    may the last axis of a dense adjacency matrix, which is as long as another axis. An axis with one feature always
+    stays static. Broadcasting must be visible, and torch would take a symbolic size for the size of the other operand.
     """
     decide: Any = builder._automatic_dynamic
 
@@ -106,17 +106,20 @@ def patch_automatic_dynamic() -> None:
 
 
 def _is_width(e: Tensor, dim: int) -> bool:
-    """Whether an axis holds features; torch calls it ``DUCK`` as long as it has had one size, and nobody marked it."""
+    """Whether an axis holds features.
+
+    Torch marks an axis as ``DUCK`` while the axis has had only one size and the user has not marked it.
+    """
     alone = all(e.size(other) != e.size(dim) for other in range(e.dim()) if other != dim)
     return e.is_floating_point() and dim == e.dim() - 1 and alone
 
 
 def patch_evaluate_symexpr() -> None:
-    """Makes Inductor report the strides of a forward's results as symbols, in compiles of ours.
+    """Makes Inductor report the strides of a forward's results as symbols, in gnncompile's compiles.
 
-    Up to torch 2.14 it would report those of the first call. The backward is compiled for them wherever it can't be
-    told that they are what it expects, which with ``backed_size_oblivious`` it can't of any symbol: wrong gradients for
-    other sizes. Torch 2.15 reports symbols.
+    Up to torch 2.14, Inductor would report the strides of the first call. The backward is compiled for them wherever
+    torch can't tell that they are the expected ones. With ``backed_size_oblivious``, torch can't tell this for any
+    symbol, so gradients for other sizes are wrong. Torch 2.15 reports symbols.
     """
     evaluate: Any = getattr(ShapeEnv, "evaluate_symexpr", None)
     if evaluate is None:
@@ -129,14 +132,15 @@ def patch_evaluate_symexpr() -> None:
 
 
 def size_now(size: Any) -> int | None:
-    """A size in the graph that is captured, without a guard; None where only the data knows it."""
+    """Returns the value of a size during the capture, without a guard; None if the size is data-dependent."""
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)
 
 
 def guards_on(mode: Any, symbols: Collection[Any]) -> list[Any]:
-    """What was asked about sizes so far, as far as it is about these symbols, as expressions.
+    """Returns the guards so far that involve these symbols, as expressions.
 
-    In terms of what sizes turned out to be the same as, but for comparisons with numbers that are no sizes.
+    A size that turned out to equal another size is replaced by it. Guards with numbers that are no sizes stay as they
+    are.
     """
     env, found = mode.shape_env, []
     for guard in env.guards:
@@ -148,13 +152,13 @@ def guards_on(mode: Any, symbols: Collection[Any]) -> list[Any]:
 
 
 def _is_size(env: ShapeEnv, symbol: Any) -> bool:
-    """Whether a symbol stands for a size of a tensor, and not for a number among the arguments."""
+    """Whether a symbol stands for the size of a tensor, not for a number among the arguments."""
     sources = env.var_to_sources.get(symbol, ())
     return any(isinstance(source, TensorPropertySource) for source in sources)
 
 
 def unknown_size() -> Any:
-    """A size that an op makes of data, in its fake implementation.
+    """Returns a new data-dependent size, for an op's fake implementation.
 
     ``get_ctx().new_dynamic_size()`` breaks the graph, unless all of torch's own ops may have such sizes.
     """
@@ -162,25 +166,25 @@ def unknown_size() -> Any:
 
 
 def unknown_number() -> Any:
-    """An integer of any sign that an op makes of data, in its fake implementation."""
+    """Returns a new data-dependent integer of any sign, for an op's fake implementation."""
     environment = torch.library.get_ctx()._shape_env
     if environment is None or not environment.allow_dynamic_output_shape_ops:
-        return torch.library.get_ctx().new_dynamic_size()  # raises what breaks the graph
+        return torch.library.get_ctx().new_dynamic_size()  # raises the error that breaks the graph
     return environment.create_unbacked_symint()
 
 
 def has_unknown_size(fake: Tensor) -> bool:
-    """Whether only the data knows a size of a tensor."""
+    """Whether a tensor has a data-dependent size."""
     return bool(free_unbacked_symbols(fake))
 
 
 def without_base(tensor: Tensor) -> Tensor:
-    """The same memory as no view: Dynamo guards the sizes of what a view is one of."""
+    """Returns the same memory as a tensor that is no view. For a view, Dynamo guards the sizes of its base."""
     return tensor.detach() if tensor._is_view() else tensor
 
 
 def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
-    """Says that the first dimension of a new node is the size, known only to the data, that another one made so far."""
+    """Declares that the first dimension of a new node is the data-dependent size that `maker` has made so far."""
     bindings = maker.meta.get("unbacked_bindings") if maker is not None else None
     if bindings:
         taken: dict[Any, Any] = {symbol: (path[0], pytree.SequenceKey(0)) for symbol, path in bindings.items()}
@@ -188,21 +192,24 @@ def take_over_size(node: fx.Node, maker: fx.Node | None) -> None:
 
 
 def own_symbol(size: torch.SymInt) -> Any:
-    """The symbol that a size which only the data knows was given when it was made, whatever it was taken for later.
+    """Returns the symbol that a data-dependent size got when it was made, even if torch replaced the symbol later.
 
-    None for other sizes.
+    Returns None for other sizes.
     """
     made = size.node._expr
     return made if made.is_Symbol and free_unbacked_symbols(made) else None
 
 
 def fresh_sizes(mode: Any) -> Any:
-    """A block in which operations may make sizes that only the data knows, in fake values of the mode."""
+    """Returns a context manager in which operations on fakes of the mode may make data-dependent sizes."""
     return mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
 def plain_sizes(fakes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
-    """Symbols, and where each is found: the position of a fake tensor and its dimension, or that of a number."""
+    """Returns the symbols of sizes, each with the first place where it is found.
+
+    A place is ``(index of the fake tensor, dimension)``, or ``(index of the number, None)``.
+    """
     found: dict[Any, tuple[int, int | None]] = {}
     for where, size in _symbolic(fakes):
         if size.node._expr.is_Symbol:
@@ -211,7 +218,10 @@ def plain_sizes(fakes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
 
 
 def assumed_sizes(fakes: Sequence[Any]) -> list[tuple[tuple[int, int | None], Any]]:
-    """Sizes that only the data knows but that the capture took for other ones, and the expression for these."""
+    """Returns the data-dependent sizes that the capture assumed to equal other sizes.
+
+    Each comes as its place (see :func:`plain_sizes`) and the expression that it was assumed to equal.
+    """
     found = []
     for where, size in _symbolic(fakes):
         if free_unbacked_symbols(size.node._expr) and size.node._expr != size.node.expr:

@@ -1,4 +1,4 @@
-"""What Dynamo traces in place of methods, constructors and attributes."""
+"""Makes Dynamo trace substitutes in place of methods, constructors and attributes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gnncompile._compat.recovery import Recapture
 
 
 def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``methods[f](self, ...)`` in place of ``self.f(...)`` where `active` says so.
+    """Makes Dynamo trace ``methods[f](self, ...)`` in place of ``self.f(...)``, if `active` returns True.
 
-    ``torch.compiler.substitute_in_graph`` is for functions: Dynamo looks up methods without asking it.
+    ``torch.compiler.substitute_in_graph`` is for functions: Dynamo does not consult it for methods.
     """
-    for kind in (UserFunctionVariable, UserMethodVariable):  # the second is one of the first, up to torch 2.14
+    for kind in (UserFunctionVariable, UserMethodVariable):  # up to torch 2.14, the second is a subclass of the first
         _substitute_in_calls(kind, methods, active)
 
 
@@ -38,7 +38,7 @@ def _substitute_in_calls(
     call = kind.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        fn: Any = getattr(getattr(self, "im_func", self), "fn", None)  # a method has its function, from torch 2.15 on
+        fn: Any = getattr(getattr(self, "im_func", self), "fn", None)  # from torch 2.15 on, a method holds its function
         if fn in _WHILE_TRACING:
             return _WHILE_TRACING[fn](*(arg.realize() for arg in args))
         ours = methods.get(fn)
@@ -51,11 +51,11 @@ def _substitute_in_calls(
 
 
 _READ = "var_getattr" if hasattr(TensorVariable, "var_getattr") else "tp_getattro_impl"
-"""What reads an attribute of a variable while Dynamo traces: up to torch 2.13, and later."""
+"""The name of the method that reads an attribute of a variable while Dynamo traces. It changes after torch 2.13."""
 
 
 def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``ours()`` in place of reading an attribute of a class of modules, where `active` says so."""
+    """Makes Dynamo trace ``ours()`` in place of reading an attribute of a module class, if `active` returns True."""
     getattr_ = getattr(UnspecializedNNModuleVariable, _READ)
 
     def read(self: Any, tx: Any, asked: str) -> Any:
@@ -67,20 +67,21 @@ def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active
 
 
 EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
-"""What may be kept with a tensor in a captured graph."""
+"""The kinds of values that :func:`keep_with` attaches to a tensor in a captured graph."""
 
 
 def keep_with(value: Tensor, others: Any, kind: str) -> None:
-    """While Dynamo traces: :func:`kept_with` of this tensor will be `others`. Otherwise nothing."""
+    """While Dynamo traces: attaches the value `others` to a tensor, for :func:`kept_with`. Otherwise does nothing."""
 
 
 def kept_with(value: Any, kind: str) -> Any:
-    """While Dynamo traces: what was kept with a tensor, or None."""
+    """While Dynamo traces: returns the value that :func:`keep_with` attached to a tensor, or None."""
 
 
 def identified(value: Any) -> int:
-    """While Dynamo traces: the number by which :func:`object_of` finds this object later, the same for this one only;
-    another one in its place is captured anew.
+    """While Dynamo traces: returns a number by which :func:`object_of` finds this object later.
+
+    No other object has the number. The object is guarded by identity, so another object in its place is captured anew.
     """
     return id(value)
 
@@ -95,7 +96,7 @@ _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def object_of(number: int) -> Any:
-    """The object that :func:`identified` gave this number."""
+    """Returns the object for which :func:`identified` returned this number."""
     return _objects[number]
 
 
@@ -104,7 +105,7 @@ def use_original(name: str) -> None:
 
 
 def is_watched(layer: Any) -> bool:
-    """While Dynamo traces: whether the backend's `watched` holds this module."""
+    """While Dynamo traces: whether the backend's `watched` contains this module."""
     return False
 
 
@@ -146,11 +147,14 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
     is_watched: _is_watched,
     refuse_layer: _refuse_layer,
 }
-"""Functions that Dynamo does not trace: they are called with its variables."""
+"""Functions that Dynamo does not trace. It calls the values of this dict with its variables instead."""
 
 
 class NeedsOriginal(Recapture):
-    """A model asks a tensor for what only the subclass or layout has that the caller passed (`kind`; None is any)."""
+    """A model uses a name of a tensor that only the caller's own subclass or layout has.
+
+    `kind` is that subclass; None stands for any.
+    """
 
     def __init__(self, kind: Any, name: str) -> None:
         super().__init__(kind, name)
@@ -158,7 +162,7 @@ class NeedsOriginal(Recapture):
 
 
 class HookedLayer(Recapture):
-    """A layer has hooks, or is being explained, and so is not to be traced."""
+    """A layer has hooks, or is being explained, and so must not be traced."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(f"{type(layer).__name__} has hooks of PyG's, or is being explained: call it uncompiled")
@@ -171,17 +175,18 @@ _SPARSE = {"layout": torch.sparse_coo, "is_sparse": True, "is_sparse_csr": False
 
 
 def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Makes a model raise :class:`NeedsOriginal` that uses what plain tensors in a captured graph can't stand for.
+    """Makes Dynamo raise :class:`NeedsOriginal` if a model uses a name that a plain tensor can't stand for.
 
     Args:
-        kind: A subclass of tensors whose names beyond a tensor's are noticed, on a tensor kept as an edge list.
-        sparse_methods: What is traced as methods of a tensor kept as a sparse matrix, which has no others.
+        kind: A tensor subclass. Names that it has beyond a tensor's are noticed on a tensor kept as an edge list.
+        sparse_methods: Substitutes for methods of a tensor kept as a sparse matrix, by name. Such a tensor has no other
+            methods.
     """
     names = {name for name in dir(kind) if not name.startswith("_") and not hasattr(Tensor, name)}
     getattr_, method = getattr(TensorVariable, _READ), TensorVariable.call_method
 
     def ask(value: Any, name: str) -> bool:
-        """Whether a tensor is a matrix."""
+        """Whether a tensor is kept as a sparse matrix."""
         if name in names and _kept(value, EDGE_INDEX) is not None:
             raise NeedsOriginal(kind, name)
         return _kept(value, ADJACENCY) is not None
@@ -207,8 +212,9 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
 
 
 def substitute_construction(kind: type, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``ours(cls, ...)`` in place of ``cls(...)``, for a class and those below it, where `active`
-    says so.
+    """Makes Dynamo trace ``ours(cls, ...)`` in place of ``cls(...)``, for a class and its subclasses.
+
+    The substitute is traced if `active` returns True.
     """
     call = UserDefinedClassVariable.call_function
 
@@ -221,13 +227,14 @@ def substitute_construction(kind: type, ours: Callable[..., Any], active: Callab
 
 
 def substitute_largest(segments: Any, markers: Collection[Any], active: Callable[[], bool]) -> None:
-    """Dynamo traces ``segments(index) - 1`` in place of ``int(index.max())`` of an input, where `active` says so; of an
-    edge list, what is largest of both rows.
+    """Makes Dynamo trace ``segments(index) - 1`` in place of ``int(index.max())`` of an input.
+
+    This holds if `active` returns True. For an edge list, the largest of both rows is taken.
 
     Args:
         segments: An op from an index to the number of its segments, a size.
-        markers: Ops that return an input, or several.
-        active: Whether to.
+        markers: Ops that return one input or several inputs.
+        active: Whether to substitute.
     """
     method = TensorVariable.call_method
 
@@ -255,7 +262,10 @@ def _is_input(node: fx.Node, markers: Collection[Any]) -> bool:
 
 
 def _maximum_of(node: fx.Node) -> list[fx.Node]:
-    """The integers whose largest a node is, row by row where these were just put together; none if it is none."""
+    """Returns the integer tensors of which a node is the maximum, or an empty list.
+
+    If the tensors were just stacked, the list holds each of them.
+    """
     if node.target not in ("max", torch.max, torch.amax) or len(node.args) != 1 or node.kwargs:
         return []
     index: Any = _unrepeated(node.args[0])
@@ -273,7 +283,7 @@ _SAME_NUMBERS = {
 
 
 def _unrepeated(node: Any) -> Any:
-    """What a tensor of integers repeats, or sees in another shape."""
+    """Returns the tensor that an integer tensor repeats or shows in another shape."""
     while isinstance(node, fx.Node) and node.args and isinstance(node.args[0], fx.Node):
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
         if node.op not in ("call_method", "call_function") or not (name in _SAME_NUMBERS or _adds_axes(node)):
@@ -285,7 +295,7 @@ def _unrepeated(node: Any) -> Any:
 
 
 def _adds_axes(node: fx.Node) -> bool:
-    """Whether a node takes all of a tensor, with further axes: ``index[:, None]``."""
+    """Whether a node takes a full tensor and adds axes: ``index[:, None]``."""
     if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
         return False
     return all(part is None or part is Ellipsis or part == slice(None) for part in node.args[1])
@@ -298,7 +308,7 @@ def _is_whole(found: Any) -> bool:
 
 
 def _is_row(node: fx.Node) -> bool:
-    """Whether a node takes one of the tensors again that were just put together."""
+    """Whether a node takes a tensor back out of a stack of tensors."""
     return node.target is operator.getitem and isinstance(node.args[1], int) and _is_stack(node.args[0])
 
 

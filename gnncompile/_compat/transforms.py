@@ -1,6 +1,6 @@
-"""Derivatives and batches from outside of compiled code: ``torch.func``, forward mode, second derivatives.
+"""Derivatives that compiled code can't take part in: ``torch.func``, forward mode, second derivatives.
 
-Compiled code knows the gradient of its results, once. What asks for more must not get less in silence.
+Compiled code knows only the first gradient of its results. A caller that asks for more must not silently get less.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _TWICE = (
 
 
 def needs_eager() -> str | None:
-    """What is at work here that compiled code can't take part in, by name: transforms of ``torch.func``, forward-mode
-    differentiation, hooks on all modules; None if nothing is.
+    """Returns the name of an active feature that compiled code can't take part in, or None.
+
+    Such features are transforms of ``torch.func``, forward-mode differentiation and hooks on all modules.
     """
     interpreter: Any = torch._C._functorch.peek_interpreter_stack()
     if interpreter is not None:
@@ -51,13 +52,16 @@ def needs_eager() -> str | None:
 
 
 def applies(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``kind.apply`` for what runs under no transform of ``torch.func``, for which it looks at each tensor."""
+    """Returns ``kind.apply`` for calls that are under no transform of ``torch.func``.
+
+    The ordinary ``apply`` looks at each tensor for such transforms.
+    """
     apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
     return apply
 
 
 def transform_traced() -> bool:
-    """Whether what Dynamo traces stands inside a transform of ``torch.func``."""
+    """Whether the code that Dynamo traces is inside a transform of ``torch.func``."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -68,7 +72,7 @@ def uses_transforms(gm: fx.GraphModule) -> bool:
 
 
 def refuse_tangents(values: Sequence[Any]) -> None:
-    """Raises RuntimeError for dual tensors: their tangents would be lost. Costs little outside of forward mode."""
+    """Raises DerivativeError for dual tensors: their tangents would be lost. Costs little outside of forward mode."""
     if forward_ad._current_level < 0:
         return
     for value in values:
@@ -80,18 +84,18 @@ def refuse_tangents(values: Sequence[Any]) -> None:
 
 
 def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
-    """Raises RuntimeError where a compiled backward is asked for more than gradients.
+    """Raises an error if a compiled backward is asked for more than gradients.
 
-    A gradient of its own would be left out in silence: autograd takes no way that does not lead to what is asked for,
-    so an error at the end of one is not found.
+    The gradient of the backward would silently be left out. An error in its place would not be found: autograd skips
+    paths that do not lead to the requested inputs.
 
     Args:
-        cotangents: Of the results.
-        second: Whether there is no gradient of the gradient.
+        cotangents: The cotangents of the results.
+        second: Whether the backward has no gradient of its own.
 
     Raises:
-        SecondDerivativeError: That was asked for.
-        RuntimeError: A batch of gradients, or a tangent, was asked for.
+        SecondDerivativeError: A gradient of the gradient was asked for.
+        DerivativeError: A batch of gradients, or a tangent, was asked for.
     """
     if second and torch.is_grad_enabled():
         raise SecondDerivativeError(_SECOND)
@@ -114,7 +118,7 @@ _thread = _Thread()
 
 @contextmanager
 def told_apart() -> Iterator[None]:
-    """Backwards that AOTAutograd makes in this block raise errors that say what to do."""
+    """A context manager: backwards that AOTAutograd makes inside it raise errors that say what to do."""
     outer, _thread.ours = _thread.ours, True
     try:
         yield
@@ -123,7 +127,7 @@ def told_apart() -> Iterator[None]:
 
 
 def patch_post_compile() -> None:
-    """Makes :func:`told_apart` work."""
+    """Makes :func:`told_apart` take effect on the backwards that AOTAutograd makes."""
     post_compile: Any = RuntimeWrapper.post_compile
 
     def watched(self: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

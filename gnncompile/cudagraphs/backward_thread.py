@@ -1,8 +1,8 @@
-"""The backward of a compiled model on a GPU runs in the thread that asks for it.
+"""Runs the backward of a compiled model on a GPU in the thread that asks for the backward.
 
-Autograd gives nodes that work on a GPU to a thread of its own, one per GPU. To wake that one, and at the end the one
-that asked, takes longer than all launches of a small step. ``torch.autograd.set_multithreading_enabled(False)`` turns
-this off for the thread that calls it; here it is off as long as there is a result of a compiled model in this thread
+Autograd runs nodes that work on a GPU in a thread of its own, one per GPU. To wake that thread, and at the end the
+asking thread, takes longer than all launches of a small step. ``torch.autograd.set_multithreading_enabled(False)``
+turns this off for the thread that calls it. Here it is off while there is a result of a compiled model in this thread
 whose backward may come.
 """
 
@@ -23,11 +23,11 @@ _KEY = "gnncompile: its backward may come"
 
 
 class _Thread:
-    """What one thread waits for.
+    """The backwards that one thread waits for.
 
     Attributes:
-        waiting: Identities of what :func:`in_caller` has left at nodes that are alive.
-        ours: Whether it was turned off here, and not by the user.
+        waiting: The ids of objects that :func:`in_caller` has left at autograd nodes that are alive.
+        ours: Whether this class turned multithreading off, and not the user.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class _Thread:
 
     def end(self, awaited: int) -> None:
         self.waiting.discard(awaited)
-        # In a backward, torch would undo it at its end; of another thread it can't be set.
+        # In a backward, torch would undo the setting at the end. For another thread, the setting can't be changed.
         here = self.identity == threading.get_ident() and not _compat.in_backward()
         if self.ours and here and not self.waiting:
             torch.autograd.set_multithreading_enabled(True)
             self.ours = False
 
     def hand_over(self, module: ModuleType) -> None:
-        """From now on the code in C++ counts, and turns on what was turned off here."""
+        """Lets the C++ code count from now on. It also turns multithreading on again if this class turned it off."""
         if self.ours:
             self.ours = False
             module.Awaited.take_over()
@@ -60,7 +60,7 @@ class _Local(threading.local):
 
 
 class _Awaited:
-    """One backward that may come; ends with the node that would be run."""
+    """A backward that may come. It ends with the autograd node that the backward would run."""
 
     __slots__ = ("_thread",)
 
@@ -76,7 +76,10 @@ _local = _Local()
 
 
 def in_caller(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph, the backward of whose results runs in the thread that asks for it, if they are on a GPU."""
+    """Returns a compiled graph whose results have their backward run in the thread that asks for it.
+
+    This applies to results on a GPU.
+    """
 
     def call(*args: Any) -> Any:
         made = run(*args)
@@ -87,12 +90,12 @@ def in_caller(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def await_backward(made: Iterable[Any]) -> None:
-    """Has the backward of results run in the thread that asks for it, if they are on a GPU."""
+    """Makes the backward of results run in the thread that asks for it, if the results are on a GPU."""
     for one in made:
         node: Any = one.grad_fn if isinstance(one, Tensor) else None
         if node is not None and has_thread(one):
             if not _compat.in_backward():
-                module = native.module()  # what recordings count is counted there
+                module = native.module()  # it also counts the backwards of recordings
                 if module is None:
                     node.metadata[_KEY] = _Awaited(_local.thread)
                 else:
@@ -102,10 +105,10 @@ def await_backward(made: Iterable[Any]) -> None:
 
 
 def hand_over(module: ModuleType) -> None:
-    """Leaves it to the code in C++ to count, in this thread."""
+    """Lets the C++ code count the backwards of this thread."""
     _local.thread.hand_over(module)
 
 
 def has_thread(tensor: Tensor) -> bool:
-    """Whether autograd has a thread for nodes that work where a tensor is."""
+    """Whether autograd has a thread of its own for nodes on the device of a tensor."""
     return tensor.is_cuda

@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class Recorder(Protocol):
-    """What captures work that is to be replayed over the same memory."""
+    """Captures work, to be replayed over the same memory."""
 
     def __call__(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """Captures what `work` does without doing it.
+        """Captures the work of `work` without doing it.
 
         Returns:
-            What does it, and the tensors that `work` returned, which it writes to.
+            A function that does the work, and the tensors that `work` returned, to which the function writes.
         """
 
 
 class CudaGraphs:
-    """Captures for one device. What is captured with one of these is to be replayed in the order of capture.
+    """Captures CUDA graphs on one device. Graphs of one instance must be replayed in the order of capture.
 
     Args:
         device: The GPU.
@@ -42,15 +42,15 @@ class CudaGraphs:
         """See :class:`Recorder`.
 
         Raises:
-            RuntimeError: Something waits for the device, or there is too little memory.
+            RuntimeError: The work waits for the device, or there is too little memory.
         """
         graph = torch.cuda.CUDAGraph()
-        # The outer block restores the stream where a failed capture can't be ended.
+        # The outer block restores the stream if a failed capture can't be ended.
         with (
             _garbage_left_alone(),
             torch.cuda.stream(self._stream),
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
-            torch.autograd.set_multithreading_enabled(False),  # what is captured is the work of one thread
+            torch.autograd.set_multithreading_enabled(False),  # the captured work is that of one thread
         ):
             made = work()
         return graph.replay, made
@@ -58,7 +58,7 @@ class CudaGraphs:
 
 @contextmanager
 def _garbage_left_alone() -> Iterator[None]:
-    """A block in which Python looks for no garbage: to destroy a graph that is among it breaks a capture."""
+    """A context manager without garbage collection: to destroy a CUDA graph that is garbage breaks a capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -69,19 +69,19 @@ def _garbage_left_alone() -> Iterator[None]:
 
 
 def supports_cuda_graphs(device: torch.device) -> bool:
-    """Whether work on a device can be captured."""
+    """Whether work on a device can be captured in a CUDA graph."""
     return device.type == "cuda"
 
 
 def recorder(device: torch.device) -> Recorder:
-    """What captures work of one recording on a device that :func:`supports_cuda_graphs`."""
+    """Returns the recorder for one recording on a device for which :func:`supports_cuda_graphs` is true."""
     return CudaGraphs(device)
 
 
 def context(device: torch.device) -> tuple[int, bool] | None:
-    """What a replay depends on beside its inputs: the stream, and whether inference tensors are made.
+    """Returns ``(stream, whether inference mode is on)``, on which a replay depends besides its inputs.
 
-    None where no recording may be replayed: another device is the current one, or its work is being captured.
+    Returns None if no recording may be replayed: another device is the current device, or its work is being captured.
     """
     if _compat.current_device() != device.index or torch.cuda.is_current_stream_capturing():
         return None

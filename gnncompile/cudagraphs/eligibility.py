@@ -1,4 +1,4 @@
-"""Whether a captured graph can be recorded: whatever the host does in it would be done once only."""
+"""Decides whether a captured graph can be recorded. Work of the host would be done only once, at the recording."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def recordings(
     padded: Sequence[dict[int, int]],
     options: Options,
 ) -> CudaGraphPool | str:
-    """What records a compiled graph, or why nothing can.
+    """Returns the pool that records a compiled graph, or the reason why the graph can't be recorded.
 
     Args:
-        run: The graph, compiled.
-        gm: What was compiled.
+        run: The compiled graph.
+        gm: The graph before it was compiled.
         inputs: Its inputs, for their devices.
-        structural: Positions of those that graph structure is built of.
-        padded: Which dimensions of its results are padded, and of which kind they are; empty where none is.
+        structural: Indices of the inputs from which graph structure is built.
+        padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
         options: The options of gnncompile.
     """
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
@@ -58,5 +58,5 @@ def _tensors(node: fx.Node) -> list[Tensor]:
 
 
 def _unknown_sizes(node: fx.Node) -> set[Any]:
-    """Symbols of sizes that only data knows; structure of a graph may have some."""
+    """Returns the symbols of data-dependent sizes. Graph structure may have such sizes."""
     return {symbol for t in _tensors(node) for symbol in free_unbacked_symbols(t)}

@@ -1,6 +1,7 @@
-"""The host's side of a replay in C++ (replay.cpp), which is built in the background when the first model is recorded.
+"""The C++ extension that does the host's work of a replay (replay.cpp).
 
-Until it is there, and where it can't be built, :mod:`gnncompile.cudagraphs.recorder` does the same in Python.
+It is built in the background when the first model is recorded. Until it is built, and where it can't be built,
+:mod:`gnncompile.cudagraphs.recorder` does the same in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SOURCE = Path(__file__).with_name("replay.cpp")
 
 
 class _Build:
-    """The one attempt of a process."""
+    """The only attempt of a process to build the extension."""
 
     def __init__(self) -> None:
         self.module: ModuleType | None = None
@@ -44,7 +45,7 @@ _lock = threading.Lock()
 
 
 def prepare() -> None:
-    """Begins to build it, if that has not begun: half a minute, once on a machine."""
+    """Starts to build the extension, unless the build has begun. This takes half a minute, once on a machine."""
     with _lock:
         if _build.thread is None:
             _build.thread = threading.Thread(target=_build.run, name="gnncompile-native", daemon=True)
@@ -52,17 +53,17 @@ def prepare() -> None:
 
 
 def module() -> ModuleType | None:
-    """It, if it is there."""
+    """Returns the extension, or None if it is not built yet."""
     return _build.module
 
 
 def begun() -> bool:
-    """Whether it was asked for."""
+    """Whether the build of the extension has begun."""
     return _build.thread is not None
 
 
 def wait() -> str:
-    """Waits for it. Returns why it is not there, or nothing."""
+    """Waits for the build. Returns why there is no extension, or an empty string if there is one."""
     prepare()
     assert _build.thread is not None
     _build.thread.join()
@@ -70,7 +71,7 @@ def wait() -> str:
 
 
 def _after_fork() -> None:
-    """A forked process has no threads: what one did is not going to be done."""
+    """Forgets an unfinished build: a forked process does not have the thread of the build."""
     global _build, _lock
     _lock = threading.Lock()
     if _build.module is None and not _build.problem:

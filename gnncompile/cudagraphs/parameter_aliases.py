@@ -1,8 +1,8 @@
-"""Lets a captured graph run on other leaves than the parameters, so that nothing that is bound to these is reached.
+"""Lets a captured graph run on other leaves than the parameters, so that it reaches nothing bound to the parameters.
 
-A parameter's node in the autograd graph belongs to the stream it was made on, and lives as long as someone holds it:
-an older result of the model, say, or ``DistributedDataParallel``. A backward to the parameter itself can't be captured
-in a CUDA graph then.
+The autograd node of a parameter belongs to the stream on which it was made. It lives as long as somebody holds it: an
+older result of the model, say, or ``DistributedDataParallel``. A backward to the parameter itself then can't be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _thread = _Thread()
 
 @contextmanager
 def using_parameter_aliases(active: bool = True) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """Captured graphs that run in this block, in this thread, get a leaf of its own for each parameter: these.
+    """A context manager: captured graphs that this thread runs inside it get a leaf of its own for each parameter.
 
-    None for those whose gradient functions of the user's are called with.
+    It yields these leaves by parameter. A parameter has no such leaf if hooks of the user's are called with its
+    gradient.
     """
     found: dict[nn.Parameter, Tensor] = {}
     outer, _thread.leaves = _thread.leaves, found if active else None
@@ -39,7 +40,9 @@ def using_parameter_aliases(active: bool = True) -> Iterator[dict[nn.Parameter, 
 
 
 def with_parameter_aliases(args: Sequence[Any]) -> Sequence[Any]:
-    """A captured graph's inputs, as it is to get them."""
+    """Returns the inputs of a captured graph, with leaves in place of parameters inside
+    :func:`using_parameter_aliases`.
+    """
     leaves = _thread.leaves
     if leaves is None:
         return args

@@ -1,4 +1,4 @@
-"""Chooses what of a captured graph is recorded, and when a recording is replayed."""
+"""Chooses which sizes of a captured graph are recorded, and when a recording is replayed."""
 
 from __future__ import annotations
 
@@ -21,32 +21,39 @@ from gnncompile.layout import csr
 logger = logging.getLogger(__name__)
 
 WARM = 2
-"""Runs of one size before it is recorded: kernels are compiled, the hubs of the graph are known to the host."""
+"""The number of runs of one size before it is recorded.
+
+By then kernels are compiled, and the host knows the hubs of the graph.
+"""
 
 OFTEN = 2
-"""An input that was found in another place so often is copied to the recording at each replay."""
+"""An input whose address has changed this many times is copied to the recording at each replay."""
 
 LONG = 64
-"""Calls for which a recording was not replayed before it makes room for another, which costs as much as many steps."""
+"""A recording that was not replayed in this many calls may be dropped for another one.
+
+A new recording costs as much as many steps.
+"""
 
 LOOK_EVERY = 32
-"""Calls after which it is asked whether one that builds structure met an index outside its graph."""
+"""The number of calls between two checks of recordings that build structure for an index outside of the graph."""
 
 BROKEN = "previous error during capture"
-"""CUDA says so at the end of a capture that something broke: if no operation of the graph raised anything, something
-else in the process.
+"""CUDA's message at the end of a capture that something broke.
+
+If no operation of the graph raised an error, something else in the process broke the capture.
 """
 
 TRIES = 3
-"""Of a graph whose captures are broken so."""
+"""The number of attempts to record a graph whose captures end with :data:`BROKEN`."""
 
 MOST_SEEN = 256
-"""Sizes that are remembered though they are not recorded."""
+"""The largest number of sizes whose runs are remembered."""
 
 
 @dataclass
 class _Seen:
-    """What was seen of one size."""
+    """The runs with inputs of one size."""
 
     context: Any
     places: list[Any] = field(default_factory=list)
@@ -58,11 +65,14 @@ class _Seen:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be recorded."""
+        """Whether this size may be recorded."""
         return self.runs >= WARM and not self.awaits_backward and not self.refused
 
     def look(self, places: list[Any]) -> None:
-        """Compares where the inputs are, and the versions of those that structure is built of, with what they were."""
+        """Compares the addresses of the inputs with the addresses in the last run.
+
+        For inputs from which structure is built, the versions and storages are compared as well.
+        """
         rarely = False
         for k, (old, new) in enumerate(zip(self.places, places, strict=False)):
             if old != new:
@@ -74,7 +84,7 @@ class _Seen:
 
     @property
     def copied(self) -> frozenset[int]:
-        """Positions of the inputs that come from elsewhere each time."""
+        """Indices of the inputs that have another address in each call."""
         return frozenset(k for k, times in self.moved.items() if times >= OFTEN)
 
 
@@ -82,10 +92,10 @@ class Begun(NamedTuple):
     """A replay whose first part was launched.
 
     Attributes:
-        recording: Of what.
+        recording: The recording.
         args: The inputs.
-        context: What it is for.
-        lease: The right to it.
+        context: The context for which the replay is valid.
+        lease: The right to the recording.
     """
 
     recording: CudaGraphRun
@@ -95,20 +105,21 @@ class Begun(NamedTuple):
 
 
 class CudaGraphPool:
-    """Runs a graph, by replay where it can.
+    """Runs a graph, by replay if possible.
 
     Args:
-        run: The graph: called with its inputs. What returns an :class:`~gnncompile.cudagraphs.recorder.Unfinished` may
-            be begun before it is known to be what is wanted.
-        most: How many recordings are kept; when there are so many, further sizes run as they are.
-        device: What the graph works on.
-        structural: Positions of the inputs that graph structure is built of, which caches remember: a recording is
-            for these very tensors, unchanged, or builds it anew in every replay.
+        run: The graph, called with its inputs. If it returns an :class:`~gnncompile.cudagraphs.recorder.Unfinished`,
+            its first part may be launched before it is known to be wanted.
+        most: The largest number of recordings. Beyond it, further sizes run without a recording.
+        device: The device of the graph.
+        structural: Indices of the inputs from which graph structure is built, which caches remember. A recording is for
+            these very tensors, unchanged, or builds the structure anew in every replay.
         settings: How recordings are replayed.
-        padded: As of :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`; what runs as it is keeps its padding.
+        padded: As for :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`. Results of runs without a recording keep
+            their padding.
 
     Attributes:
-        reason: Why nothing is recorded (any more), if so.
+        reason: Why the graph is not recorded (any more), or None.
     """
 
     def __init__(
@@ -134,11 +145,13 @@ class CudaGraphPool:
         self._lock = threading.Lock()
 
     def begin(self, args: Sequence[Any]) -> Begun | None:
-        """Launches the first part of a recording that fits these inputs, if all else is as in the last call: the device
-        has work while the host finds out whether it is. None where there is none.
+        """Launches the first part of a recording that fits these inputs, if all else is as in the last call.
+
+        The device then has work while the host finds out whether all else is as in the last call. Returns None if no
+        recording fits.
 
         Args:
-            args: The graph's inputs, as they are expected to be.
+            args: The inputs that the graph is expected to get.
         """
         where = cuda_graph.context(self.device) if self.reason is None else None
         if where is None or self._context is None or self._context[0] != where:
@@ -152,12 +165,12 @@ class CudaGraphPool:
         return None
 
     def __call__(self, args: Sequence[Any], facts: Any = None, begun: Begun | None = None) -> Any:
-        """The graph's results.
+        """Returns the results of the graph.
 
         Args:
-            args: Its inputs: tensors and numbers.
-            facts: What else a recording depends on.
-            begun: What was begun with what was expected.
+            args: The inputs of the graph: tensors and numbers.
+            facts: Other values on which a recording depends.
+            begun: The replay that :meth:`begin` launched with the expected inputs, if any.
         """
         _compat.refuse_tangents(args)
         where = cuda_graph.context(self.device) if self.reason is None else None
@@ -211,8 +224,8 @@ class CudaGraphPool:
         return made
 
     def _record(self, seen: _Seen, args: Sequence[Any]) -> CudaGraphRun | None:
-        seen.runs = 0  # whatever comes of it, the next attempt is some runs away
-        # A change of tensors without a version counter would not be noticed.
+        seen.runs = 0  # in any case, the next attempt is some runs away
+        # A change of a tensor without a version counter would not be noticed.
         copied = seen.copied | {k for k in self.structural if isinstance(args[k], Tensor) and args[k].is_inference()}
         if copied & self.structural and not self._builds_structure:
             return None
@@ -234,7 +247,11 @@ class CudaGraphPool:
         return frozenset(k for k in self.structural if isinstance(args[k], Tensor))
 
     def _make_room(self, seen: _Seen, copied: frozenset[int]) -> None:
-        """Drops recordings of the same size that copy less, and beyond the bound what was not replayed for long."""
+        """Drops recordings of the same size that copy fewer inputs.
+
+        If the pool is still full, it drops the least recently replayed recording, unless the last :data:`LONG` calls
+        replayed it.
+        """
         for known in list(self.recorded):
             if known[0] is seen and known[1].copied < copied and known[1].free:
                 self.recorded.remove(known)
@@ -261,7 +278,7 @@ class CudaGraphPool:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What broke a capture, if that is known: its end is an error of its own."""
+    """Returns the error that broke a capture, if it is known. The end of a broken capture raises another error."""
     while BROKEN in str(error) and error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,9 +1,11 @@
-"""A compiled graph's forward and backward, each captured as a whole and replayed over the same memory.
+"""The forward and backward of a compiled graph, each captured in full and replayed over the same memory.
 
-An input is read where it stood at the capture, or copied there if it comes from elsewhere each time. Structure of a
-graph that stays was built before and is kept; of one that changes it is built by every replay. Results and
-gradients are copies, so that the next replay overwrites nothing that is still looked at; and what the forward keeps
-for its backward is overwritten by no other forward before that backward has run (:class:`Lease`). Results of a padded
+An input is read at the address that it had at the capture. If its address differs in each call, the input is copied to
+a fixed address. If the graph structure stays the same, it was built before and is kept. If the graph structure changes,
+every replay builds it.
+
+Results and gradients are copies, so the next replay overwrites nothing that is still in use. The forward keeps tensors
+for its backward; no other forward overwrites them before that backward has run (:class:`Lease`). Results of a padded
 mini-batch are copied without their padding.
 """
 
@@ -28,14 +30,14 @@ from gnncompile.layout import identity_cache
 from gnncompile.layout.batch_metadata import current, unpad
 
 ALIGNMENT = 16
-"""Bytes; kernels for vectors want the gradients in the common buffer at multiples of it."""
+"""In bytes. Vector kernels need the gradients in the common buffer at multiples of it."""
 
 SMALL = 2**20
-"""Bytes of a gradient that is copied together with others."""
+"""The largest size in bytes of a gradient that is copied together with other gradients."""
 
 
 class Lease:
-    """The right to what a forward left for its backward; ends with the last reference."""
+    """The right to the tensors that a forward left for its backward. It ends with the last reference to the lease."""
 
     __slots__ = ("__weakref__",)
 
@@ -44,7 +46,7 @@ class CudaGraphSettings(NamedTuple):
     """How recordings are replayed.
 
     Attributes:
-        native: Whether what the host does is done in C++, once that is built (:mod:`gnncompile.cudagraphs.native`).
+        native: Whether C++ does the work of the host, once the C++ is built (:mod:`gnncompile.cudagraphs.native`).
         backward_in_caller: Whether a backward runs in the thread that asks for it.
     """
 
@@ -53,11 +55,11 @@ class CudaGraphSettings(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """What a graph returns that has a second part.
+    """The result of a graph that has a second part.
 
     Attributes:
-        made: Its results.
-        finish: Does the rest, and returns what is to be called after each replay of it.
+        made: The results of the graph.
+        finish: Runs the second part. Returns a function that must be called after each replay of the second part.
     """
 
     made: Any
@@ -65,7 +67,7 @@ class Unfinished(NamedTuple):
 
 
 def finished(made: Any) -> Any:
-    """A graph's results, all of it done."""
+    """Returns the results of a graph, after its second part if it has one."""
     if isinstance(made, Unfinished):
         made.finish()
         return made.made
@@ -73,21 +75,21 @@ def finished(made: Any) -> Any:
 
 
 class CudaGraphRun:
-    """One graph for one size and one place of its inputs.
+    """The recording of a graph for one size of its inputs, at fixed addresses.
 
     Args:
-        run: The graph: called with `args`, returns tensors, numbers and None, or these :class:`Unfinished`. Kernels
-            that it needs are compiled; its backward's too.
-        args: Its inputs.
-        structural: Positions of the inputs that graph structure is built of.
-        copied: Positions of the inputs that are copied at each replay.
-        mutated: Positions of the inputs that the graph writes to.
-        record: What captures.
-        settings: How it is replayed.
-        padded: For each of the results, which dimensions are padded, and of which kind they are; empty where none is.
+        run: The graph, called with `args`. It returns tensors, numbers and None, or these in an :class:`Unfinished`.
+            Kernels that it and its backward need are compiled already.
+        args: The inputs of the graph.
+        structural: Indices of the inputs from which graph structure is built.
+        copied: Indices of the inputs that are copied at each replay.
+        mutated: Indices of the inputs to which the graph writes.
+        record: Captures the work.
+        settings: How the recording is replayed.
+        padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
 
     Raises:
-        UnsupportedRegion: A result shares memory with an input, or one that is written to would have to be copied.
+        UnsupportedRegion: A result shares memory with an input, or an input that the graph writes to would be copied.
         RuntimeError: From the capture.
     """
 
@@ -105,13 +107,13 @@ class CudaGraphRun:
         if copied & mutated:
             raise UnsupportedRegion("an input that it writes to is another tensor in each call")
         self.copied, self._mutated = copied, sorted(mutated)
-        # Kept alive, so that no other tensor can take its place.
+        # Inputs of kept structure are kept alive, so that no other tensor can take their place.
         self.builds_structure = bool(structural & copied)
         fixed = [(k, args[k]) for k in sorted(structural - copied)]
         self._structural = [(k, a, a._version, _compat.storage_address(a)) for k, a in fixed]
         self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
         self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
-        # Dynamo has compared the shapes of parameters.
+        # Parameters are left out: Dynamo has compared their shapes.
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
         self._bytes = _bytes(args)
@@ -120,7 +122,7 @@ class CudaGraphRun:
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
         self._graded = graded if torch.is_grad_enabled() else []
         for k in self._graded:
-            # A leaf of its own: the parameter's may be bound to another stream by an earlier step.
+            # A leaf of its own: an earlier step may have bound the node of the parameter to another stream.
             inputs[k] = inputs[k].detach().requires_grad_()
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
             self._forward, made = record(lambda: run(*inputs))
@@ -151,13 +153,16 @@ class CudaGraphRun:
         )
 
     def _saved_inputs(self, made: list[Tensor], args: Sequence[Any]) -> list[int]:
-        """Positions of the inputs that the backward reads where the caller has them: to be kept as they are."""
+        """Returns the indices of the inputs that the backward reads in the caller's memory.
+
+        The caller must not change these inputs before the backward.
+        """
         saved = {t.untyped_storage().data_ptr() for t in _compat.saved_tensors(made)}
         fixed = [k for k, a in enumerate(args) if isinstance(a, Tensor) and k not in self.copied]
         return [k for k in fixed if args[k].untyped_storage().data_ptr() in saved]
 
     def fits(self, args: Sequence[Any]) -> bool:
-        """Whether these inputs are those of the recording, or can be copied there."""
+        """Whether these inputs are the recorded inputs, or can be copied to the memory of the recording."""
         if self._inputs is not None:
             return self._inputs.fit(args) and self._static.lists_fit(args)
         if not self._fits(args):
@@ -178,17 +183,17 @@ class CudaGraphRun:
             if args[k].shape != shape or args[k].stride() != stride:
                 return False
         for k, _, version, storage in self._structural:
-            # Other tensors over the same memory, of an array say, count its changes anew.
+            # Another tensor over the same memory, of a NumPy array say, has a version counter of its own.
             if args[k]._version != version or _compat.storage_address(args[k]) != storage:
                 return False
         return self._static.fits(args)
 
     def fits_unguarded(self, args: Sequence[Any]) -> bool:
-        """Whether inputs fit that no guard has looked at yet: they may be of other kinds and types."""
+        """Whether inputs fit for which no guard was checked yet. Their Python types and dtypes may differ."""
         return _bytes(args) == self._bytes and self.fits(args)
 
     def lease(self) -> Lease | None:
-        """The right to run it, or None where a backward is still to come."""
+        """Returns the right to run the recording, or None while a backward is still to come."""
         with self._lock:
             if not self.free:
                 return None
@@ -206,12 +211,12 @@ class CudaGraphRun:
         self._lease = None
 
     def __call__(self, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
-        """Replays it on inputs that fit.
+        """Replays the recording on inputs that fit, and returns the results.
 
         Args:
             args: The inputs.
-            lease: From :meth:`lease`.
-            begun: Whether :meth:`begin` was called with them.
+            lease: The lease from :meth:`lease`.
+            begun: Whether :meth:`begin` was called with these inputs.
         """
         if any(self.differentiable):
             tensors = self._differentiable(args, lease)
@@ -222,7 +227,7 @@ class CudaGraphRun:
         return self._kind([next(following) if isinstance(m, Tensor) else m for m in self._made])
 
     def _differentiable(self, args: Sequence[Any], lease: Lease) -> tuple[Tensor, ...]:
-        """Replays it, and lets autograd know."""
+        """Replays the recording, and adds the results to the graph of autograd."""
         if self._replay is None and self._settings.native and (module := native.module()) is not None:
             self._replay = self._to_cpp(module)
         if self._replay is not None:
@@ -257,12 +262,12 @@ class CudaGraphRun:
         )
 
     def begin(self, args: Sequence[Any]) -> None:
-        """Launches its first part."""
+        """Copies the inputs and launches the first part of the recording."""
         self._static.copy(args)
         self._forward()
 
     def forward(self, args: Sequence[Any], begun: bool = False) -> tuple[Tensor, ...]:
-        """The resulting tensors, without a gradient."""
+        """Replays the forward. Returns copies of the resulting tensors, without a gradient."""
         if not begun:
             self.begin(args)
         if self._finish is not None:
@@ -274,7 +279,10 @@ class CudaGraphRun:
         return tuple([m.clone() for m in (unpad(made, self._padded) if self._padded else made)])
 
     def backward(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the inputs that have one; a cotangent may be for less than the whole result."""
+        """Replays the backward. Returns the gradients of the inputs that require a gradient.
+
+        A cotangent may be smaller than the padded result: the rest is filled with zeros.
+        """
         for static, given in zip(self._cotangents, cotangents, strict=True):
             if given is None or given.shape != static.shape:
                 static.zero_()
@@ -285,7 +293,7 @@ class CudaGraphRun:
 
 
 class Gradients:
-    """Gradients that are made anew by every replay; the small ones of one type stand in a common buffer.
+    """Gradients that every replay writes anew. The small gradients of one dtype share a buffer.
 
     Args:
         made: The gradients.
@@ -302,12 +310,15 @@ class Gradients:
         self._common = [_Common(members) for members in small.values()]
 
     def parts(self) -> tuple[list[tuple[int, Tensor]], list[tuple[Tensor, list[Any]]]]:
-        """The large ones by position; each common buffer with what stands there: position, sizes, strides, offset."""
+        """Returns the large gradients as ``(index, gradient)``, and each common buffer with a list of its gradients.
+
+        In that list, a gradient is ``(index, sizes, strides, offset)``.
+        """
         buffers = [(c.buffer, [(k, *place) for k, place in c.places]) for c in self._common]
         return list(self._alone.items()), buffers
 
     def copies(self) -> list[Tensor | None]:
-        """The gradients, for the caller to keep."""
+        """Returns copies of the gradients, for the caller to keep."""
         found: list[Tensor | None] = [None] * self._number
         for k, gradient in self._alone.items():
             found[k] = gradient.clone()
@@ -317,7 +328,7 @@ class Gradients:
 
 
 class _Common:
-    """Copies of gradients of one type, in one buffer."""
+    """Copies of gradients of one dtype, in one buffer."""
 
     def __init__(self, members: dict[int, Tensor]) -> None:
         self.places: list[tuple[int, tuple[Any, Any, int]]] = []
@@ -331,7 +342,7 @@ class _Common:
         _compat.copy_each([self.buffer.as_strided(*place) for _, place in self.places], gradients)
 
     def copy_to(self, found: list[Tensor | None]) -> None:
-        """Puts views of a copy where they belong."""
+        """Puts views of a copy of the buffer into `found`, by the index of each gradient."""
         buffer = self.buffer.clone()
         for k, place in self.places:
             found[k] = buffer.as_strided(*place)
@@ -344,14 +355,14 @@ class _Replay(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.recording, ctx.lease, ctx.spent = recording, lease, False
         ctx.mark_non_differentiable(*[m for m, d in zip(made, recording.differentiable, strict=True) if not d])
-        # Keeps them alive, and raises torch's own error where one was changed before the backward.
+        # Keeps the inputs alive. Torch raises its own error if an input was changed before the backward.
         ctx.save_for_backward(*[args[k] for k in recording.saved])
         return made
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         _compat.refuse_in_backward(cotangents)
-        ctx.saved_tensors  # noqa: B018  (asking for them is what checks them)
+        ctx.saved_tensors  # noqa: B018  (reading them makes torch check them)
         recording: CudaGraphRun = ctx.recording
         if ctx.spent:
             _refuse_second()
@@ -381,7 +392,7 @@ def _contiguous(shape: torch.Size) -> tuple[int, ...]:
 
 
 def _check_results(made: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Raises UnsupportedRegion for a result that is an input, or a view of one: a copy would not be."""
+    """Raises UnsupportedRegion for a result that is an input or a view of an input: its copy would not be."""
     given = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)} - {0}
     if any(isinstance(m, Tensor) and m.untyped_storage().data_ptr() in given for m in made):
         raise UnsupportedRegion("a result shares memory with an input")

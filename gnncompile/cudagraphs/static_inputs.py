@@ -1,7 +1,7 @@
-"""Copies of a recording's inputs that come from elsewhere each time.
+"""Copies of a recording's inputs, for the inputs that have another address in each call.
 
-Inputs that stand in one piece of memory, as the tensors of a loader's mini-batch do, are copied by one copy of all that
-lies between the first and the last, lists of hubs with them.
+Inputs in one piece of memory, as the tensors of a loader's mini-batch, are copied together. One copy takes all bytes
+between the first input and the last, with the lists of hubs among them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from torch import Tensor
 from gnncompile.layout import batch_metadata, csr
 
 MOST_APART, LITTLE = 1.5, 2**16
-"""Inputs in one piece of memory are copied together if they fill it but for this factor, or so many bytes."""
+"""Inputs in one piece of memory are copied together if they span at most ``MOST_APART * bytes + LITTLE`` bytes.
+
+Here, `bytes` is the number of bytes of the inputs.
+"""
 
 _APART = 256
-"""Bytes from the beginning of its memory to a copy of a tensor that does not begin there."""
+"""The least offset in bytes, in its memory, of the copy of a tensor that has an offset in its own memory."""
 
 
 class StaticInputs:
-    """Where copies of inputs stand.
+    """The memory to which inputs are copied.
 
     Args:
         args: All inputs of the recording.
-        copied: Positions of those that are copied.
+        copied: Indices of the inputs that are copied.
     """
 
     def __init__(self, args: Sequence[Any], copied: Sequence[int]) -> None:
@@ -46,25 +49,27 @@ class StaticInputs:
 
     @property
     def together(self) -> list[list[int]]:
-        """Positions of the inputs that stand in one piece of memory, for each piece."""
+        """For each shared piece of memory, the indices of its inputs."""
         return [group.members for group in self._groups]
 
     def parts(self) -> tuple[list[tuple[int, Tensor]], list[tuple[int, int, Tensor]]]:
-        """What is copied: the position of each single input, and its copy; for each piece of memory the position of an
-        input that stands there, the byte at which what is copied begins, and the copy, uint8 ``[bytes]``.
+        """Returns the copies, for the C++ code: first of single inputs, then of pieces of memory.
+
+        A single input is given as ``(index, copy)``. A piece of memory is given as ``(index of an input in it, first
+        byte that is copied, copy)``; this copy is uint8 ``[bytes]``.
         """
         return [(k, self.tensors[k]) for k in self._single], [group.part for group in self._groups]
 
     def fits(self, args: Sequence[Any]) -> bool:
-        """Whether inputs of the right sizes can be copied here."""
+        """Whether inputs of the right sizes can be copied to this memory."""
         return all(group.stands_as_before(args) for group in self._groups) and self.lists_fit(args)
 
     def lists_fit(self, args: Sequence[Any]) -> bool:
-        """Whether the lists of hubs that came with the inputs are where they were: all but this is compared in C++."""
+        """Whether the inputs' lists of hubs have the same places as before. C++ compares all else."""
         return all(group.lists_stand_as_before(args) for group in self._groups)
 
     def copy(self, args: Sequence[Any]) -> None:
-        """Copies the inputs here."""
+        """Copies the inputs to this memory."""
         for k in self._single:
             self.tensors[k].copy_(args[k])
         for group in self._groups:
@@ -75,9 +80,9 @@ class _Group:
     """Inputs in one piece of memory.
 
     Attributes:
-        members: Their positions.
+        members: The indices of the inputs.
         part: See :meth:`StaticInputs.parts`.
-        tensors: The copies, by position.
+        tensors: The copies, by index of the input.
     """
 
     def __init__(self, args: Sequence[Any], members: list[int]) -> None:
@@ -92,7 +97,8 @@ class _Group:
         self.tensors = _each_once(args, members, self._at)
         for k, found in hubs.items():
             if found is not None:
-                # Whatever number of hubs comes later is launched for, unless there are none at all.
+                # No number: kernels are launched for any later number of hubs. If there are no hubs now, there must be
+                # none later.
                 number = found.number if found.number == csr.NO_HUBS else None
                 lists = self._at(found.rows), self._at(found.pieces)
                 csr.give_hubs(self.tensors[k], *lists, number, found.most_edges)
@@ -101,12 +107,12 @@ class _Group:
     def _at(self, tensor: Tensor) -> Tensor:
         if not tensor.numel():
             return tensor
-        # At the same place as there: guards ask whether it is the beginning.
+        # At the same offset as the input: guards ask whether a tensor is at the beginning of its memory.
         start = int(tensor.storage_offset()) * tensor.element_size()
         return batch_metadata.view(self._static, tensor.dtype, start, tensor.shape, tensor.stride())
 
     def stands_as_before(self, args: Sequence[Any]) -> bool:
-        """Whether the inputs stand in one piece of memory as they did."""
+        """Whether the inputs are in one piece of memory, at the same offsets as before."""
         start = args[self.members[0]].untyped_storage().data_ptr()
         for k, offset in zip(self.members, self._offsets, strict=True):
             if args[k].storage_offset() != offset or args[k].untyped_storage().data_ptr() != start:
@@ -114,17 +120,20 @@ class _Group:
         return True
 
     def lists_stand_as_before(self, args: Sequence[Any]) -> bool:
-        """The same of the lists of hubs that came with them."""
+        """Whether the inputs' lists of hubs have the same places as before."""
         return all(_places(_hubs_in(args[k], args[k].untyped_storage())) == places for k, places in self._listed)
 
     def copy(self, args: Sequence[Any]) -> None:
-        """Copies all of them."""
+        """Copies all inputs of the group."""
         at, first, static = self.part
         static.copy_(batch_metadata.view(args[at], torch.uint8, first, static.shape))
 
 
 def _each_once(args: Sequence[Any], members: Sequence[int], make: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-    """What is made of each input; one tensor twice stays one, which guards may ask."""
+    """Returns the result of `make` for each input, by index.
+
+    A tensor that is two of the inputs has one result: guards may ask for this.
+    """
     made: dict[int, Tensor] = {}
     for k in members:
         if id(args[k]) not in made:
@@ -133,13 +142,13 @@ def _each_once(args: Sequence[Any], members: Sequence[int], make: Callable[[Tens
 
 
 def _stand_together(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors in one piece of memory fill what lies between the first and the last."""
+    """Whether tensors in one piece of memory fill most of the bytes between the first tensor and the last."""
     first, end, needed = _spans(tensors)
     return end - first <= MOST_APART * needed + LITTLE
 
 
 def _hubs_in(rowptr: Tensor, storage: Any) -> csr.Hubs | None:
-    """The list of hubs that came with a tensor, if it stands in the same memory, or is empty."""
+    """Returns the lists of hubs of a tensor if they are in the same memory, or are empty; else None."""
     found = csr.given_hubs(rowptr)
     if found is None or found.number == csr.NO_HUBS:
         return found
@@ -148,14 +157,17 @@ def _hubs_in(rowptr: Tensor, storage: Any) -> csr.Hubs | None:
 
 
 def _places(hubs: csr.Hubs | None) -> Any:
-    """Where a list of hubs stands, and from which degree on; of one that is empty the latter alone."""
+    """Returns the offsets and shapes of lists of hubs, and from which degree on a row is a hub.
+
+    For empty lists it returns only the degree, for no lists False.
+    """
     if hubs is None or hubs.number == csr.NO_HUBS:
         return False if hubs is None else hubs.most_edges
     return hubs.most_edges, [(t.storage_offset(), t.shape) for t in (hubs.rows, hubs.pieces)]
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy that begins at the beginning of its memory only if the tensor does, which guards may ask."""
+    """Returns a copy that begins at the beginning of its memory only if the tensor does: guards may ask for this."""
     if not tensor.storage_offset():
         return tensor.detach().clone()
     start, end = _span(tensor)
@@ -165,8 +177,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _spans(tensors: Sequence[Tensor]) -> tuple[int, int, int]:
-    """Of tensors in one piece of memory, lists of hubs that came with them included: the first byte, the one behind the
-    last, and how many bytes they are.
+    """Returns the first byte, the byte after the last, and the number of bytes of tensors in one piece of memory.
+
+    Their lists of hubs in that memory are included.
     """
     hubs = [_hubs_in(tensor, tensor.untyped_storage()) for tensor in tensors]
     lists = [part for found in hubs if found is not None for part in (found.rows, found.pieces)]
@@ -176,7 +189,7 @@ def _spans(tensors: Sequence[Tensor]) -> tuple[int, int, int]:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a dense tensor in its memory, and the one behind its last."""
+    """Returns the first byte of a dense tensor in its memory, and the byte after its last."""
     start = int(tensor.storage_offset()) * tensor.element_size()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + ((last + 1) * tensor.element_size() if tensor.numel() else 0)

@@ -1,1 +1,1 @@
-"""Graph structure in memory: CSR layouts, what was made from which tensors, and what a loader attached to them."""
+"""Graph structure in memory: CSR layouts, caches by the identity of tensors, and metadata from loaders."""

@@ -1,8 +1,8 @@
-"""What a loader knows of the tensors of a mini-batch, and attaches to them.
+"""Metadata that a loader attaches to the tensors of a mini-batch.
 
-A tensor of a mini-batch holds the first rows of a longer one in the same memory, which is padded to the size of a
-bucket. An edge list has its layouts. The user sees tensors of the valid size. A compiled model that is recorded takes
-the longer ones, so one recording serves all mini-batches of a bucket.
+A tensor of a mini-batch holds the first rows of a longer tensor in the same memory, which is padded to the size of a
+bucket. An edge list carries its layouts. The user sees tensors of the valid size. A compiled model that is recorded
+takes the padded tensors, so one recording serves all mini-batches of a bucket.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 _NAME = "_gnncompile_attached"
 
 ENOUGH = 2
-"""Of each kind of things there are at least so many in a mini-batch that is padded: with fewer, models may do something
-else (BatchNorm raises an error).
+"""The least number of rows of each row type in a padded mini-batch.
+
+With fewer rows, models may behave differently (BatchNorm raises an error).
 """
 
 
@@ -29,11 +30,11 @@ class Bucketed:
     """A mini-batch that was padded to a bucket.
 
     Attributes:
-        kinds: What there are counts of: nodes, edges and graphs (of each type).
-        counts: How many there are.
-        sizes: How many there are with the padding behind them.
+        kinds: The row types: nodes, edges and graphs (of each type).
+        counts: The number of valid rows of each row type.
+        sizes: The number of rows of each row type, padding included.
         on_device: The counts, int64 ``[kinds]``.
-        things: How many of the kinds are no hop prefixes of others.
+        things: The number of row types that are no hop prefixes of others. These row types come first.
     """
 
     kinds: tuple[str, ...]
@@ -47,11 +48,11 @@ class HopPrefix(NamedTuple):
     """The padded edges to the first nodes of a sampled mini-batch, sorted by destination.
 
     Attributes:
-        kinds: Which kinds its nodes, its edges and the sources of these are.
+        kinds: The indices of the row types of its nodes, of its edges and of the sources of these edges.
         row: Sources, int32 ``[edges]``.
         col: Destinations, int32 ``[edges]``.
-        rowptr: Where the edges to each node begin, int32 ``[nodes + 1]``.
-        by_row: rowptr, col and edge by source, perhaps.
+        rowptr: The first edge of each node, int32 ``[nodes + 1]``.
+        by_row: rowptr, col and edge sorted by source, or None.
     """
 
     kinds: tuple[int, int, int]
@@ -62,8 +63,13 @@ class HopPrefix(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """An edge list ``[2, num_edges]`` as kernels want it: its rows, and rowptr, col and edge by either row (perhaps not
-    by sources).
+    """An edge list ``[2, num_edges]`` in the form that kernels need.
+
+    Attributes:
+        row: The first row of the edge list, the sources.
+        col: The second row of the edge list, the destinations.
+        by_col: rowptr, col and edge sorted by destination.
+        by_row: rowptr, col and edge sorted by source, or None.
     """
 
     row: Tensor
@@ -74,15 +80,16 @@ class Layout(NamedTuple):
 
 @dataclass(eq=False)
 class BatchMetadata:
-    """What is known of one tensor.
+    """The metadata of one tensor.
 
     Attributes:
-        batch: The mini-batch it belongs to, if that was padded.
-        rows: Which kind its rows (an edge list's columns) are; None if they are none of them.
-        values: Which kind of thing its values number (for an edge list: sources and destinations).
-        highest: One more than its highest value (for an edge list: for each row); None where a value is negative.
+        batch: The padded mini-batch of the tensor; None if the mini-batch was not padded.
+        rows: The index of the row type of its rows (of an edge list's columns), or None.
+        values: The index of the row type that its values are indices of (for an edge list: of sources and
+            destinations).
+        highest: The highest value plus one (for an edge list: of each row); None if a value is negative.
         make_padded: Makes the padded tensor.
-        make_layout: Makes the layout of an edge list: of the padded one, or of the true one.
+        make_layout: Makes the layout of an edge list: of the padded list for True, of the valid list for False.
         make_hop_prefixes: Makes the hop prefixes of a padded edge list.
     """
 
@@ -102,22 +109,22 @@ class BatchMetadata:
 
     @cached_property
     def layout(self) -> Layout | None:
-        """The layout of the true edge list."""
+        """The layout of the valid edge list, or None."""
         return None if self.make_layout is None else self.make_layout(False)
 
     @cached_property
     def padded_layout(self) -> Layout | None:
-        """The layout of the padded edge list."""
+        """The layout of the padded edge list, or None."""
         return None if self.make_layout is None else self.make_layout(True)
 
     @cached_property
     def hop_prefixes(self) -> tuple[HopPrefix, ...]:
-        """Those of the padded edge list; none where it has none."""
+        """The hop prefixes of the padded edge list; empty if it has none."""
         return () if self.make_hop_prefixes is None else self.make_hop_prefixes()
 
 
 class Count(int):
-    """A number of rows of a mini-batch, which a compiled model may take for that of the bucket."""
+    """The number of valid rows of a row type. A compiled model may replace it by the number of rows of the bucket."""
 
     batch: Bucketed
     kind: int
@@ -131,7 +138,7 @@ _thread = _Thread()
 
 
 class padding_to:  # noqa: N801  (used as a function)
-    """Compiled models that this thread calls in the block are called with a padded mini-batch."""
+    """A context manager: compiled models that this thread calls inside it get a padded mini-batch."""
 
     __slots__ = ("_batch", "_outer")
 
@@ -146,16 +153,16 @@ class padding_to:  # noqa: N801  (used as a function)
 
 
 def current() -> Bucketed | None:
-    """The padded mini-batch that this thread calls compiled models with."""
+    """Returns the padded mini-batch with which this thread calls compiled models, or None."""
     return _thread.batch
 
 
 def unpad(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
-    """Results of a compiled graph without their padding; one that has none any more is itself.
+    """Returns the results of a compiled graph without padding. A result without padding is returned itself.
 
     Args:
         made: The results.
-        padded: For each of them, which dimensions are padded, and of which kind they are.
+        padded: For each result, its padded dimensions and the index of the row type of each.
     """
     batch, results = current(), []
     assert batch is not None
@@ -168,19 +175,19 @@ def unpad(made: Sequence[Any], padded: Sequence[dict[int, int]]) -> list[Any]:
 
 
 def count(batch: Bucketed, kind: int) -> Count:
-    """The number of rows of a kind."""
+    """Returns the number of valid rows of a row type, as a :class:`Count`."""
     made = Count(batch.counts[kind])
     made.batch, made.kind = batch, kind
     return made
 
 
 def attach(value: Tensor, what: BatchMetadata) -> None:
-    """Attaches what is known of a tensor to it."""
+    """Attaches metadata to a tensor."""
     setattr(value, _NAME, (what, _state(value)))
 
 
 def attached(value: Tensor) -> BatchMetadata | None:
-    """What is known of a tensor, if it came from a loader and was not changed since."""
+    """Returns the metadata of a tensor; None if no loader attached any, or if the tensor was changed since."""
     found = getattr(value, _NAME, None)
     return found[0] if found is not None and found[1] == _state(value) else None
 
@@ -191,14 +198,14 @@ def _state(value: Tensor) -> Any:
 
 
 def view(memory: Tensor, dtype: torch.dtype, start: int, shape: Sequence[int], stride: Sequence[int] = ()) -> Tensor:
-    """A tensor in the memory of another one, for autograd and Dynamo no view of it.
+    """Returns a tensor in the memory of another tensor. Autograd and Dynamo do not take it for a view.
 
     Args:
-        memory: Any tensor that stands in that memory.
-        dtype: Of the tensor.
-        start: Byte of the memory at which it begins.
-        shape: Its shape.
-        stride: Its strides, if it is not contiguous.
+        memory: Any tensor in that memory.
+        dtype: The dtype of the result.
+        start: The byte of the memory at which the result begins.
+        shape: The shape of the result.
+        stride: The strides of the result, if it is not contiguous.
     """
     made = torch.empty(0, dtype=dtype, device=memory.device)
     place = memory.untyped_storage(), start // made.element_size(), shape

@@ -1,9 +1,11 @@
 """Builds CSR layouts, and checks the indices while it reads them.
 
-On a GPU the check must not wait for the device: its result is copied to the host in the background and looked at when
-the next layout is built or the next step starts (:func:`check_pending`), so a bad index raises one call late there.
-Until then bad edges are treated as masked out: nothing is read or written outside a tensor. In the same way the host
-learns how many hubs a layout has (:class:`Hubs`): until it knows, kernels are launched for as many as there can be.
+On a GPU the check must not wait for the device. The result of the check is copied to the host in the background. It is
+read when the next layout is built or the next step starts (:func:`check_pending`), so a bad index raises one call late.
+Until then bad edges are treated as masked out: nothing is read or written outside a tensor.
+
+In the same way the host learns the number of hubs of a layout (:class:`Hubs`). Until then, kernels are launched for the
+largest possible number.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ from gnncompile.exc import ArgumentError, IndexOutOfRangeError
 from gnncompile.layout.streams import Ordered
 
 MAX_INDEX = 2**31 - 1 - 2**13
-"""Most rows and edges: kernels count in int32, and may count up to one step of a loop past the end."""
+"""The largest number of rows or edges. Kernels count in int32, and may count up to one step of a loop past the end."""
 
 HUB = 128
-"""A row with more edges than this is a hub: on a GPU it is cut into pieces of so many edges (the last one may have
-fewer), for which programs of their own work out what they reduce to. Measured on an H200 with 2.3M edges, the longest
-row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256, 329 with 1024. On graphs of very many edges the
-limit is higher (see :func:`most_edges`)."""
+"""A row with more edges than this is a hub.
+
+On a GPU a hub is cut into pieces of this many edges (the last piece may have fewer). A program of its own reduces each
+piece. On graphs with very many edges the limit is higher (see :func:`most_edges`).
+
+Measured on an H200 with 2.3M edges, the longest row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256,
+329 with 1024.
+"""
 
 LAST_ROW = 2**16
-"""A row with fewer edges than one in so many of all is no hub: the device waits little for the last such row, less than
-pieces cost. In milliseconds on an H200, a sum of 128 channels in float32 by the limit, which is 1024 for these graphs
-(with the tile for few edges per row; with the one that they have it takes 6.7 and 13.5):
+"""A row with fewer edges than ``num_edges / LAST_ROW`` is no hub.
+
+The device waits little for the last such row, less than pieces cost. The table has milliseconds on an H200 for a sum of
+128 channels in float32, by the limit. For these graphs the limit is 1024. The table is for the tile for few edges per
+row; with the tile that these graphs have, the sum takes 6.7 and 13.5.
 
 =========================  =====  =====  =====  =====  =====  =====
 edges; rows                128    256    512    1024   2048   4096
@@ -41,7 +49,7 @@ edges; rows                128    256    512    1024   2048   4096
 """
 
 NO_HUBS = (0, 0)
-"""The number of hubs, and of their pieces, where there are none, nor with one edge more for each row."""
+"""The numbers of hubs and of pieces of a layout that has no hubs, even with one more edge for each row."""
 
 _HUBS = "_gnncompile_hubs"
 _ROWS = "_gnncompile_rows"
@@ -49,14 +57,14 @@ _ROWS = "_gnncompile_rows"
 
 @dataclass(frozen=True)
 class _Arriving:
-    """Numbers on their way from a device to the host."""
+    """Numbers that are being copied from a device to the host."""
 
     host: Tensor
     done: torch.cuda.Event
 
     @staticmethod
     def of(value: Tensor) -> _Arriving:
-        """Starts the copy of numbers that are on a GPU, behind the work on its current stream."""
+        """Starts to copy numbers from a GPU, after the work on its current stream."""
         host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         host.copy_(value, non_blocking=True)
         done = torch.cuda.Event()
@@ -75,13 +83,13 @@ class Hubs:
     """The hubs among the rows of a layout, for the launcher of GPU kernels.
 
     Attributes:
-        rows: Of the rows with most edges, by falling degree: row, first piece, number of pieces (0 for rows that are no
-            hubs), int32 ``[most hubs that so many edges can have, 3]``.
-        pieces: To which place in `rows` a piece belongs, -1 behind the last piece, int32 ``[most pieces]``.
-        version: Of the rowptr that the lists were made from, at that time.
-        number: How many hubs and pieces there are; None while the host does not know.
-        most_edges: Of a row that is no hub, and of a piece.
-        order: Lets other streams than the one that the lists were made on wait for them.
+        rows: The rows with most edges, by falling degree, int32 ``[most hubs for this number of edges, 3]``. Each entry
+            is the row, its first piece and its number of pieces (0 for rows that are no hubs).
+        pieces: The index in `rows` to which each piece belongs, -1 after the last piece, int32 ``[most pieces]``.
+        version: The version of the rowptr when the lists were made from it.
+        number: The numbers of hubs and of pieces; None while the host does not know them.
+        most_edges: The most edges of a row that is no hub, and of a piece.
+        order: Lets streams wait for the lists, other than the stream on which the lists were made.
     """
 
     rows: Tensor
@@ -93,15 +101,18 @@ class Hubs:
     order: Ordered | None = None
 
     def programs(self) -> tuple[int, int]:
-        """For how many hubs and pieces to launch: as many as there can be until their numbers are known. No sync."""
+        """Returns the numbers of hubs and of pieces to launch for, without a sync.
+
+        Until the host knows the numbers, these are the largest possible numbers.
+        """
         arriving = self._arriving
-        # While a CUDA graph is captured no event may be asked.
+        # While a CUDA graph is captured, no event may be queried.
         if arriving is not None and not torch.cuda.is_current_stream_capturing() and arriving.done.query():
             self.number, self._arriving = _pair(arriving.host), None
         return self.number or (self.rows.size(0), self.pieces.size(0))
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A copied or pickled rowptr has no list, and gets one of its own when it is used."""
+        """Drops the lists of a copied or pickled rowptr, which gets new lists when it is used."""
         return type(None), ()
 
 
@@ -114,13 +125,13 @@ class _Rows:
     order: Ordered | None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """As that of :class:`Hubs`."""
+        """Drops the rows, as :meth:`Hubs.__reduce__` drops the lists."""
         return type(None), ()
 
 
 _pending: deque[_Pending] = deque()
 _flags: dict[torch.device, Tensor] = {}
-"""Whether a layout that a CUDA graph built had a bad index, on each GPU."""
+"""For each GPU, whether a layout that a CUDA graph built had a bad index."""
 _lock = threading.Lock()
 
 
@@ -133,16 +144,16 @@ def csr(
     wrap_rows: bool = False,
     wrap_columns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges ordered by `index`, stably.
+    """Returns the layout of the edges, sorted by `index`, stably.
 
     Args:
         index: The row of each edge, ``[num_edges]``, int64 or int32.
         other: The other end of each edge, ``[num_edges]``.
-        num_rows: Valid values of `index` are below it.
-        num_columns: Valid values of `other` are below it.
-        alive: Edges to keep, bool ``[num_edges]``; the rest goes behind the last row.
+        num_rows: The number of rows; valid values of `index` are below it.
+        num_columns: The number of columns; valid values of `other` are below it.
+        alive: Edges to keep, bool ``[num_edges]``; the other edges go after the last row.
         wrap_rows: Whether negative entries of `index` count from the end, as in Python's indexing.
-        wrap_columns: Whether negative entries of `other` do.
+        wrap_columns: Whether negative entries of `other` count from the end.
 
     Returns:
         rowptr ``[num_rows + 1]``, col ``[num_edges]``, edge ``[num_edges]``, all int32.
@@ -159,7 +170,7 @@ def csr(
     index = _wrapped(index, num_rows) if wrap_rows else index
     other = _wrapped(other, num_columns) if wrap_columns else other
     masked = bad if alive is None else bad | ~alive
-    # Masked edges sort behind the last row, where no kernel looks.
+    # Masked edges sort after the last row, where no kernel reads.
     row = torch.where(masked, num_rows, index).to(torch.int32)
     row, order = torch.sort(row, stable=True)
     # Counting by search keeps this free of atomics and of a data-dependent size.
@@ -169,23 +180,25 @@ def csr(
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
-    """An index whose negative entries are replaced by the rows that they stand for."""
+    """Returns an index whose negative entries are replaced by the rows that they stand for."""
     if index.device.type == "cpu" and (not index.numel() or int(index.min()) >= 0):
-        return index  # a GPU is not asked: the host would wait
+        return index  # only on a CPU: for a GPU, the host would wait
     return torch.where(index < 0, index + size, index)
 
 
 def with_loops(
     rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A layout with a self loop behind the edges of each row, without a sort: what :func:`csr` makes of all of them.
+    """Returns a layout with a self loop after the edges of each row, without a sort.
+
+    The result is the same as that of :func:`csr` for the edges followed by the loops.
 
     Args:
         rowptr: ``[num_rows + 1]``, int32.
         col: ``[num_edges]``, int32.
         edge: ``[num_edges]``, int32.
         index: The row of each edge, in the order of the edges, ``[num_edges]``.
-        alive: Edges to keep, in that order, bool ``[num_edges]``; the rest goes behind the last row.
+        alive: Edges to keep, in that order, bool ``[num_edges]``; the other edges go after the last row.
 
     Returns:
         rowptr ``[num_rows + 1]``, col and edge ``[num_edges + num_rows]``; the loops are the last edges.
@@ -216,7 +229,7 @@ def with_loops(
 
 def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
     most = _most_hubs(rowptr.numel() - 1, num_edges)
-    if most and rowptr.device.type != "cpu":  # kernels for the CPU don't ask
+    if most and rowptr.device.type != "cpu":  # kernels for the CPU don't use hubs
         setattr(rowptr, _HUBS, _find_hubs(rowptr, most, num_edges))
 
 
@@ -237,13 +250,13 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
 
 
 def watch(device: torch.device) -> None:
-    """Makes what the layouts note bad indices in that a CUDA graph builds; to be called before its capture."""
+    """Makes the flag in which layouts built by a CUDA graph note bad indices. Must be called before the capture."""
     if device not in _flags:
         _flags[device] = torch.zeros((), dtype=torch.bool, device=device)
 
 
 def look(device: torch.device) -> None:
-    """Asks whether a CUDA graph noted a bad index; :func:`check_pending` has the answer later."""
+    """Starts to ask whether a CUDA graph noted a bad index. A later :func:`check_pending` raises the error."""
     if device in _flags:
         with _lock:
             _pending.append(_Pending(_Arriving.of(_flags[device]), None))
@@ -284,19 +297,19 @@ def _range(limit: int) -> str:
 
 
 def most_edges(num_edges: int) -> int:
-    """Edges of the longest row of a graph that is no hub: a power of two, by how many edges the graph has."""
+    """Returns the most edges of a row that is no hub: a power of two, by the number of edges of the graph."""
     return max(HUB, 1 << max(num_edges // LAST_ROW, 1).bit_length() - 1)
 
 
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
-    """The hubs of a layout, or None if it has too few edges for one.
+    """Returns the hubs of a layout, or None if it has too few edges for a hub.
 
-    The list that :func:`csr` made travels as an attribute of the rowptr tensor, since compiled graphs pass layouts as
-    plain tensors. A rowptr that came without it, or was changed since, gets a new one here.
+    The lists that :func:`csr` made travel as an attribute of the rowptr tensor, since compiled graphs pass layouts as
+    plain tensors. A rowptr that came without lists, or was changed since, gets new lists here.
 
     Args:
         rowptr: int32 ``[num_rows + 1]``.
-        num_edges: Edges of the layout, masked ones included.
+        num_edges: The number of edges of the layout, masked edges included.
     """
     if num_edges <= HUB:
         return None
@@ -309,26 +322,28 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     if not most:
         return None
     found = _find_hubs(rowptr, most, num_edges)
-    # A list made while a CUDA graph is captured belongs to the graph, which makes it again whenever it is replayed.
+    # Lists made while a CUDA graph is captured belong to the graph, which makes them again at every replay.
     if not _capturing(rowptr):
         setattr(rowptr, _HUBS, found)
     return found
 
 
 def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None, most_edges: int) -> None:
-    """Attaches the list of its hubs to a layout; see :class:`Hubs` for the arguments."""
+    """Attaches lists of hubs to the rowptr of a layout; see :class:`Hubs` for the arguments."""
     setattr(rowptr, _HUBS, Hubs(rows, pieces, _version(rowptr), number, most_edges, None))
 
 
 def given_hubs(rowptr: Tensor) -> Hubs | None:
-    """The list of hubs that is attached to a tensor."""
+    """Returns the hubs that are attached to a tensor, or None."""
     found: Hubs | None = getattr(rowptr, _HUBS, None)
     return found
 
 
 def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
-    """The row of each edge in the order of a layout, int32 ``[num_edges]``; one behind the last row where edges are
-    masked out. It is made once for a layout and travels with it, as the list of its hubs does.
+    """Returns the row of each edge in the order of a layout, int32 ``[num_edges]``.
+
+    Masked edges get the index after the last row. The tensor is made once for a layout and travels with the rowptr, as
+    the hubs do.
     """
     found: _Rows | None = getattr(rowptr, _ROWS, None)
     if found is not None and found.version == _version(rowptr):
@@ -347,7 +362,7 @@ def _most_hubs(num_rows: int, num_edges: int) -> int:
 
 
 def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
-    """Lists the `most` longest rows, the longest first, so that they are started first, and their pieces."""
+    """Returns the `most` longest rows and their pieces. The longest row comes first, so that it is started first."""
     longest = most_edges(num_edges)
     degree, rows = torch.topk(rowptr.diff(), most)
     pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
@@ -369,7 +384,10 @@ def _pair(numbers: Tensor) -> tuple[int, int]:
 
 
 def _capturing(tensor: Tensor) -> bool:
-    """Whether work on the tensor goes into a CUDA graph (a build of torch for CPUs can't be asked)."""
+    """Whether work on the tensor goes into a CUDA graph.
+
+    The device is checked first, since a build of torch for CPUs can't be asked.
+    """
     return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -378,6 +396,6 @@ def _version(tensor: Tensor) -> int:
 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
-    """1 / max(number of edges, 1) of every row: ``[num_rows]``, "float32" or "float64"."""
+    """Returns ``1 / max(num_edges, 1)`` of every row: ``[num_rows]``, "float32" or "float64"."""
     degree = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
     return degree.to(getattr(torch, dtype)).reciprocal()

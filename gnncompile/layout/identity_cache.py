@@ -1,8 +1,8 @@
-"""Remembers what was made from tensors, by the tensors' identity and version.
+"""Caches results that were made from tensors, by the identity and version of the tensors.
 
-An in-place change raises a tensor's version counter and is noticed; freed memory that is used again is another
-storage object and is noticed too, and so is other memory behind the same tensor. What changes values without the
-counter (``tensor.data.add_()``, a NumPy view, another process that shares the memory) is not.
+An in-place change raises the version counter of a tensor and is noticed. Freed memory that is used again is another
+storage object, and is noticed. So is other memory under the same tensor. Changes without the counter are not noticed:
+``tensor.data.add_()``, a NumPy view, or another process that shares the memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _thread = _Thread()
 
 @contextmanager
 def keeping() -> Iterator[list[tuple[Sequence[Any], list[Tensor]]]]:
-    """Collects what caches give out in this thread, and for which tensors: for someone who needs it for longer than
-    they may keep it.
+    """A context manager: collects the results that caches return in this thread, each with its inputs.
+
+    A caller may need the results for longer than the caches keep them.
     """
     outer, _thread.kept = _thread.kept, []
     try:
@@ -45,19 +46,22 @@ def keeping() -> Iterator[list[tuple[Sequence[Any], list[Tensor]]]]:
 
 
 _LOOKED_AT = 4
-"""How many entries are looked at whenever one is added: fewer are added than may go, and mini-batches come often."""
+"""The number of entries that are checked whenever an entry is added.
+
+It is above 1, so that entries can be dropped faster than they are added: mini-batches come often.
+"""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What was made.
+    """One cached result.
 
     Attributes:
-        key: Of what it was made from.
-        owners: Keep the addresses in the key from being used again.
-        made: The tensors.
-        size: Their bytes.
-        order: Lets streams other than the one they were made on wait for them.
+        key: The key of the inputs.
+        owners: References that keep the addresses in the key from being used again.
+        made: The resulting tensors.
+        size: The size of the tensors in bytes.
+        order: Lets streams wait for the tensors, other than the stream on which they were made.
     """
 
     key: Key
@@ -68,7 +72,10 @@ class _Entry:
 
 
 class IdentityCache:
-    """Least recently used first; bounded in entries and bytes; forgets what belongs to freed tensors."""
+    """A cache bounded in entries and bytes.
+
+    The least recently used entry goes first; entries of freed tensors are dropped.
+    """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.max_entries, self.max_bytes = max_entries, max_bytes
@@ -84,18 +91,18 @@ class IdentityCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered."""
+        """The size of all cached tensors in bytes."""
         with self._lock:
             return sum(entry.size for entry in self._entries.values())
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops all entries."""
         with self._lock:
             self._entries.clear()
             self._last = None
 
     def get(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
-        """What ``make(*inputs)`` returned for these tensors and numbers, or returns now."""
+        """Returns the cached result of ``make(*inputs)`` for these tensors and numbers, or calls `make` now."""
         made = self._find(inputs, make)
         if _thread.kept is not None:
             _thread.kept.append((inputs, made))
@@ -124,7 +131,7 @@ class IdentityCache:
         # References first: while they are held nothing else can get these addresses.
         owners = [_owner(v) for v in inputs if isinstance(v, Tensor)]
         made = make(*inputs)
-        # Another thread may have changed an input by now: what was made is of neither value then.
+        # Another thread may have changed an input by now. The result then belongs to neither value, and is not cached.
         if key is not None and identify(inputs) == key:
             entry = _Entry(key, owners, made, sum(t.numel() * t.element_size() for t in made), Ordered.after(made))
             with self._lock:
@@ -133,7 +140,7 @@ class IdentityCache:
         return made
 
     def _trim(self) -> None:
-        """Drops what belongs to freed tensors, a few at a time, then the least recently used beyond the bounds."""
+        """Drops entries of freed tensors, a few at a time, then the least recently used entries beyond the bounds."""
         for key, entry in list(islice(self._entries.items(), _LOOKED_AT)):
             if any(owner.expired() for owner in entry.owners):
                 del self._entries[key]
@@ -143,9 +150,9 @@ class IdentityCache:
 
 
 def identify(inputs: Sequence[Any]) -> Key | None:
-    """A key that no other tensor value can have while the storages of these are referenced, weakly or not.
+    """Returns a key that no other tensors can have while the storages of these are referenced, weakly or not.
 
-    None if there are tensors without a version counter (made under ``torch.inference_mode``).
+    Returns None if a tensor has no version counter (made under ``torch.inference_mode``).
     """
     parts: list[Any] = []
     for value in inputs:
@@ -164,7 +171,7 @@ def _part(value: Tensor) -> Key:
 
 
 class _Copy(NamedTuple):
-    """A copy, and what it is a copy of."""
+    """A copy and its original: the key part of each, and a reference to the storage of each."""
 
     part: Key
     owner: StorageWeakRef
@@ -173,12 +180,12 @@ class _Copy(NamedTuple):
 
 
 _copies: OrderedDict[int, _Copy] = OrderedDict()
-"""By the address of their storages."""
+"""Copies, by the address of their storages."""
 _MAX_COPIES = 256
 
 
 def is_copy_of(copy: Tensor, original: Tensor) -> Tensor:
-    """Returns a copy; until it is written to, caches find for it what they know of the original."""
+    """Returns a copy. Until the copy is written to, caches return for it the results for the original."""
     if not (copy.is_inference() or original.is_inference()) and copy.stride() == original.stride():
         owners = [StorageWeakRef(t.untyped_storage()) for t in (copy, original)]
         address = storage_address(copy)
@@ -191,7 +198,7 @@ def is_copy_of(copy: Tensor, original: Tensor) -> Tensor:
 
 
 def _original(value: Tensor) -> _Copy | None:
-    """What is known of a tensor that is a copy, and was not written to."""
+    """Returns the entry of a tensor that is a copy; None if it is no copy, or was written to."""
     found = _copies.get(storage_address(value))
     if found is None or found.owner.expired() or found.of_owner.expired() or found.part != _part(value):
         return None
@@ -199,19 +206,19 @@ def _original(value: Tensor) -> _Copy | None:
 
 
 def _owner(value: Tensor) -> StorageWeakRef:
-    """Keeps the address in the key of a tensor from being used again."""
+    """Returns a reference that keeps the address in the key of a tensor from being used again."""
     original = _original(value) if _copies else None
     return StorageWeakRef(value.untyped_storage()) if original is None else original.of_owner
 
 
 class CacheInfo(NamedTuple):
-    """What is remembered of graphs: see :func:`cache_info`.
+    """The state of the caches of graph structure: see :func:`cache_info`.
 
     Attributes:
-        entries: Graphs, and parts of them, that something is remembered of.
-        bytes: Memory that it takes, on all devices.
-        hits: How often something was found.
-        misses: How often something was made: for a graph that is new, was changed or was forgotten.
+        entries: The number of graphs, and of parts of graphs, with a cached result.
+        bytes: The memory of the cached results, on all devices.
+        hits: The number of calls that found a cached result.
+        misses: The number of calls that made a result: for a graph that is new, was changed or was forgotten.
     """
 
     entries: int
@@ -221,7 +228,7 @@ class CacheInfo(NamedTuple):
 
 
 _caches: weakref.WeakSet[IdentityCache] = weakref.WeakSet()
-"""Those of all compiled models that are still there."""
+"""The caches of all compiled models that are alive."""
 _caches_lock = threading.Lock()
 
 
@@ -231,10 +238,10 @@ def _all() -> list[IdentityCache]:
 
 
 def cache_info() -> CacheInfo:
-    """What compiled models remember of the graphs that they were called with: layouts, degrees, self loops.
+    """Returns the state of compiled models' caches of graph structure: layouts, degrees, self loops.
 
     Each captured graph keeps at most ``options={"structure_cache_entries": n, "structure_cache_bytes": n}``; the least
-    recently used goes first.
+    recently used entry goes first.
     """
     found = _all()
     return CacheInfo(
@@ -243,7 +250,9 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> None:
-    """Forgets what compiled models remember of graphs, and frees its memory; the next call with each makes it anew.
+    """Drops all cached graph structure of compiled models, and frees its memory.
+
+    The next call with each graph makes it anew.
 
     Compiled code, recordings (and the structure that they replay with) and the folder of kernels stay.
     """
@@ -252,7 +261,7 @@ def clear_cache() -> None:
 
 
 def _after_fork() -> None:
-    """A thread that is not there any more may have held a lock."""
+    """Replaces the locks. A thread that does not exist in the child process may have held a lock."""
     global _caches_lock
     _caches_lock = threading.Lock()
     for cache in list(_caches):

@@ -1,6 +1,7 @@
-"""Streams of our own, and tensors that are made on one stream of a GPU and read on others, which would not wait.
+"""Streams of gnncompile's own, and tensors that are made on one stream of a GPU and read on other streams.
 
-torch gives out 32 streams of each priority, one after the other: what was made later may be the same stream again.
+By default, the other streams would not wait for the tensors. Torch gives out 32 streams of each priority in turn, so a
+stream made later may be the same stream again.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from gnncompile import _compat
 
 @lru_cache(maxsize=64)
 def capturing(device: torch.device) -> torch.cuda.Stream:
-    """The stream that CUDA graphs of a device are captured on.
+    """Returns the stream on which CUDA graphs of a device are captured.
 
-    What another thread did on it meanwhile would become part of the graph, and the events that it recorded could not be
-    waited for. With a priority of its own it is none of the streams that users, loaders and NCCL are given.
+    If another thread used the stream meanwhile, its work would become part of the graph, and nobody could wait for its
+    events. The stream has its own priority, so users, loaders and NCCL are never given it.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @lru_cache(maxsize=64)
 def copying(device: torch.device) -> torch.cuda.Stream:
-    """The stream that all loaders copy to a device on."""
+    """Returns the stream on which all loaders copy to a device."""
     return torch.cuda.Stream(device)
 
 
 class Ordered:
-    """Tensors of one GPU, made on the stream that was current there.
+    """Tensors of one GPU that were made on its current stream. Other streams can wait for them.
 
     Args:
-        tensors: All of them.
-        device: The GPU's index.
+        tensors: The tensors.
+        device: The index of the GPU.
     """
 
     def __init__(self, tensors: Sequence[Tensor], device: int) -> None:
@@ -46,16 +47,20 @@ class Ordered:
 
     @staticmethod
     def after(tensors: Sequence[Tensor]) -> Ordered | None:
-        """For tensors whose making was just launched; None where no stream can overtake it: on a CPU, and while a
-        CUDA graph is captured, of which they are a part.
+        """Returns the order of tensors whose kernels were just launched, or None if no stream can overtake the kernels.
+
+        No stream can overtake them on a CPU, or while a CUDA graph is captured that they are part of.
         """
         device = next((t.get_device() for t in tensors if t.is_cuda), None)
         return None if device is None or torch.cuda.is_current_stream_capturing() else Ordered(tensors, device)
 
     def follow(self) -> None:
-        """Makes the current stream wait for the tensors, if it has not yet, and their memory wait for it. No sync."""
+        """Makes the current stream wait for the tensors, if it has not yet, and their memory wait for the stream.
+
+        No sync.
+        """
         current = _compat.current_stream(self.device)
-        # A capture began with a sync; waiting for what is not part of it would end it.
+        # A capture began with a sync. To wait for work outside of the capture would end it.
         if current in self._known or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)

@@ -1,4 +1,4 @@
-"""A structure program, what it made, and when it runs: once per distinct graph."""
+"""Runs a structure program once per distinct graph, and caches its results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class StructureProgram:
-    """The part of a captured graph that depends on structure alone.
+    """The part of a captured graph that depends only on graph structure.
 
     Attributes:
-        module: Takes the graph inputs named by `inputs`, returns one result per added input of the rest.
-        inputs: Positions among the captured graph's inputs.
+        module: Takes the graph inputs at the indices `inputs`. Returns one result for each input that the rest of the
+            graph gains.
+        inputs: The indices of its inputs among the inputs of the captured graph.
         given: Fake values of all inputs of the captured graph.
-        results: Fake values of the results.
-        copied: Which results of the captured graph are copies of results of the program: both positions.
+        results: Fake values of the results of the program.
+        copied: The results of the captured graph that copy a result of the program, as pairs of their indices.
     """
 
     module: fx.GraphModule
@@ -40,7 +41,7 @@ class StructureProgram:
 
 
 class StructureCache:
-    """The structure program of one captured graph, and what it made from each graph."""
+    """Runs the structure program of one captured graph, and caches its results for each input graph."""
 
     def __init__(self, program: StructureProgram, max_entries: int, max_bytes: int) -> None:
         self.program = program
@@ -50,7 +51,7 @@ class StructureCache:
         self.known = _compat.plain_sizes(fakes) if self.assumed else {}
 
     def __call__(self, args: Sequence[Any]) -> list[Tensor]:
-        """The structure for the captured graph's inputs."""
+        """Returns the graph structure for the inputs of the captured graph."""
         csr.check_pending()
         found = self.cache.get([args[i] for i in self.program.inputs], self._build)
         if self.assumed:
@@ -62,7 +63,7 @@ class StructureCache:
             return [t.contiguous() for t in self.program.module(*inputs)]
 
     def _check_sizes(self, tensors: list[Any]) -> None:
-        """Raises RuntimeError where the capture took a size that depends on data for another one, which it is not."""
+        """Raises StructureSizeError if a data-dependent size differs from the size that the capture assumed for it."""
         sizes = {symbol: _size(tensors, where) for symbol, where in self.known.items()}
         for where, expected in self.assumed:
             found = _size(tensors, where)
@@ -71,6 +72,6 @@ class StructureCache:
 
 
 def _size(tensors: list[Any], where: tuple[int, int | None]) -> int:
-    """A dimension of one of the tensors, or a number among them."""
+    """Returns a dimension of one of the tensors, or a number among them."""
     found = tensors[where[0]]
     return int(found if where[1] is None else found.shape[where[1]])

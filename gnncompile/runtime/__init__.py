@@ -1,1 +1,1 @@
-"""What runs in a step: ops, kernels, layouts and the memory of graph structure."""
+"""Runs the kernels of regions in each step."""

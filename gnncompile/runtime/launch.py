@@ -1,4 +1,4 @@
-"""Finds the kernel of a region for a device, and says so when there is none and the reference interpreter runs."""
+"""Finds the kernel of a region for a device. If there is none, warns, and the reference interpreter runs the region."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ logger = logging.getLogger(__name__)
 
 
 class Kernel(Protocol):
-    """What runs a region."""
+    """Runs a region."""
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
-        """Checks types and devices, and writes the outputs."""
+        """Checks dtypes and devices, and writes the outputs."""
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Writes the outputs, on the current device."""
+        """Writes the outputs, on the current device, without checks."""
 
     @property
     def generator(self) -> str:
-        """What made it: "triton", "cpp" or "reference"."""
+        """The generator of the kernel: "triton", "cpp" or "reference"."""
 
     @property
     def listing(self) -> str:
-        """All of its code."""
+        """The source code of the kernel."""
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...] | None:
-        """For each of its loops over the edges, the positions of the nodes on edges or at their other end that it reads
-        from memory; None where it has no loops of its own.
+        """For each loop over the edges, the indices of the region's nodes whose rows the loop reads from memory.
+
+        These nodes are inputs on edges or at the other end of edges. None if the kernel has no loops of its own.
         """
 
 
 class Watcher(Protocol):
-    """What every launch goes through while it is :func:`watched`."""
+    """A callback for every launch inside :func:`watched`."""
 
     def __call__(
         self,
@@ -60,7 +61,7 @@ class Watcher(Protocol):
         outputs: Sequence[Tensor],
         start: Callable[[], None],
     ) -> None:
-        """Calls `start`, which launches."""
+        """Must call `start`, which launches the kernel."""
 
 
 _watcher: Watcher | None = None
@@ -68,7 +69,7 @@ _watcher: Watcher | None = None
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Shows every launch inside the block, by any thread, to a watcher. Launches that are replayed are not seen."""
+    """Passes every launch inside the block, by any thread, to a watcher. Launches that are replayed are not seen."""
     global _watcher
     before, _watcher = _watcher, watcher
     try:
@@ -78,13 +79,13 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 fallbacks: dict[tuple[str, str], str] = {}
-"""(region, device type) -> why the reference interpreter runs it."""
+"""Why the reference interpreter runs a region, by (region, device type)."""
 
 
 class Runner:
-    """A region's kernel with everything decided that does not depend on the graph: called on every step.
+    """A region's kernel, with all decisions made that do not depend on the graph. It is called in every step.
 
-    On a small graph a step takes as long as the host needs for its calls, hence no more work here than there must be.
+    On a small graph a step takes as long as the host's calls, so a call does no more work than it must.
     """
 
     def __init__(self, region: Region, kernel: Kernel) -> None:
@@ -94,7 +95,7 @@ class Runner:
         ]
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
-        """Allocates the outputs and launches."""
+        """Allocates the outputs, launches the kernel and returns the outputs."""
         rowptr, col, edge = layout[0], layout[1], layout[2]
         device = rowptr.device
         outputs = []
@@ -116,14 +117,14 @@ class Runner:
 
 @lru_cache(maxsize=4096)
 def runner(spec: str, device: str) -> Runner:
-    """The runner of a region on a device type ("cpu", "cuda")."""
+    """Returns the runner of a region on a device type ("cpu", "cuda")."""
     return Runner(parse(spec), kernel(spec, device))
 
 
 class Call:
-    """A region's kernel as the code that Inductor writes calls it: ``(tensors, layout, outputs)``, all contiguous.
+    """A region's kernel, as Inductor's code calls it: ``(tensors, layout, outputs)``, all contiguous.
 
-    The kernel is there at the first call, at the latest: see :func:`prepare`.
+    The kernel is built by the first call at the latest: see :func:`prepare`.
     """
 
     __slots__ = ("device", "spec")
@@ -133,7 +134,7 @@ class Call:
         prepare(spec, device)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Launches."""
+        """Launches the kernel."""
         found = kernel(self.spec, self.device)
         if _watcher is None:
             found.trusted(tensors, layout, outputs)
@@ -144,20 +145,20 @@ class Call:
 
 @lru_cache(maxsize=4096)
 def kernel(spec: str, device: str) -> Kernel:
-    """The kernel for a region on a device type ("cpu", "cuda")."""
+    """Returns the kernel of a region on a device type ("cpu", "cuda")."""
     started = _started.pop((spec, device, generator(device)), None)
     return _make(spec, device) if started is None or _is_left_alone(spec, device) else started.result()
 
 
 _started: dict[tuple[str, str, str], Future[Kernel]] = {}
-"""Kernels that are built, and that nobody has asked for yet, by region, device type and generator."""
+"""Kernels that are being built and that nobody has asked for yet, by region, device type and generator."""
 
 
 @lru_cache(maxsize=4096)
 def prepare(spec: str, device: str) -> None:
-    """Starts to build a kernel where that takes a compiler, while Inductor compiles what is around it.
+    """Starts to build a kernel that needs a compiler, while Inductor compiles the code around the kernel.
 
-    Triton compiles at the first launch.
+    Triton's kernels are compiled at the first launch.
     """
     if generator(device) == "cpp":
         _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
@@ -169,7 +170,7 @@ def _builders() -> ThreadPoolExecutor:
 
 
 def _after_fork() -> None:
-    """A forked process has no threads: what they did is not going to be done."""
+    """Forgets the builds that threads had begun: a forked process does not have these threads."""
     _started.clear()
     _builders.cache_clear()
 
@@ -189,25 +190,26 @@ def _make(spec: str, device: str) -> Kernel:
     except UnsupportedRegion as reason:
         logger.warning("region runs by the slow reference interpreter on %s: %s", device, reason)
         fallbacks[spec, device] = str(reason)
-        if region.rounds:  # those that have a kernel by now are asked for again
+        if region.rounds:  # regions with a kernel by now are looked up again
             kernel.cache_clear()
             runner.cache_clear()
         return _Reference(region, ULPS if region.rounds else 0)
 
 
 def _is_left_alone(spec: str, device: str) -> bool:
-    """Whether a region compares what it rounds, and another that does so has no kernel: one may be the other's
-    backward.
+    """Whether a region must run by the reference interpreter because another region has no kernel.
+
+    Both regions compare values that they round, and one region may be the backward of the other.
     """
     without = [parse(known) for known, where in list(fallbacks) if where == device]
     return any(region.rounds for region in without) and parse(spec).rounds
 
 
 def generator(device: str) -> str:
-    """Which generator serves a device type: ``"triton"``, ``"cpp"`` or ``"reference"``.
+    """Returns the generator for a device type: ``"triton"``, ``"cpp"`` or ``"reference"``.
 
-    ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns
-    generated code off.
+    ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns generated
+    code off.
     """
     chosen = os.environ.get("GNNCOMPILE_KERNELS", "")
     if chosen in ("triton", "cpp", "reference"):
@@ -233,8 +235,9 @@ def _generate(region: Region, device: str) -> Kernel:
 
 
 ULPS = 32
-"""Units in the last place by which values of kernels and of torch may differ, where a backward has no kernel and its
-forward had one.
+"""The units in the last place by which values of kernels and of torch may differ.
+
+They apply if a backward has no kernel and its forward had a kernel.
 """
 
 
