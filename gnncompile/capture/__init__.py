@@ -1,3 +1,3 @@
-"""Takes a model and its inputs in: Dynamo, substitutes for PyG helpers, checks, the compiled object."""
+"""Captures a model with Dynamo: the compiled object, input checks, and the backend that runs the passes."""
 
 import gnncompile.ops  # noqa: F401  (captured graphs hold these operations)

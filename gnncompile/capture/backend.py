@@ -1,4 +1,4 @@
-"""The Dynamo backend: runs the passes on a captured graph, gives the rest to Inductor, puts the parts together."""
+"""The Dynamo backend: runs the passes on a captured graph, compiles the result with Inductor, and joins both parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gnncompile.substitutes import install
 logger = logging.getLogger(__name__)
 
 SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
-"""Why a graph is not recorded."""
+"""The reason that a graph of a sharded model is not recorded as a CUDA graph."""
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Captured:
     """One captured graph.
 
     Attributes:
-        record: What the passes did.
-        structure: Its structure cache.
-        recordings: Its recordings, or why it has none.
-        observer: Who watched the passes.
-        repeatable: Whether to run it twice is the same as once.
-        kept: The positions of its inputs that are attributes of the model.
+        log: The log of the passes.
+        structure: The cache of the graph structure that it computes; None if it computes none.
+        recordings: Its CUDA graph recordings, or the reason that it has none; None if recording is off.
+        observer: The observer that watched the passes.
+        repeatable: Whether running the graph twice has the same effect as running it once.
+        kept: The positions of the graph's inputs that are attributes of the model.
     """
 
     log: PassLog
@@ -60,24 +60,27 @@ class Captured:
 
 @dataclass(repr=False)
 class Backend:
-    """Compiles captured graphs; one per compiled model, so that reports and modes are its own.
+    """Compiles captured graphs. Each compiled model has its own backend, with its own reports and modes.
 
     Attributes:
         options: The options of gnncompile.
         inductor: Inductor's settings.
-        self_loops: "masked", "exact", or "off" (everything is traced as PyG wrote it): read by the substitutes while
-            Dynamo traces.
-        attaches_sizes: Whether the caller can attach missing numbers of segments to arguments and trace again.
+        self_loops: How removed self loops are traced: "masked", "exact", or "off" (all PyG code is traced as written).
+            The substitutes read this while Dynamo traces.
+        attaches_sizes: Whether the caller can attach a missing number of segments to an argument and trace again.
         strict: Whether an error of a pass or of a compiler is raised.
-        tell: Is told of a graph that could not be compiled as usual: what, how it runs, and the error.
+        tell: Called for a graph that could not be compiled as usual, with the graph's name, how it runs, and the error.
         makes_matrices: Whether sparse matrices that the model makes are captured.
-        captures_gradients: Whether ``torch.autograd.grad`` of the model is a part of its graph.
-        narrows: Whether results of padded mini-batches may be cut to their true sizes.
-        asked: Sources of the inputs whose number of segments, or longest one, it was asked for. Where it can attach
-            none, every step reads them.
-        observer: Makes who watches the passes at work on a captured graph.
-        modules: Whose parameters it is that captured graphs read.
-        watched: Layers whose hooks are looked at before each call.
+        captures_gradients: Whether a call of ``torch.autograd.grad`` in the model is part of the captured graph.
+        narrows: Whether results of padded mini-batches may be narrowed to their valid rows.
+        asked: The inputs whose number of segments was requested: pairs of the input's source, and whether the length
+            of the longest segment was requested too. Where the caller can't attach them, every step reads the data.
+        captured: The graphs that were captured, in order.
+        notes: The parts that were not compiled as usual, for ``explain``.
+        breaks: The graph breaks.
+        observer: Makes an observer that watches the passes on one captured graph.
+        modules: Returns the modules whose parameters the captured graphs read.
+        watched: Layers whose hooks are checked before each call.
     """
 
     options: Options
@@ -98,16 +101,16 @@ class Backend:
     watched: Container[nn.Module] = ()
 
     def __repr__(self) -> str:
-        return "gnncompile"  # what errors in it name
+        return "gnncompile"  # Dynamo's errors name the backend by this
 
     def note_break(self, reason: str, trace: str) -> None:
-        """Remembers why and where a graph breaks; Dynamo says it again for each frame around the one that does."""
+        """Notes a graph break, its reason and its place, once. Dynamo reports it again for each enclosing frame."""
         found = Skip("graph break", reason, line_of(trace))
         if found not in self.breaks:
             self.breaks.append(found)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        """Compiles one graph. Where a pass fails, the graph is left as it is."""
+        """Compiles one captured graph for Dynamo. If a pass fails, the graph is compiled without the passes."""
         given = graph_outputs.take_out(gm) if _compat.takes_arguments() and opaque_graphs.why_opaque(gm) is None else []
         return graph_outputs.put_back(self._compiled(gm, inputs), given)
 
@@ -157,7 +160,7 @@ class Backend:
         sources = uneven_sources(gm)
         if sources is not None:
             for position, _ in () if captured.structure is None else captured.structure.program.copied:
-                sources.insert(position, frozenset())  # copies of structure, which have no gradient
+                sources.insert(position, frozenset())  # copies of graph structure have no gradient
             whole = with_undefined_grads(whole, sources, captured.kept)
         return (lambda *args: unpad(whole(*args), padded)) if padded else whole
 
@@ -192,7 +195,7 @@ class Backend:
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.options.double_backward:
-            return gm.forward  # regions and torch's ops alike have gradients that have gradients
+            return gm.forward  # regions and torch's ops are both differentiable twice
         if not self.options.inductor:
             return _compat.run_op_by_op(gm, inputs)
         try:
@@ -203,7 +206,7 @@ class Backend:
             return self._compile_otherwise(gm, inputs, error)
 
     def _compile_otherwise(self, gm: fx.GraphModule, inputs: Sequence[Any], error: BaseException) -> Callable[..., Any]:
-        """What Inductor fails to compile, with loops that are not fused, or else operation by operation."""
+        """Compiles a graph that failed in Inductor: first without fused loops, else operation by operation."""
         assert self.tell is not None
         what = "what is left of a captured graph"
         try:
@@ -241,23 +244,23 @@ class Backend:
             higher_order.forget(gm)
 
     def _leads_on(self, gm: fx.GraphModule) -> bool:
-        """Whether another graph may go on with the results of one. What is recorded copies its results itself."""
+        """Whether another graph may read this graph's results. A recorded graph copies its results itself."""
         return not self.options.record and not (_compat.takes_arguments() and _compat.is_whole(gm))
 
     def _leave_opaque(self, gm: fx.GraphModule, why: Skip) -> None:
-        """Readies a graph for Inductor that the passes can't take apart."""
+        """Prepares a graph that the passes can't rewrite for Inductor, and notes the reason."""
         if why not in self.notes:
             self.notes.append(why)
         self._write_out(gm, why)
 
     def _write_out(self, gm: fx.GraphModule, why: Skip) -> None:
-        """Replaces markers in a graph, and in those within it, by the torch ops that they stand for.
+        """Replaces the marker ops in a graph and its nested graphs by torch ops.
 
         Raises:
-            NotPadded: It takes a padded mini-batch.
-            Nested: It is to be captured without substitutes.
-            NeedsOriginal: It takes a sparse matrix.
-            GradientNotCaptured: It takes a gradient of its own.
+            NotPadded: The graph takes a padded mini-batch.
+            Nested: A marker has no torch op; the graph must be captured again without substitutes.
+            NeedsOriginal: The graph holds a sparse matrix.
+            GradientNotCaptured: The graph calls ``torch.autograd.grad``.
         """
         markers = opaque_graphs.markers(gm)
         if any(map(_compat.gradient_calls, (gm, *higher_order.bodies(gm)))):
@@ -273,39 +276,39 @@ class Backend:
     def _patches(self) -> dict[str, Any]:
         return {
             "post_grad_custom_pre_pass": _AfterDifferentiation(self.options),
-            # Padding matrices compares sizes with 1, which would become a guard: a recompile for a single node.
+            # Inductor's padding of matrices compares sizes with 1. That becomes a guard, and a single node a recompile.
             "shape_padding": False,
-            # Asserts on every intermediate cost more host time than a launch.
+            # Size asserts on every intermediate cost more host time than a kernel launch.
             "size_asserts": False,
-            # Kernels are called from Python, whatever is set for other compiles.
+            # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
         }
 
 
 class _AfterDifferentiation(OwnPass):
-    """The last passes; then regions are called without their autograd layer.
+    """Runs the post-grad passes, then makes the graph call regions without their autograd layer.
 
-    Its uuid makes a hash of our sources part of the key of Inductor's caches: a new version never gets an old gradient.
+    The uuid puts a hash of our sources into the key of Inductor's caches, so a new version never reads an old gradient.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites the graph of a forward or a backward."""
+        """Rewrites the graph of a forward or a backward, for Inductor."""
         manager.run_post_grad(graph, self.options)
         for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
             node.target = torch.ops.gnncompile.region_kernel.default
 
     def uuid(self) -> str:
-        """The hash."""
+        """The pass's part of Inductor's cache key: a hash of our sources, and the options."""
         return f"{sources_hash()} {self.options!r}"
 
 
 @lru_cache(maxsize=1)
 def sources_hash() -> str:
-    """A hash of every source file of gnncompile."""
+    """A SHA-256 hash of all source files of gnncompile."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     for path in sorted(root.rglob("*.py")):
@@ -315,7 +318,7 @@ def sources_hash() -> str:
 
 @lru_cache(maxsize=1)
 def prepare_torch() -> None:
-    """Tells torch of substitutes and of how our operations are lowered, and applies patches: at the first compile."""
+    """Registers substitutes and the lowerings of our ops with torch, and applies patches, at the first compile."""
     install.install()
     gemm_lowering.install()
     region_lowering.install()

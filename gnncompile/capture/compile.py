@@ -1,4 +1,4 @@
-"""``gnncompile.compile``: the compiled form of a module or function."""
+"""``gnncompile.compile``, and the classes of the compiled modules that it returns."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CompiledModule:
-    """What a compiled module adds to the class of the original. State is shared with the original module."""
+    """The methods that a compiled module adds to the original's class. Both modules share one state."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled forward, hooks included."""
         if _compat.traced_here():
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # part of a larger capture: be transparent
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # an outer capture traces the original
         program: CompiledCallable = object.__getattribute__(self, "_gnncompile_program")
         return program(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling the module."""
+        """Runs the compiled forward, as calling the module does."""
         if _compat.traced_here():
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return CompiledModule.__call__(self, *args, **kwargs)
@@ -51,7 +51,7 @@ class CompiledModule:
         return _rebuild, (program.target, program.settings)
 
     def __prepare_scriptable__(self) -> Any:
-        """What ``torch.jit.script`` takes in place of this module: the original."""
+        """Returns the original module, which ``torch.jit.script`` then scripts."""
         return object.__getattribute__(self, "_gnncompile_program").target
 
     def _replicate_for_data_parallel(self) -> Any:
@@ -68,7 +68,7 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
 
 
 def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compiles, and records, for calls like this one: see :func:`gnncompile.warmup`. Returns the module or function."""
+    """The method ``warmup``: compiles and records for such arguments (:func:`gnncompile.warmup`). Returns `self`."""
     run_ahead(self._gnncompile_program, args, kwargs)
     return self
 
@@ -84,27 +84,27 @@ def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
         body["warmup"] = _warmup
     body["forward"] = _with_signature(CompiledModule.forward, kind.forward)
     compiled: Any = object.__new__(type(kind.__name__, (CompiledModule, kind), body))
-    # One state for both: parameters, buffers, hooks, training flag.
+    # Both modules share one state: parameters, buffers, hooks, training flag.
     object.__setattr__(compiled, "__dict__", target.__dict__)
     object.__setattr__(compiled, "_gnncompile_program", CompiledCallable(target, settings))
     return compiled  # type: ignore[no-any-return]
 
 
 def _with_signature(ours: Any, original: Callable[..., Any]) -> types.FunctionType:
-    """A copy of a function that tells the arguments of another to those who ask for names, as ``torch.export`` does."""
+    """A copy of `ours` with the signature of `original`, for callers that read it, such as ``torch.export``."""
     told = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, None, ours.__closure__)
     return functools.update_wrapper(told, original)  # type: ignore[return-value]
 
 
 class CompiledReplica:
-    """What a compiled ``DistributedDataParallel`` adds to its class: its module is a compiled one.
+    """The methods that a compiled ``DistributedDataParallel`` adds to its class: its module is a compiled one.
 
-    What synchronises is not compiled: it looks at the state of the process, not at tensors. All state is shared.
+    The synchronisation is not compiled: it reads the state of the process, not tensors. Both objects share one state.
     """
 
     @property
     def module(self) -> nn.Module:
-        """The module that it trains, compiled."""
+        """The compiled form of the wrapped module."""
         return object.__getattribute__(self, "_gnncompile_module")  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -127,17 +127,17 @@ def _replica(target: DistributedDataParallel, settings: dict[str, Any]) -> nn.Mo
 
 
 def _original(replica: Any) -> Any:
-    """What was compiled to this, or is not compiled."""
+    """The original ``DistributedDataParallel`` of a compiled one; an uncompiled one as it is."""
     return object.__getattribute__(replica, "_gnncompile_original") if isinstance(replica, CompiledReplica) else replica
 
 
 def trained(model: Any) -> Any:
-    """The module that a ``DistributedDataParallel`` trains; any other model as it is."""
+    """The module that a ``DistributedDataParallel`` wraps; any other model as it is."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def callable_of(compiled: Any) -> CompiledCallable | None:
-    """The program behind a compiled module or function."""
+    """The :class:`CompiledCallable` of a compiled module or function; None if it is not compiled."""
     try:
         return object.__getattribute__(compiled, "_gnncompile_program")  # type: ignore[no-any-return]
     except AttributeError:
@@ -176,13 +176,13 @@ def compile(
     """Compiles a PyG model: the same numbers and gradients, fused message passing, any graph size.
 
     Args:
-        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments. Of a
-            ``DistributedDataParallel`` the module in it is compiled.
+        model: An ``nn.Module`` or a function; None to use this as a decorator with arguments. For a
+            ``DistributedDataParallel``, the module in it is compiled.
         fullgraph: Raise an error instead of breaking the graph.
-        dynamic: Whether sizes are symbolic, widths only once they have changed; None is True, False compiles for one
-            size.
+        dynamic: Whether sizes are symbolic; None is True, False compiles for one size. The width of features becomes
+            symbolic only after it has changed.
         mode: As in :func:`torch.compile`. On a GPU ``"reduce-overhead"`` and ``"max-autotune"`` replay forward and
-            backward as one CUDA graph each; all else that a mode sets is passed on to Inductor.
+            backward as one CUDA graph each. The other settings of a mode are passed on to Inductor.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
         disable: Return the model as it is.
 

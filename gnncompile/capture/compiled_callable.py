@@ -1,4 +1,4 @@
-"""Runs the calls of one compiled module or function: captured where they can be, else as Python."""
+"""Runs the calls of one compiled module or function: as captured graphs if possible, else as Python."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MAX_NUMBER = 2**62
 
 
 class Call(NamedTuple):
-    """The arguments of a call, taken apart.
+    """The arguments of one call, taken apart as the compiled code takes them.
 
     Attributes:
-        args: By position.
-        kwargs: By name.
-        taken: What was taken apart.
-        counts: The true numbers of things in a mini-batch, where the call is padded.
-        given: The arguments as they came, if they are to be checked.
+        args: Arguments by position.
+        kwargs: Arguments by name.
+        taken: The record of the tensors and objects that were taken apart.
+        counts: The valid rows of each row type, int64 ``[kinds]``, if the call is padded; else None.
+        given: The user's ``(args, kwargs)``, to be checked before a capture.
     """
 
     args: Any
@@ -71,7 +71,7 @@ class CompiledCallable:
 
     @property
     def pads(self) -> bool:
-        """Whether padded mini-batches are captured as such."""
+        """Whether padded mini-batches are captured with their padding."""
         return self.policy.pads
 
     @pads.setter
@@ -80,7 +80,7 @@ class CompiledCallable:
 
     @property
     def empty_is_special(self) -> bool:
-        """Whether sizes of 0 and 1 are captured on their own."""
+        """Whether sizes of 0 and 1 get captures of their own."""
         return self.policy.empty_is_special
 
     def _start(self) -> None:
@@ -100,7 +100,7 @@ class CompiledCallable:
             return target(*args, **kwargs)
 
         self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
-        # What comes behind a break of the graph would not know what is padded.
+        # A graph after a graph break would not know which tensors are padded.
         self.padded_entry, self.padded = self._compiled(padded, True)
         whole, self.in_parts = self._compiled(parts, False)
         _compat.run_in_parts(whole.__code__)
@@ -109,7 +109,7 @@ class CompiledCallable:
         self._captured_before = len(self.backend.captured)
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
-        # Dynamo counts recompiles per code object, so every program needs one of its own.
+        # Dynamo counts recompiles per code object, so each compiled callable needs its own code object.
         code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}")
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
@@ -118,7 +118,11 @@ class CompiledCallable:
         return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic, options=guards)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the target on a call's arguments."""
+        """Runs the target on a call's arguments, compiled if possible.
+
+        Raises:
+            IndexOutOfRangeError: A compiled kernel met an index out of range.
+        """
         elsewhere = _compat.needs_eager()
         if elsewhere is not None:
             self._say_uncompiled_in(elsewhere)
@@ -126,14 +130,14 @@ class CompiledCallable:
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
             self.check(args, kwargs)
-            return self.target(*args, **kwargs)  # uncompiled: this call gives parameters their shapes
+            return self.target(*args, **kwargs)  # uncompiled: this call gives the lazy parameters their shapes
         hooked = self.watch()
         if hooked is not None:
             self._warn(*hooked)
             return self.target(*args, **kwargs)
         try:
             return self._run_first(args, kwargs) if not self.ready else self._run(args, kwargs)
-        except _compat.HookedLayer as found:  # a layer that belongs to none of the target's modules
+        except _compat.HookedLayer as found:  # the layer belongs to none of the target's modules
             self.watch.add(found.layer)
         except RuntimeError as error:
             bounds = _compat.broken_bounds(error)
@@ -145,7 +149,7 @@ class CompiledCallable:
         return self(args, kwargs)
 
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._first_call:  # of threads that come at once each would capture the same, up to Dynamo's limit
+        with self._first_call:  # else concurrent threads would each capture the same graph, up to Dynamo's limit
             result = self._run(args, kwargs)
             self.ready = True
             return result
@@ -158,7 +162,7 @@ class CompiledCallable:
                 self._say_uncompiled({needed.kind}, f"the model uses `{needed.name}`")
                 return self.target(*args, **kwargs)
             except Exception:
-                self.check(args, kwargs)  # it may know better what is wrong with them
+                self.check(args, kwargs)  # may raise an error that names the wrong argument
                 raise
             if self.wanted_whole & call.taken.kinds:
                 return self.target(*args, **kwargs)
@@ -179,7 +183,7 @@ class CompiledCallable:
             return self._as_python(call, found.error, args, kwargs)
 
     def _captured(self, call: Call) -> _Done | _compat.CaptureFailed:
-        """What a call gives as captured; an error that can be handled where no other one is."""
+        """Runs a call as captured. Returns its result, or the error after which the call can run in another way."""
         try:
             return _Done(self._finished(call, self.run(call)))
         except _compat.CaptureFailed as failed:
@@ -195,7 +199,7 @@ class CompiledCallable:
         return give_back(result, call.taken.objects) if call.taken.objects else result
 
     def _again(self, call: Call, error: BaseException) -> bool:
-        """Whether a call is captured again, in another way."""
+        """Changes the settings of captures after an error. Returns whether the call is to be captured again."""
         if isinstance(error, (_compat.GradientNotCaptured, SecondDerivativeError)):
             return self._keep_gradients(str(error))
         if not isinstance(error, _compat.Recapture):
@@ -204,23 +208,24 @@ class CompiledCallable:
         return not of_an_input and self.policy.adjust(error)
 
     def _keep_gradients(self, why: str) -> bool:
-        """From now on the graph breaks at gradients that the model takes, which torch's autograd then takes op by op;
-        returns False if it does already.
+        """Makes later captures break the graph at ``torch.autograd.grad``, which then runs in torch's autograd.
+
+        Returns False if they break there already.
         """
         if not self.backend.captures_gradients:
             return False
         self.policy.note(Skip("torch.autograd.grad in the model", why, "?"))
-        # Another backend: what was captured after a break for this one is not to be used any more.
+        # A new backend, because graphs that the old one captured after a graph break must not be used any more.
         options = dataclasses.replace(self.backend.options, double_backward=True, record=False)
         self.backend = dataclasses.replace(self.backend, options=options, captures_gradients=False)
         self.policy.backend, self.pads = self.backend, False
         return True
 
     def _as_python(self, call: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call that can't be captured as a whole on its own arguments.
+        """Runs a call that can't be captured as a whole, on the user's own arguments.
 
-        The first one runs uncompiled: the error may be the user's, and is raised as eager words it then. Later ones run
-        in parts.
+        The first such call runs uncompiled: if the error is the user's, eager raises it in its own words. Later calls
+        run in parts.
         """
         kinds, why = call.taken.kinds, f"a capture failed ({_compat.reason_of(error)})"
         if isinstance(error, _compat.NeedsOriginal):
@@ -240,7 +245,7 @@ class CompiledCallable:
         return result
 
     def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the target as Python; functions and modules that it calls are captured where they can be."""
+        """Runs the target as Python; the functions and modules that it calls are captured if possible."""
         self.policy.call_begins()
         with self._capturing():
             result = self.in_parts(args, kwargs)
@@ -248,10 +253,10 @@ class CompiledCallable:
         return result
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call's arguments as the compiled code takes them.
+        """Takes a call's arguments apart for the compiled code; pads them if they hold a padded mini-batch.
 
         Raises:
-            NeedsOriginal: The compiled code can't take them.
+            NeedsOriginal: The compiled code can't take an argument, such as a sparse matrix with a gradient.
         """
         batch = minibatch_in(args, kwargs) if self.pads else None
         if batch is not None and cuda_graph.supports_cuda_graphs(batch.on_device.device):
@@ -269,10 +274,10 @@ class CompiledCallable:
         return Call(*parts, taken, None if batch is None else batch.on_device, (args, kwargs))
 
     def _largest_number(self, batch: Bucketed) -> int:
-        """The largest number that may be among the arguments of a call with a padded mini-batch.
+        """The largest integer argument that a call with a padded mini-batch may have.
 
         Raises:
-            Unpadded: There are fewer things than the model takes.
+            Unpadded: The mini-batch has fewer rows of a row type than the model takes.
         """
         least = [one for captured in self.backend.captured for one in captured.log.least]
         for kind, number in least:
@@ -281,11 +286,11 @@ class CompiledCallable:
         return min((batch.counts[kind] for kind, number in least if number is None), default=MAX_NUMBER)
 
     def run(self, call: Call) -> Any:
-        """Runs the compiled code.
+        """Runs the compiled code on a call that :meth:`take` made.
 
         Raises:
-            CaptureFailed: The call can't be captured as a whole. Nothing of it has run.
-            Recapture: The call is to be captured in another way. Nothing of it has run.
+            CaptureFailed: The call can't be captured as a whole. No part of it has run.
+            Recapture: The call must be captured in another way. No part of it has run.
         """
         with edges_of_call(call.taken.edges):
             return self._run_compiled(call)
@@ -298,7 +303,7 @@ class CompiledCallable:
             with padding_to(call.taken.batch):
                 return ready(call.args, call.kwargs, call.counts)
         if call.given is not None:
-            self.check(*call.given)  # what is ready was captured for arguments like these, which were
+            self.check(*call.given)  # ready captures skip this: they were made for arguments that passed the checks
         if not self.backend.captured and self.backend.options.inductor:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
@@ -322,7 +327,7 @@ class CompiledCallable:
         return tried and self.capture_for(call) is None
 
     def _ready(self, call: Call) -> Callable[..., Any] | None:
-        """What was captured for such a call, where each graph is the whole of one."""
+        """The compiled code that serves a call, found without Dynamo; None unless every capture is of a whole call."""
         count = len(self.backend.captured)
         if self._seen[0] != count:
             whole = _compat.whole_captures(self.entry, self.padded_entry)
@@ -330,14 +335,14 @@ class CompiledCallable:
         return self._forms(call).find(self._frame(call)) if self._seen[1] else None
 
     def capture_for(self, call: Call) -> Any:
-        """What stands for the capture that serves these arguments now; None where there is none."""
+        """The capture that serves these arguments now; None if there is none."""
         return _compat.valid_capture(self._forms(call).fn, self._frame(call))
 
     def _forms(self, call: Call) -> _compat.CompiledForms:
         return self.forms if call.counts is None else self.padded_forms
 
     def _frame(self, call: Call) -> dict[str, Any]:
-        """The arguments of what is compiled for such a call, by name."""
+        """The arguments of the compiled entry function for a call, by name."""
         given = {"args": call.args, "kwargs": call.kwargs}
         return given if call.counts is None else {**given, "counts": call.counts}
 
@@ -350,7 +355,7 @@ class CompiledCallable:
         self._warn(what, advice)
 
     def _run_whole(self, kinds: set[Any], why: str) -> None:
-        """From now on calls with inputs of such kinds run uncompiled."""
+        """Makes later calls with inputs of these types or layouts run uncompiled, and warns."""
         self.wanted_whole |= kinds
         self._say_uncompiled(kinds, why)
 
@@ -360,19 +365,19 @@ class CompiledCallable:
         self._warn(what, "Pass a plain edge_index [2, num_edges].")
 
     def _warn(self, what: str, advice: str) -> None:
-        """Says once that calls run uncompiled."""
+        """Warns once that calls run uncompiled."""
         if self.policy.note(Skip("the whole model", what.rpartition(";")[0], "?")):
             warn(f"gnncompile: {what} run uncompiled. {advice}")
 
 
 class _Done(NamedTuple):
-    """What a call gave."""
+    """The result of a call that ran."""
 
     result: Any
 
 
 def is_lazy(target: Callable[..., Any]) -> bool:
-    """Whether a module has parameters or buffers without a shape, as ``SAGEConv(-1, 64)`` has before its first call."""
+    """Whether a module has uninitialised parameters or buffers, as ``SAGEConv(-1, 64)`` has before its first call."""
     if not isinstance(target, nn.Module):
         return False
     return any(map(nn.parameter.is_lazy, itertools.chain(target.parameters(), target.buffers())))

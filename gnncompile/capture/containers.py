@@ -1,9 +1,9 @@
 """Objects that hold tensors (``Data``, ``HeteroData``, ``Batch``, dataclasses) as arguments of a compiled call.
 
-A shallow copy enters the compiled code, from which everything that :mod:`gnncompile.capture.inputs` takes apart was
-taken out. Inside it is put back, so that the model sees an object of the same class with the same attributes. What the
-model writes to the copy is written to the caller's object behind the call, and where the model returns the copy, the
-caller gets the object.
+The compiled code takes a shallow copy of the object. The attributes that :mod:`gnncompile.capture.inputs` takes apart
+are taken out of the copy, and enter separately. Inside the compiled code they are put back, so the model sees an object
+of the same class with the same attributes. After the call, the model's writes to the copy are written to the caller's
+object. If the model returns the copy, the caller gets the original object.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _DICTS_OF_STORES = ("_node_store_dict", "_edge_store_dict")
 
 
 class Opened(NamedTuple):
-    """A copy of an object and what was taken out of it, per store of a ``Data``; a dataclass is one store."""
+    """A copy of an object, and the attributes taken out of it, one dict per store; a dataclass counts as one store."""
 
     shell: Any
     parts: tuple[dict[str, Any], ...]
 
 
 def is_container(value: Any) -> bool:
-    """Whether an argument is an object that is taken apart."""
+    """Whether an argument is an object that is taken apart: a ``Data``, or an instance of a dataclass."""
     if isinstance(value, BaseData):
         return hasattr(value, "stores")
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -40,7 +40,10 @@ def is_container(value: Any) -> bool:
 
 
 def holds_structure(value: Any) -> bool:
-    """Whether an attribute is taken out: integer tensors, and what may hold some."""
+    """Whether an attribute is taken out of the copy.
+
+    Nested containers are taken out, and all tensors except plain floating ones without a loader's metadata.
+    """
     if isinstance(value, Tensor):
         plain = value.is_floating_point() and value.layout == torch.strided and type(value) is Tensor
         return not plain or attached(value) is not None
@@ -48,7 +51,7 @@ def holds_structure(value: Any) -> bool:
 
 
 def open_container(value: Any, split: Callable[[Any, int, str], Any]) -> Opened:
-    """Takes an object apart; `split` gets an attribute, the number of its store, and its name."""
+    """Takes an object apart; `split` is called with an attribute, the index of its store, and its name."""
     shell = copy.copy(value)
     for store in shell.stores if isinstance(shell, BaseData) else ():
         numbers = [name for name, held in vars(store).items() if type(held) is Count]
@@ -62,16 +65,19 @@ def open_container(value: Any, split: Callable[[Any, int, str], Any]) -> Opened:
 
 
 def attributes_of(value: Any) -> list[dict[str, Any]]:
-    """The attributes of each store as dicts that may be written to."""
+    """The attributes of an object, one dict per store; writes to the dicts change the object."""
     if not isinstance(value, BaseData):
         return [vars(value)]
     for store in value.stores:
-        store.__dict__.pop("_cached_attr", None)  # is filled by use, which would be a guard on whether it was used
+        store.__dict__.pop("_cached_attr", None)  # a cache that use fills: Dynamo would guard on its content
     return [store._mapping for store in value.stores]
 
 
 def put_together(opened: Opened, join: Callable[[Any], Any], joined: list[Any]) -> Any:
-    """The copy with everything in its place, traced by Dynamo; adds what was put where to `joined`."""
+    """Puts the attributes back into the copy and returns the copy; traced by Dynamo.
+
+    Appends ``(holder, name, value)`` to `joined` for each attribute that it puts back.
+    """
     if isinstance(opened.shell, BaseData):
         for store, parts in zip(opened.shell.stores, opened.parts, strict=True):
             for name, part in parts.items():
@@ -87,7 +93,7 @@ def put_together(opened: Opened, join: Callable[[Any], Any], joined: list[Any]) 
 
 
 def empty_again(joined: list[Any]) -> None:
-    """Takes out again what the model did not replace, so that it is no result of the compiled code; traced too."""
+    """Takes the attributes out again that the model did not replace, so they are no graph outputs; traced by Dynamo."""
     for holder, name, value in joined:
         if isinstance(holder, dict):
             if name in holder and holder[name] is value:
@@ -97,7 +103,7 @@ def empty_again(joined: list[Any]) -> None:
 
 
 def write_back(value: Any, opened: Opened) -> None:
-    """Gives an object the attributes that the model gave its copy."""
+    """Writes to the caller's object what the model wrote to its copy: new, changed and deleted attributes."""
     shell = opened.shell
     for name in _DICTS_OF_STORES:
         theirs, ours = vars(value).get(name, {}), vars(shell).get(name, {})
@@ -114,7 +120,7 @@ def write_back(value: Any, opened: Opened) -> None:
 
 
 def give_back(result: Any, originals: list[tuple[Any, Opened]]) -> Any:
-    """The result of a call, with the caller's objects in place of their copies."""
+    """The result of a call, with each copy replaced by the caller's object."""
     for value, opened in originals:
         if result is opened.shell:
             return value

@@ -15,8 +15,12 @@ from gnncompile.passes.log import Masked, Nested
 
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """``torch.compile(model, backend="gnncompile")``: the same passes, without the input handling of
-    :func:`gnncompile.compile` (so a graph without edges may be captured a second time).
+    """The backend of ``torch.compile(model, backend="gnncompile")``: the same passes as :func:`gnncompile.compile`.
+
+    The inputs are not taken apart, so a graph without edges may cost a second capture.
+
+    Raises:
+        CaptureError: The graph can only be captured by :func:`gnncompile.compile`.
     """
     options, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
     try:
@@ -39,4 +43,4 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
 
 
 backend.self_loops = "masked"  # type: ignore[attr-defined]
-prepare_torch()  # before torch traces what it compiles with this backend
+prepare_torch()  # must run before torch traces a model for this backend

@@ -1,7 +1,7 @@
-"""The rows of an edge list as two tensors that begin where it has them: its memory is not taken twice.
+"""The rows of an edge list as two tensors that share its memory.
 
-A view of the second row would begin at an offset, the number of edges, which Dynamo guards. These are tensors without
-one. They are forgotten with the edge list they were made of, or when that was changed.
+A view of the second row has a storage offset, the number of edges, on which Dynamo guards. The tensors made here have
+offset 0. They are dropped when their edge list is freed or changed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from torch import Tensor
 from gnncompile import _compat
 
 ALIGNMENT = 16
-"""Bytes. On a GPU, Inductor copies an input in each call that does not begin at a multiple of them."""
+"""Bytes. On a GPU, Inductor copies an input in each call if its address is no multiple of this."""
 
 
 class _Shared(NamedTuple):
-    """The edge list, both rows of it, and its place and version at that time."""
+    """An edge list, its two rows, and its address, version, shape and strides when the rows were made."""
 
     of: weakref.ref[Tensor]
     rows: tuple[Tensor, ...]
     place: tuple[Any, ...]
 
 
-_shared: dict[int, _Shared] = {}  # by id: to make a key of a weak reference takes longer than all else in a look-up
+_shared: dict[int, _Shared] = {}  # by id, because a weak reference as the key would dominate the look-up's time
 
 
 def can_share(edge_index: Tensor) -> bool:
-    """Whether the rows of an edge list ``[2, num_edges]`` may be in its own memory: where they are contiguous, and a
-    change of it is noticed.
+    """Whether the rows of an edge list ``[2, num_edges]`` may share its memory.
+
+    The rows must be contiguous, and changes of the edge list noticeable by its version.
     """
     return edge_index.stride(1) == 1 and not edge_index.is_inference() and edge_index.device.type in ("cpu", "cuda")
 
 
 def share(edge_index: Tensor) -> list[Tensor]:
-    """Makes the rows, for :func:`shared`; returns nothing that would keep their memory."""
-    with torch.inference_mode(False):  # tensors that are made in it have no version
+    """Makes the rows for :func:`shared`. Returns an empty list, so the caller's cache keeps no memory alive."""
+    with torch.inference_mode(False):  # tensors made in inference mode have no version
         rows = tuple(map(_row, edge_index.detach().unbind(0)))
     key = id(edge_index)
     _shared[key] = _Shared(weakref.ref(edge_index, functools.partial(_forget, key)), rows, _place(edge_index))
@@ -51,17 +52,17 @@ def share(edge_index: Tensor) -> list[Tensor]:
 
 def _forget(key: int, of: weakref.ref[Tensor]) -> None:
     found = _shared.get(key)
-    if found is not None and found.of is of:  # and not another tensor's that has come to its address
+    if found is not None and found.of is of:  # else the entry is of a newer tensor with the same id
         del _shared[key]
 
 
 def _row(row: Tensor) -> Tensor:
-    """The row where it is, or a copy where each call would make one."""
+    """The row in its own memory, or a copy if Inductor would copy it in each call (:data:`ALIGNMENT`)."""
     return row.clone() if row.is_cuda and row.data_ptr() % ALIGNMENT else _compat.same_memory(row)
 
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:
-    """The rows, each ``[num_edges]``, if they were made of this very tensor as it is now."""
+    """The rows of an edge list, each ``[num_edges]``; None unless :func:`share` made them and it is unchanged since."""
     found = _shared.get(id(edge_index))
     if found is None or found.of() is not edge_index or found.place != _place(edge_index):
         return None
@@ -74,7 +75,7 @@ def _place(edge_index: Tensor) -> tuple[Any, ...]:
 
 
 class _Call(threading.local):
-    """The edge lists of the call that runs in this thread, by the identity of their first rows."""
+    """The edge lists of the call that runs in this thread, by the ``id`` of their first rows."""
 
     edges: Mapping[int, Tensor] = MappingProxyType({})
 
@@ -83,7 +84,11 @@ _call = _Call()
 
 
 class edges_of_call:  # noqa: N801  (used as a function)
-    """Lets :func:`joined` and :func:`row_of` find the caller's edge lists, by ``id(row)`` of their first rows."""
+    """Lets :func:`joined` and :func:`row_of` find the caller's edge lists in this block.
+
+    Args:
+        edges: The edge lists, by the ``id`` of their first rows.
+    """
 
     __slots__ = ("edges", "outer")
 
@@ -98,13 +103,13 @@ class edges_of_call:  # noqa: N801  (used as a function)
 
 
 def joined(row: Tensor, col: Tensor) -> Tensor:
-    """The edge list of the running call that these are the rows of: the caller's own tensor."""
+    """The caller's own edge list whose rows these are; a new stack of both rows if the running call has none."""
     found = _call.edges.get(id(row))
     return torch.stack([row, col]) if found is None else found
 
 
 def row_of(row: Tensor, col: Tensor, which: int) -> Tensor:
-    """One of both rows of an edge list of the running call, in the memory of the caller's own tensor."""
+    """Row 0 or 1 (`which`) of an edge list of the running call, in the memory of the caller's own tensor."""
     mine, found = (row, col)[which], _call.edges.get(id(row))
     if found is None:
         return mine

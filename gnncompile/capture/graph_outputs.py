@@ -1,10 +1,11 @@
-"""What leaves a captured graph, at a graph break above all, is what the user's code would have there.
+"""Makes a captured graph return the tensors that uncompiled code would have there, above all at a graph break.
 
-An edge list that was taken apart is put together again while a graph is traced: what left the graph would be another
-tensor in each call, of which nothing is remembered, and what writes to it would not reach the caller's. The caller's
-own tensor leaves the graph in its place. Structure that leaves a graph is a copy of what is remembered, since the user
-may write to it; as long as nobody does, the next graph finds what belongs to the original
-(:func:`gnncompile.layout.identity_cache.is_copy_of`).
+An edge list that was taken apart is stacked again inside the graph. Returned as such, it would be a new tensor in each
+call: no cache would know it, and a write to it would not reach the caller's tensor. So the graph returns the caller's
+own tensor instead.
+
+Graph structure is returned as a copy of the cached tensor, since the user may write to it. Until somebody writes to the
+copy, the next graph finds the cache entries of the original (:func:`gnncompile.layout.identity_cache.is_copy_of`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _OPS: Any = torch.ops.gnncompile
 
 
 class Given(NamedTuple):
-    """A result that the caller has already.
+    """A result of a graph that is a tensor of the caller's.
 
     Attributes:
-        position: Among the results.
-        inputs: Positions of the inputs that it is: of an index, or of both rows of an edge list.
-        row: Which of both rows it is; None for an index, or for the edge list.
+        position: Its position among the results.
+        inputs: The positions of its inputs: one for an index, two for the rows of an edge list.
+        row: 0 or 1 if the result is that row of the edge list; None for an index, or for the edge list.
     """
 
     position: int
@@ -36,7 +37,7 @@ class Given(NamedTuple):
     row: int | None = None
 
     def find(self, args: Sequence[Any]) -> Tensor:
-        """The caller's tensor, of the inputs of the graph."""
+        """The caller's tensor, found by the inputs of the graph."""
         first, last = args[self.inputs[0]], args[self.inputs[-1]]
         if len(self.inputs) == 1:
             return first  # type: ignore[no-any-return]
@@ -44,16 +45,19 @@ class Given(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A result that is a copy of remembered structure: its place among the results, and in the structure."""
+    """A result that is a copy of cached graph structure.
+
+    Attributes:
+        position: Its position among the results.
+        structure: The position of its original among the structure's tensors.
+    """
 
     position: int
     structure: int
 
 
 def take_out(gm: fx.GraphModule) -> list[Given]:
-    """Removes the results that the caller has already from the graph of a call's arguments, and returns which they
-    are.
-    """
+    """Removes the results that are the caller's own tensors from a Dynamo graph, and returns them."""
     inputs = {node: at for at, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
     output: fx.Node = next(n for n in gm.graph.nodes if n.op == "output")
     results: Any = output.args[0]
@@ -74,7 +78,7 @@ def take_out(gm: fx.GraphModule) -> list[Given]:
 
 
 def without(results: Sequence[Any], taken: Sequence[Given | Copied]) -> tuple[Any, ...]:
-    """The results of a graph that are not taken out of it."""
+    """The results of a graph, without the results in `taken`."""
     positions = {one.position for one in taken}
     return tuple(result for at, result in enumerate(results) if at not in positions)
 
@@ -85,7 +89,10 @@ def is_empty(gm: fx.GraphModule) -> bool:
 
 
 def _parts(node: fx.Node) -> tuple[list[fx.Node], int | None]:
-    """The inputs that a node is: an index, or both rows of an edge list, perhaps one of them; none for others."""
+    """The inputs whose value a node has, and the row (0 or 1) if the node is one row of an edge list.
+
+    One input for an index, two for an edge list or one row of it, none for any other node.
+    """
     index = _input(node)
     if index is not None:
         return [index], None
@@ -99,7 +106,7 @@ def _parts(node: fx.Node) -> tuple[list[fx.Node], int | None]:
 
 
 def _rows(node: Any) -> list[fx.Node]:
-    """Both rows of an edge list that was just put together; none for others."""
+    """The inputs that a node stacks to an edge list, source and destination; none for any other node."""
     if not isinstance(node, fx.Node) or node.target is not torch.stack or len(node.args) != 1 or node.kwargs:
         return []
     found = [_input(part) for part in node.args[0]]  # type: ignore[arg-type,union-attr]
@@ -108,7 +115,7 @@ def _rows(node: Any) -> list[fx.Node]:
 
 
 def _input(node: fx.Node) -> fx.Node | None:
-    """The input of whole numbers that a node is, perhaps behind marker ops; None if it is none."""
+    """The integer input whose value a node has, looking through marker ops; None for any other node."""
     if node.op == "placeholder":
         fake = node.meta.get("example_value")
         return node if isinstance(fake, Tensor) and fake.dtype in (torch.int64, torch.int32) else None
@@ -125,11 +132,11 @@ def _packet(node: fx.Node) -> Any:
 
 
 _SAFE = {torch.stack, operator.getitem, _OPS.sized, _OPS.laid_out}
-"""What is removed where nothing reads it any more."""
+"""The ops that :func:`take_out` removes once nothing reads them."""
 
 
 def put_back(run: Callable[..., Any], given: Sequence[Given]) -> Callable[..., Any]:
-    """The graph with the results that :func:`take_out` removed."""
+    """Wraps a compiled graph, so that it also returns the results that :func:`take_out` removed."""
 
     def call(*args: Any) -> list[Any]:
         results = list(run(*args))
@@ -141,7 +148,7 @@ def put_back(run: Callable[..., Any], given: Sequence[Given]) -> Callable[..., A
 
 
 def copy_structure(run: Callable[..., Any], copied: Sequence[Copied]) -> Callable[..., Any]:
-    """A graph of its inputs and its structure, with the results that are copies of structure."""
+    """Wraps a compiled graph, so that it takes ``(inputs, structure)`` and also returns the copies of structure."""
 
     def call(given: Sequence[Any], structure: Sequence[Tensor]) -> Any:
         results = run(*given, *structure)

@@ -1,9 +1,9 @@
-"""Operations with graphs of their own: the passes work around them, and inside of checkpoints.
+"""Hides higher-order ops from the passes, and inlines checkpoints into the graph around them.
 
-Dynamo captures an ``autograd.Function``, a hook of a tensor (``register_hook``) and ``torch.cond`` as higher-order ops,
-whose arguments are graphs. Their gradients are not those of the operations in these graphs, so a marker op stands for
-each while the passes are at work. A checkpoint changes nothing but what is kept for the backward, so its graph
-becomes a part of the one around it.
+Dynamo captures an ``autograd.Function``, a tensor's hook (``register_hook``) and ``torch.cond`` as higher-order ops,
+whose arguments are graphs. The gradient of such an op is not the gradient of the operations in its graphs. So a marker
+op takes its place while the passes run. A checkpoint only changes which tensors are kept for the backward, so its graph
+is inlined.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gnncompile.ops import higher_order
 from gnncompile.ops.higher_order import NUMBER, TENSOR, Original
 
 _FIRST_CHECKPOINT = 1_000_000
-"""Numbers of checkpoints, for torch's partitioner; above those of regions that are computed again."""
+"""The first id of a checkpoint for torch's partitioner; the ids of recomputed regions are smaller."""
 
 
 def inline_checkpoints(gm: fx.GraphModule) -> None:
-    """Makes the graphs of checkpoints part of a Dynamo graph; what is in them is computed again in the backward."""
+    """Inlines the graphs of checkpoints into a Dynamo graph, and marks their operations for recomputation."""
     numbers = itertools.count(_FIRST_CHECKPOINT)
     node = next(_calls(gm, "tag_activation_checkpoint"), None)
-    while node is not None:  # a checkpoint may stand within one
+    while node is not None:  # an inlined graph may hold another checkpoint
         _inline(gm, node, node.meta.get("ac_graph_id", next(numbers)))
         node = next(_calls(gm, "tag_activation_checkpoint"), None)
     _drop_unused(gm)
@@ -62,20 +62,20 @@ def _inline(gm: fx.GraphModule, node: fx.Node, number: int) -> None:
 
 
 def unhidden(gm: fx.GraphModule) -> bool:
-    """Whether an operation in a Dynamo graph has graphs of its own that no marker can stand for."""
+    """Whether a Dynamo graph has a higher-order op that no marker can stand for."""
     graphs = {n for n in gm.graph.nodes if n.op == "get_attr" and _graph(gm, n) is not None}
     users = {user for node in graphs for user in node.users}
     return any(not _can_hide(gm, user) for user in users)
 
 
 def bodies(gm: fx.GraphModule) -> list[fx.GraphModule]:
-    """The graphs of the operations in a Dynamo graph."""
+    """The nested graphs of a Dynamo graph: the graphs that its higher-order ops take as arguments."""
     found = (_graph(gm, node) for node in gm.graph.nodes if node.op == "get_attr")
     return [graph for graph in found if graph is not None]
 
 
 def hide(gm: fx.GraphModule) -> None:
-    """Puts markers in place of operations with graphs of their own."""
+    """Replaces the higher-order ops of a Dynamo graph by markers."""
     hooks = list(_calls(gm, "register_hook"))
     for node in hooks:
         _hook_first(gm, node)
@@ -97,7 +97,7 @@ def hide(gm: fx.GraphModule) -> None:
 
 
 def show(gm: fx.GraphModule) -> None:
-    """Puts the operations back."""
+    """Replaces the markers by their higher-order ops again."""
     for marker in list(gm.graph.find_nodes(op="call_function", target=torch.ops.gnncompile.nested.default)):
         tensors, numbers, which = marker.args
         original = higher_order.known[which]
@@ -121,7 +121,7 @@ def show(gm: fx.GraphModule) -> None:
 
 
 def forget(gm: fx.GraphModule) -> None:
-    """Forgets what markers in a Dynamo graph stand for."""
+    """Forgets the originals of the markers in a Dynamo graph."""
     for marker in gm.graph.find_nodes(op="call_function", target=torch.ops.gnncompile.nested.default):
         higher_order.known.pop(marker.args[2], None)
 
@@ -136,7 +136,7 @@ def _can_hide(gm: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_function" or name not in ("autograd_function_apply", "register_hook", "cond"):
         return False
     if node.kwargs.get("dirty_idx"):
-        return False  # it writes to its arguments
+        return False  # the op writes to its arguments
     if name == "register_hook" and not _can_be_first(node):
         return False
     results = node.meta.get("example_value")
@@ -147,14 +147,14 @@ def _can_hide(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _can_be_first(hook: fx.Node) -> bool:
-    """Whether a hook can be registered in front of all that reads the tensor: what it reads is there by then."""
+    """Whether a hook can be registered before every reader of its tensor: all its inputs exist by then."""
     tensor: Any = hook.args[0]
     others = [node for node in hook.all_input_nodes if node is not tensor and node.op != "get_attr"]
     return all(node < user for node in others for user in tensor.users if user is not hook)
 
 
 def _hook_first(gm: fx.GraphModule, hook: fx.Node) -> None:
-    """Registers a hook in front of all that reads its tensor: it is called with the sum of their gradients."""
+    """Registers a hook before every reader of its tensor, so it is called with the sum of the readers' gradients."""
     tensor, body = hook.args[:2]
     assert isinstance(tensor, fx.Node) and isinstance(body, fx.Node)
     first = min((user for user in tensor.users if user is not hook), default=hook)
@@ -174,7 +174,7 @@ def _kind(gm: fx.GraphModule, leaf: Any) -> Any:
 
 
 def _graph(gm: fx.GraphModule, node: Any) -> fx.GraphModule | None:
-    """The graph that a node names."""
+    """The nested graph that a ``get_attr`` node names; None for any other node."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     found = _attribute(gm, str(node.target))
@@ -188,7 +188,7 @@ def _attribute(gm: Any, name: str) -> Any:
 
 
 def _adopt(gm: fx.GraphModule, value: Any, name: str) -> str:
-    """Makes a value an attribute of a graph's module, under a name that is free."""
+    """Makes a value an attribute of a graph's module, under a free name. Returns the name."""
     stem, count = name.replace(".", "_"), 0
     while hasattr(gm, f"{stem}_{count}"):
         count += 1

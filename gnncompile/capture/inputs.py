@@ -1,11 +1,13 @@
-"""Takes a call's inputs apart before the compiled code sees them, and checks them.
+"""Checks a call's inputs, and takes them apart for the compiled code.
 
-An edge list enters as two 1-D tensors of their own (:mod:`gnncompile.capture.edge_rows`): the strides of
-``[2, num_edges]`` and the offset of its second row depend on its size, which would cost a recompile for a graph without
-edges. Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
-:mod:`gnncompile.substitutes.sparse`; an ``EdgeIndex`` or ``Index`` enters as a plain tensor. A batch vector may carry
-its number of segments as the first dimension of a tensor made for it, which costs one look at the data per distinct
-batch and keeps it out of the compiled code.
+An edge list enters as two 1-D tensors (:mod:`gnncompile.capture.edge_rows`). The strides of ``[2, num_edges]``, and the
+offset of its second row, depend on the number of edges: as one tensor, a graph without edges would cost a recompile.
+
+Objects that hold tensors are taken apart by :mod:`gnncompile.capture.containers`, sparse matrices by
+:mod:`gnncompile.substitutes.sparse`. An ``EdgeIndex`` or ``Index`` enters as a plain tensor.
+
+An index, such as a batch vector, may enter with its number of segments, as the first dimension of a second tensor. The
+number is read from the data once per distinct index, outside the compiled code.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ EDGE_INDEX = "edge_index"
 _INTEGERS = (torch.int64, torch.int32)
 _LEFT_AS_THEY_ARE = (type(None), float, str)
 _VALUES: tuple[type[Any], ...] = (type({}.values()), type(OrderedDict().values()))
-"""Values of dicts, such as ``edge_index_dict.values()``, through which Dynamo can't iterate: they enter as tuples."""
+"""Views of dict values, such as ``edge_index_dict.values()``. They enter as tuples: Dynamo can't iterate over them."""
 _IN_A_ROW: tuple[type[Any], ...] = (tuple, list, *_VALUES)
 
 
 class Sized(NamedTuple):
-    """An index with its number of segments: ``carrier`` has shape ``[num_segments]``, or ``[num_segments, length of
-    the longest, 0]``.
+    """An index with its number of segments, which is the first dimension of `carrier`.
+
+    `carrier` is ``[num_segments]``, or ``[num_segments, longest, 0]`` with the length of the longest segment.
     """
 
     segment: Tensor
@@ -54,7 +57,7 @@ class EdgePair(NamedTuple):
 
 
 class SizedEdges(NamedTuple):
-    """An ``EdgeIndex``: its edge list, and tensors ``[n, 0]`` for the sizes that it knows (``sparse_size``)."""
+    """An ``EdgeIndex``: its edge list, and per known size n of ``sparse_size`` a tensor ``[n, 0]``."""
 
     edges: EdgePair | Tensor
     tables: tuple[Tensor | None, Tensor | None]
@@ -62,14 +65,14 @@ class SizedEdges(NamedTuple):
 
 @dataclass
 class FlatInputs:
-    """What was taken apart of one call's inputs.
+    """The record of what :func:`split` took apart in one call's inputs.
 
     Attributes:
         objects: Each object that holds tensors, with its copy.
-        kinds: The subclasses of tensors, or layouts, that plain tensors stand for.
-        batch: The mini-batch to whose bucket the call is padded.
-        largest: The largest whole number that such a call may have among its arguments.
-        edges: The edge lists that were taken apart, by the identity of their first rows.
+        kinds: The tensor classes and layouts of inputs that enter as plain tensors.
+        batch: The mini-batch to whose bucket the call is padded; None without padding.
+        largest: The largest integer argument that a padded call may have.
+        edges: The edge lists that were taken apart, by the ``id`` of their first rows.
     """
 
     objects: list[tuple[Any, Opened]] = field(default_factory=list)
@@ -80,23 +83,30 @@ class FlatInputs:
 
 
 class Field(str):
-    """The name of a field, as part of a path."""
+    """The name of a field as part of a path; a plain string is a dict key."""
 
     __slots__ = ()
 
 
 Path = tuple[Any, Any] | str
-"""Where a value stands in the arguments: the name of all, or the path of what holds it and its key there."""
+"""The place of a value in the arguments: a name such as ``"args"``, or its container's path and its key there."""
 
 
 def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
-    """Replaces edge lists and sized indices in a nest of tuples, lists, dicts, values of dicts and objects.
+    """Takes arguments apart for the compiled code; :func:`join` is the inverse.
+
+    Edge lists, indices, matrices and objects in nested tuples, lists and dicts are replaced by named tuples of tensors.
 
     Args:
-        value: The arguments.
-        path: Names the value.
-        derived: What was made from tensors before.
-        taken: Gets what was taken apart.
+        value: The arguments, or a part of them.
+        path: The place of the value.
+        derived: The cache of tensors that were made from earlier inputs.
+        taken: The record of the call, which is filled here.
+
+    Raises:
+        minibatches.Unpadded: The call can't be padded.
+        NeedsOriginal: The compiled code can't take a sparse matrix among the arguments.
+        TypeError: A tensor has a layout that is not supported.
     """
     kind = type(value)
     if kind is Tensor:
@@ -189,7 +199,7 @@ def _table(size: int | None, device: torch.device) -> Tensor | None:
 
 
 def source_of(path: Path) -> str:
-    """A path as Python text: ``args[1]['batch']``."""
+    """A path as Python code: ``args[1]['batch']``."""
     if isinstance(path, str):
         return path
     holder, key = path
@@ -197,12 +207,12 @@ def source_of(path: Path) -> str:
 
 
 def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
-    """The inverse of :func:`split`, traced by Dynamo; adds to `joined` what was put where in which object.
+    """The inverse of :func:`split`, traced by Dynamo: returns the arguments as the model sees them.
 
     Args:
-        value: What :func:`split` made.
-        joined: Is added to.
-        counts: Of the mini-batch, where the call is padded, int64 ``[kinds]``.
+        value: A result of :func:`split`.
+        joined: Gets ``(holder, name, value)`` for each attribute that is put back into an object.
+        counts: The valid rows of each row type of a padded mini-batch, int64 ``[kinds]``; None without padding.
     """
     if isinstance(value, EdgePair):
         return torch.stack([join(value.row, joined), join(value.col, joined)])
@@ -230,7 +240,7 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
 
 
 def minibatch_in(*values: Any) -> Bucketed | None:
-    """The padded mini-batch that one of the tensors of a call belongs to."""
+    """The padded mini-batch of the first tensor that belongs to one; None if no tensor of a call does."""
     for value in values:
         if isinstance(value, Tensor):
             what = attached(value)
@@ -245,7 +255,7 @@ def minibatch_in(*values: Any) -> Bucketed | None:
 
 
 def leaves(value: Any, found: list[Any]) -> None:
-    """Appends what a nest holds that is no tuple, list or dict, in order."""
+    """Appends the leaves of nested tuples, lists and dicts to `found`, in order."""
     if isinstance(value, _IN_A_ROW):
         for part in value:
             leaves(part, found)
@@ -257,7 +267,7 @@ def leaves(value: Any, found: list[Any]) -> None:
 
 
 def with_leaves(value: Any, new: Iterator[Any]) -> Any:
-    """The same nest with other leaves."""
+    """A copy of nested tuples, lists and dicts with the leaves of `new`, in order."""
     if isinstance(value, (tuple, list)):
         parts = [with_leaves(part, new) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -267,13 +277,13 @@ def with_leaves(value: Any, new: Iterator[Any]) -> Any:
 
 
 class Derived:
-    """What is made from integer inputs before the compiled code runs, once per distinct tensor.
+    """Makes rows and sizes of integer inputs before the compiled code runs, and caches them per distinct tensor.
 
     Attributes:
-        wanted: Paths of the inputs whose number of segments the model needs.
-        lengths: Those of them whose longest segment's length it needs as well.
-        splits: Whether edge lists are taken apart; not where the model writes to one.
-        looks: How often data was read for that, which on a GPU is a sync.
+        wanted: The inputs whose number of segments the model needs, as :func:`source_of` names them.
+        lengths: The inputs among these whose longest segment the model needs too.
+        splits: Whether edge lists are taken apart. False once a model writes to an edge list.
+        looks: How often data was read for sizes. On a GPU each read is a sync.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -281,16 +291,17 @@ class Derived:
         self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
-        self._met = IdentityCache(max_entries, max_bytes)  # memory whose rows were shared once; holds nothing
+        self._met = IdentityCache(max_entries, max_bytes)  # edge lists whose rows were shared once; holds no tensors
         self._copies = IdentityCache(max_entries, max_bytes)
         self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
         self._long_carriers = IdentityCache(max_entries, max_bytes)
 
     def rows(self, edge_index: Tensor) -> Sequence[Tensor]:
-        """Both rows of an edge list as contiguous tensors of their own.
+        """Both rows of an edge list as contiguous tensors.
 
-        They are copies if they have to be, and if the same memory comes as another tensor object in each call.
+        They share the edge list's memory. They are copies if they can't share it, or if the same memory enters as a new
+        tensor object in each call.
         """
         found = edge_rows.shared(edge_index)
         if found is None and edge_rows.can_share(edge_index):
@@ -299,11 +310,16 @@ class Derived:
         return found or self.copies(edge_index)
 
     def copies(self, edge_index: Tensor) -> list[Tensor]:
-        """Copies of both rows."""
+        """Copies of both rows of an edge list, made once per distinct edge list."""
         return self._copies.get((edge_index,), lambda e: [_copy(row) for row in e.unbind(0)])
 
     def spread(self, pointers: Tensor, others: Tensor) -> list[Tensor]:
-        """The row of each entry, from where rows begin, and the column of each."""
+        """The row and the column of each entry of a compressed matrix.
+
+        Args:
+            pointers: The first entry of each row, ``[num_rows + 1]``.
+            others: The column of each entry, ``[num_entries]``.
+        """
 
         def make(starts: Tensor, columns: Tensor) -> list[Tensor]:
             rows = torch.arange(starts.numel() - 1, device=starts.device)
@@ -312,8 +328,9 @@ class Derived:
         return self._spread.get((pointers, others), make)
 
     def sized(self, index: Tensor, source: str) -> Tensor | Sized:
-        """The index, with its number of segments if the model needs that of this input; not if there is none because
-        of negative numbers.
+        """The index, with its number of segments if the model needs it for this input.
+
+        An index with negative values has no number of segments, and is returned alone.
         """
         if source in self.lengths:
             carriers = self._long_carriers.get((index,), self._look_longer)
@@ -338,11 +355,15 @@ class Derived:
 
 
 def _copy(row: Tensor) -> Tensor:
-    return row.clone(memory_format=torch.contiguous_format)  # an empty copy would keep the strides otherwise
+    return row.clone(memory_format=torch.contiguous_format)  # else the copy of an empty row keeps its strides
 
 
 class Checker:
-    """Checks the arguments of a call against the names of the model's parameters."""
+    """Checks a call's arguments: the argument named ``edge_index``, and the devices of all tensors.
+
+    Attributes:
+        position: The position of ``edge_index`` among the parameters of ``forward``; None if it has no such parameter.
+    """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         try:
@@ -352,7 +373,7 @@ class Checker:
         self.position = names.index(EDGE_INDEX) if EDGE_INDEX in names else None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raises TypeError or ValueError that names the argument."""
+        """Raises TypeError or ValueError, which names the argument, if an argument is wrong."""
         if self.position is not None:
             found = args[self.position] if self.position < len(args) else kwargs.get(EDGE_INDEX)
             if type(found) is Tensor and found.layout == torch.strided and not found.is_nested:

@@ -1,7 +1,7 @@
-"""Takes tensors of a :func:`gnncompile.loader` apart, with what it attached to them.
+"""Takes apart the tensors of a mini-batch of :func:`gnncompile.loader`, with the metadata that the loader attached.
 
-An edge list enters with its layouts. Where the call is padded to the mini-batch's bucket, padded tensors enter, marked
-as such for :mod:`gnncompile.passes.padded.mask_padding`.
+An edge list enters with its layouts. If the call is padded to the mini-batch's bucket, padded tensors enter. They are
+marked as padded for :mod:`gnncompile.passes.padded.mask_padding`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, Hop
 _OPS: Any = torch.ops.gnncompile
 
 
-class Unpadded(Exception):  # noqa: N818  (no error: the call is run with its true sizes)
-    """A call can't be padded, for this reason."""
+class Unpadded(Exception):  # noqa: N818  (no error: the call runs unpadded)
+    """A call can't be padded; the message is the reason."""
 
 
 class Known(NamedTuple):
-    """An index with its number of segments, which the loader knew: `carrier` is ``[num_segments, 0]``."""
+    """An index with its number of segments, which the loader attached: `carrier` is ``[num_segments, 0]``."""
 
     numbered: Tensor
     carrier: Tensor
 
 
 class LaidOut(NamedTuple):
-    """An edge list as its two rows, with rowptr, col and edge by destination and by source."""
+    """An edge list as its two rows, with rowptr, col and edge by destination, then perhaps by source."""
 
     row: Tensor | Known
     col: Tensor | Known
@@ -37,15 +37,20 @@ class LaidOut(NamedTuple):
 
 
 class LaidOutIndex(NamedTuple):
-    """An index with rowptr, col and edge of what it numbers."""
+    """An index with its CSR layout: rowptr, col and edge by segment."""
 
     numbered: Tensor | Known
     layout: tuple[Tensor, ...]
 
 
 class Padded(NamedTuple):
-    """A padded tensor: of which kind its rows are, and of which kind what its values number (-1: of none), with their
-    layout (empty if there is none).
+    """A padded tensor.
+
+    Attributes:
+        padded: The tensor, with its number of segments if the model needs it.
+        rows: The row type of its rows.
+        values: The row type that its values index; -1 for none.
+        layout: rowptr, col and edge by its values; empty if it has no layout.
     """
 
     padded: Tensor | Known
@@ -55,17 +60,19 @@ class Padded(NamedTuple):
 
 
 class PaddedNumber(NamedTuple):
-    """The number of things of a kind with the padding: `carrier` is ``[number, 0]``."""
+    """The padded number of rows of a row type: `carrier` is ``[number, 0]``, and `rows` is the row type."""
 
     carrier: Tensor
     rows: int
 
 
 class PaddedHopPrefixes(NamedTuple):
-    """What the edges to the first nodes are, and to all that these come from, and so on.
+    """The hop prefixes of an edge list: the edges to the first nodes, the edges to all sources of these, and so on.
 
-    `sizes` are tensors ``[number of nodes, 0]``, of every second kind from `kind` on; the edges between two of them are
-    of the kind between: their ends, rowptr, and perhaps rowptr, col and edge by source.
+    Attributes:
+        kind: The row type of the first hop's nodes. From there on, row types of nodes and of edges alternate.
+        sizes: One tensor ``[num_nodes, 0]`` per row type of nodes.
+        edges: Per row type of edges: sources, destinations, rowptr, then perhaps rowptr, col and edge by source.
     """
 
     kind: int
@@ -74,8 +81,16 @@ class PaddedHopPrefixes(NamedTuple):
 
 
 class PaddedEdges(NamedTuple):
-    """A padded edge list: its rows, its layouts (none if empty), the kinds of edges, sources and destinations; and the
-    hop prefixes that it has.
+    """A padded edge list.
+
+    Attributes:
+        row: Sources, ``[padded num_edges]``.
+        col: Destinations, ``[padded num_edges]``.
+        layout: rowptr, col and edge by destination, then perhaps by source; empty if it has no layout.
+        rows: The row type of its edges.
+        sources: The row type of its sources.
+        destinations: The row type of its destinations.
+        hop_prefixes: Its hop prefixes, or None.
     """
 
     row: Tensor
@@ -88,7 +103,13 @@ class PaddedEdges(NamedTuple):
 
 
 def laid_out(layout: Layout, what: BatchMetadata, wanted: Callable[[str], bool]) -> LaidOut:
-    """An edge list with its true size; `wanted` says whether the number of segments of a row is."""
+    """Takes an unpadded edge list apart, with its layouts.
+
+    Args:
+        layout: Its rows and CSR layouts.
+        what: The loader's metadata of the edge list.
+        wanted: Whether the model needs the number of segments of a row, given ``"row"`` or ``"col"``.
+    """
     rows: list[Tensor | Known] = [layout.row, layout.col]
     for k, name in enumerate(("row", "col")):
         highest = what.highest[k]
@@ -98,7 +119,7 @@ def laid_out(layout: Layout, what: BatchMetadata, wanted: Callable[[str], bool])
 
 
 def known(value: Tensor, what: BatchMetadata, wanted: bool) -> Known | LaidOutIndex | Tensor | None:
-    """An index with what the loader knew of it; None if its number of segments is wanted and not known."""
+    """Takes an unpadded index apart; None if its number of segments is needed and the loader does not know it."""
     if wanted and what.highest[0] is None:
         return None
     index = Known(value, _carrier(what.highest[0], value)) if wanted and what.highest[0] is not None else value
@@ -106,17 +127,20 @@ def known(value: Tensor, what: BatchMetadata, wanted: bool) -> Known | LaidOutIn
 
 
 def padded(value: Tensor, what: BatchMetadata | None, batch: Bucketed, name: str, wanted: bool) -> Any:
-    """A tensor of a padded mini-batch.
+    """Takes apart a tensor of a call that is padded.
 
     Args:
-        value: The tensor, with its true size.
-        what: What is attached to it.
+        value: The tensor as the user sees it, unpadded.
+        what: The loader's metadata of the tensor, or None.
         batch: The mini-batch that the other arguments belong to.
-        name: Where it stands.
-        wanted: Whether its number of segments is.
+        name: The place of the tensor in the arguments.
+        wanted: Whether the model needs its number of segments.
+
+    Returns:
+        A :class:`Padded` or :class:`PaddedEdges`; a 0-dimensional tensor as it is.
 
     Raises:
-        Unpadded: It belongs to no padded mini-batch or to another one.
+        Unpadded: The tensor can't be padded, for example because it belongs to another mini-batch.
     """
     if what is None or what.batch is not batch:
         if value.dim() == 0:
@@ -154,10 +178,10 @@ def padded(value: Tensor, what: BatchMetadata | None, batch: Bucketed, name: str
 
 
 def padded_number(value: int, batch: Bucketed, largest: int, name: str) -> int | PaddedNumber:
-    """A whole number of a call that is padded.
+    """Takes apart an integer of a call that is padded: the loader's counts become padded, others stay as they are.
 
     Raises:
-        Unpadded: It may be a size of the mini-batch.
+        Unpadded: The integer may be a size of the mini-batch.
     """
     if isinstance(value, Count) and value.batch is batch:
         return PaddedNumber(_carrier(batch.sizes[value.kind], batch.on_device), value.kind)
@@ -190,7 +214,7 @@ def _carrier(size: int, like: Tensor) -> Tensor:
 
 
 def join(value: Any, counts: Tensor | None) -> Any:
-    """What the model sees of what was taken apart here, traced by Dynamo."""
+    """The inverse of the functions here, traced by Dynamo: the tensor or integer that the model sees."""
     if isinstance(value, Known):
         return _OPS.sized(value.numbered, value.carrier)
     if isinstance(value, LaidOut):
@@ -233,4 +257,4 @@ def _join_padded(value: Padded, counts: Tensor | None) -> Any:
 
 
 KINDS = (Known, LaidOut, LaidOutIndex, Padded, PaddedEdges, PaddedNumber)
-"""What :func:`join` knows."""
+"""The classes that :func:`join` takes."""

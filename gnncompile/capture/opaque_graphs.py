@@ -1,4 +1,4 @@
-"""Captured graphs that the passes leave as they are, because a part of what they do stands in another graph."""
+"""Captured graphs that the passes leave as they are, because nested graphs or transforms define a part of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gnncompile.ops.segment import WRITTEN_OUT
 _OPS: Any = torch.ops.gnncompile
 
 _INPUTS = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix}
-"""Marker ops that run as what they return: they come with the inputs."""
+"""Marker ops on the inputs. At run time each returns its argument unchanged."""
 
 
 def why_opaque(gm: fx.GraphModule) -> str | None:
-    """Why a Dynamo graph is left as it is; None for most."""
+    """The reason that the passes leave a Dynamo graph as it is; None if they don't."""
     if unhidden(gm):
         return "it holds a nested graph (control flow)"
     if _compat.uses_transforms(gm):
@@ -27,13 +27,16 @@ def why_opaque(gm: fx.GraphModule) -> str | None:
 
 
 def markers(gm: fx.GraphModule) -> set[Any]:
-    """The marker ops in a graph and in those within it."""
+    """The ops of gnncompile in a graph and its nested graphs."""
     found = {packet for node in gm.graph.nodes if (packet := _packet(node.target)) is not None}
     return found.union(*map(markers, bodies(gm)))
 
 
 def written_out(gm: fx.GraphModule) -> bool:
-    """Whether all markers, in the graphs within it too, mean the same as torch ops, by which they are replaced then."""
+    """Replaces the markers of a graph and its nested graphs by torch ops; markers on inputs stay.
+
+    Returns False, and replaces nothing, if there is a marker without torch ops.
+    """
     if not markers(gm) <= _INPUTS | WRITTEN_OUT.keys():
         return False
     for one in (gm, *bodies(gm)):
@@ -44,7 +47,7 @@ def written_out(gm: fx.GraphModule) -> bool:
 
 
 def _packet(target: Any) -> Any:
-    """The op of ours that a node calls, or None."""
+    """The op of gnncompile that a node calls, or None."""
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
     ours = isinstance(packet, torch._ops.OpOverloadPacket) and str(packet).startswith("gnncompile.")
     return packet if ours else None

@@ -1,4 +1,4 @@
-"""How a compiled model's frames are captured, and what becomes of frames that can't be."""
+"""Decides how the frames of a compiled model are captured, and how a frame runs that can't be captured."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gnncompile.ops.segment import SizeNeeded
 from gnncompile.passes.log import Masked, Nested, NotPadded, Skip, WrittenInput
 
 ATTEMPTS = 2
-"""Calls in which a frame may fail to be captured before it is left to Python for good."""
+"""Failed captures, each in another call, after which a frame runs as Python for good."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @dataclass
 class CapturePolicy:
-    """The policy of one compiled model.
+    """The capture policy of one compiled model.
 
     Attributes:
-        backend: What captured graphs are compiled by, and where notes for ``explain`` are kept.
-        derived: What is made from integer inputs before the compiled code runs.
-        empty_is_special: Whether sizes of 0 and 1 are captured on their own.
-        pads: Whether padded mini-batches are captured as such.
-        entries: The codes of the frames that stand for a whole call.
-        failed_calls: Calls that could not be captured as a whole, but ran.
-        limited: Whether torch's limit of captures was reached.
+        backend: The backend, which also keeps the notes for ``explain``.
+        derived: The cache of rows and sizes of integer inputs.
+        empty_is_special: Whether sizes of 0 and 1 get captures of their own.
+        pads: Whether padded mini-batches are captured with their padding.
+        entries: The code objects of the frames that run a whole call.
+        failed_calls: The number of calls that could not be captured as a whole, but ran.
+        limited: Whether torch's recompile limit was reached.
     """
 
     backend: Backend
@@ -53,7 +53,7 @@ class CapturePolicy:
         return code in self.entries
 
     def adjust(self, error: _compat.Recapture) -> bool:
-        """Changes how frames are captured from now on; False where that can't help."""
+        """Changes how frames are captured from now on. Returns False if the error changes no setting."""
         before = self._settings()
         if isinstance(error, SizeNeeded):
             source = error.source.removeprefix("L['").replace("']", "", 1)
@@ -70,7 +70,7 @@ class CapturePolicy:
         elif isinstance(error, _compat.AsksForEmptiness):
             self.empty_is_special = True
         elif isinstance(error, _compat.NeedsOriginal) and error.kind is None:
-            self.backend.makes_matrices = False  # it may be of a matrix that the model made
+            self.backend.makes_matrices = False  # the error may be of a matrix that the model made
         elif isinstance(error, WrittenInput):
             self.derived.splits = False
         return self._settings() != before
@@ -80,7 +80,7 @@ class CapturePolicy:
         return *ours, self.derived.splits, len(self.derived.wanted), len(self.derived.lengths)
 
     def attempt(self) -> Callable[[], None]:
-        """A frame is about to be captured: what forgets the graphs that were captured since, if that fails."""
+        """Called before a frame is captured. Returns a function that forgets the graphs captured since, on failure."""
         count = len(self.backend.captured)
 
         def forget() -> None:
@@ -93,11 +93,11 @@ class CapturePolicy:
         self._given_up.append((code, error))
 
     def call_begins(self) -> None:
-        """Forgets frames of an earlier call that ended with an error: the error may have been the user's."""
+        """Forgets the frames of an earlier call that raised an error: the error may have been the user's."""
         self._given_up.clear()
 
     def call_ran(self) -> None:
-        """Tells of frames that ran as Python in a call that came to its end. After two such calls a frame stays so."""
+        """Warns of the frames that ran as Python in a completed call. After two such calls a frame stays Python."""
         for code, error in self._given_up:
             self._failed_frames[code] += 1
             if self._failed_frames[code] >= ATTEMPTS:
@@ -106,7 +106,7 @@ class CapturePolicy:
         self._given_up.clear()
 
     def whole_call_ran(self, error: BaseException) -> None:
-        """Notes that a call ran which could not be captured as a whole."""
+        """Notes a completed call that could not be captured as a whole, and warns."""
         self.failed_calls += 1
         how = "run as Python"
         if _compat.is_limit(error):
@@ -115,7 +115,7 @@ class CapturePolicy:
         self.tell("the whole model", f"calls like this one {how}", error)
 
     def tell(self, what: str, how: str, error: BaseException) -> None:
-        """Warns once, and keeps a note for ``explain``."""
+        """Warns once per reason that `what` was not captured and runs as `how` says; notes it for ``explain``."""
         reason = f"a capture failed ({_compat.reason_of(error)})"
         skip = Skip(what, f"{reason}; {how}", _compat.place_of(error))
         if self.note(skip) and reason not in self._told:
@@ -124,7 +124,7 @@ class CapturePolicy:
             warn(f"gnncompile: {what}: {reason}{at}; {how}. fullgraph=True raises the error.")
 
     def note(self, skip: Skip) -> bool:
-        """Keeps a note for ``explain``; False if it is there already."""
+        """Keeps a note for ``explain``. Returns False if the same note is already there."""
         if skip in self.backend.notes:
             return False
         self.backend.notes.append(skip)
@@ -132,7 +132,7 @@ class CapturePolicy:
 
 
 def warn(message: str) -> None:
-    """Warns at the line of the user's code that is running."""
+    """Issues a warning at the innermost running line outside gnncompile."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back

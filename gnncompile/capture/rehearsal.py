@@ -1,4 +1,4 @@
-"""Runs a compiled model on an example, and leaves everything as it was."""
+"""Runs a compiled model on an example, for :func:`gnncompile.warmup`, and restores all state afterwards."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from gnncompile.exc import LazyParameterError
 from gnncompile.substitutes.submodules import modules_of
 
 RUNS = 2
-"""Without recordings: what a model keeps at its first call, it reads at the second one."""
+"""Runs of an example without recordings: a second run reads the state that a model keeps in its first call."""
 
 
 def run_ahead(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: bool = False) -> None:
-    """Runs a program on one example, as :func:`gnncompile.warmup` says."""
+    """Runs a compiled callable on one example until it is compiled and recorded; see :func:`gnncompile.warmup`.
+
+    Raises:
+        LazyParameterError: The model has parameters without a shape.
+    """
     modules = [part for module in modules_of(program.target) for part in module.modules()]
     if any(map(is_lazy, modules)):
         raise LazyParameterError(
@@ -32,7 +36,7 @@ def run_ahead(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str
             "before, or state the number of input channels, as in SAGEConv(16, 64) for SAGEConv(-1, 64)."
         )
     given = list(_tensors((args, kwargs)))
-    kept = []  # tensors that are alive are at places of their own
+    kept = []  # keeps the copies alive, so each has its own address
     with _unchanged(modules, given):
         for number in range(RUNS + WARM + OFTEN):
             if number >= _runs(program, fresh):
@@ -53,7 +57,7 @@ def _recordings(program: CompiledCallable) -> list[CudaGraphPool]:
 
 
 def _step(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """One forward and, where there is a gradient, backward."""
+    """Runs a forward and, if a result has a gradient, a backward that accumulates nothing."""
     result = program(args, kwargs)
     outputs = [t for t in _tensors(result) if t.grad_fn is not None]
     leaves = _leaves(outputs)
@@ -62,7 +66,7 @@ def _step(program: CompiledCallable, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _leaves(outputs: list[Tensor]) -> list[Tensor]:
-    """The tensors that gradients of the outputs would be accumulated in."""
+    """The leaf tensors in which a backward of the outputs would accumulate gradients."""
     found: list[Tensor] = []
     seen, reached = set(), [t.grad_fn for t in outputs]
     while reached:
@@ -88,7 +92,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _own(value: Any) -> Any:
-    """The same tensors in containers that may be written to; those with a history as tensors without."""
+    """Copies of the containers, holding the same tensors; tensors with a history are replaced by detached leaves."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_() if value.grad_fn is not None else value
     if type(value) in (tuple, list):
@@ -104,7 +108,7 @@ def _own(value: Any) -> Any:
 
 @contextmanager
 def _unchanged(modules: list[nn.Module], given: list[Tensor]) -> Iterator[None]:
-    """Afterwards modules, tensors and random numbers are as they were."""
+    """Restores modules, tensors and random number generators after the block."""
     tensors = [t for m in modules for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))] + given
     devices = sorted({t.get_device() for t in tensors if t.is_cuda})
     dense = {id(t): t.detach().as_subclass(Tensor) for t in tensors if t.layout == torch.strided}
@@ -130,7 +134,7 @@ def _unchanged(modules: list[nn.Module], given: list[Tensor]) -> Iterator[None]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two dicts, or two lists, hold the very same things."""
+    """Whether two dicts, or two lists, hold the same objects in the same order."""
     if len(one) != len(other):
         return False
     if isinstance(one, dict):

@@ -1,12 +1,12 @@
-"""Which gradients there are where only some of a compiled graph's results are differentiated.
+"""Makes gradients None, as in eager, when only some results of a compiled graph are differentiated.
 
-To compiled code a result that nobody differentiates is one whose gradient is zero, and so are those of the inputs that
-only such results come from. Eager leaves these None, which optimizers tell from zero: what is None keeps its value,
-what is zero moves on by momentum and weight decay.
+Compiled code treats the gradient of a result that nobody differentiates as zero. It then returns zero for inputs that
+only such results are computed from. Eager leaves these gradients None, and optimizers differ: a parameter with gradient
+None keeps its value; one with gradient zero moves by momentum and weight decay.
 
-A model may keep a result with its history, as running statistics of PyG's ``InstanceNorm``, and read it at the next
-call. The whole of the earlier call is behind it, whose backward has run: it is gone through again only where a result
-that comes from it is differentiated.
+A model may keep a result with its history, such as the running statistics of PyG's ``InstanceNorm``, and read it in the
+next call. The autograd graph of the earlier call hangs on this tensor, and its backward has already run. Autograd
+enters it again only if a result computed from this tensor is differentiated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gnncompile import _compat
 def with_undefined_grads(
     run: Callable[..., Any], sources: Sequence[frozenset[int]], kept: frozenset[int] = frozenset()
 ) -> Callable[..., Any]:
-    """A compiled graph, the inputs of which have no gradient where no result that comes from them has one.
+    """Wraps a compiled graph: an input gets gradient None unless a result computed from it is differentiated.
 
     Args:
-        run: The graph.
+        run: The compiled graph.
         sources: For each of its results, the positions of the inputs that it is computed from.
-        kept: The positions of the inputs that the model keeps from call to call.
+        kept: The positions of the inputs that are attributes of the model.
     """
 
     def call(*args: Any) -> Any:
@@ -42,7 +42,7 @@ def with_undefined_grads(
 
 
 def _with_history(tensor: Tensor) -> Tensor:
-    """A leaf in a tensor's place: autograd visits what is behind the tensor only if there is a gradient for it."""
+    """A leaf with a tensor's values. Autograd enters the tensor's own history only if the leaf gets a gradient."""
     leaf = tensor.detach().requires_grad_()
 
     def go_on(gradient: Tensor | None) -> None:
@@ -56,14 +56,14 @@ def _with_history(tensor: Tensor) -> Tensor:
 def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset[int]], behind: set[int]) -> None:
     found = [(m, s) for m, s in zip(made, sources, strict=True) if isinstance(m, Tensor) and m.grad_fn is not None]
     nodes = {m.grad_fn for m, _ in found}
-    if len(nodes) != 1:  # none, or views of results, whose gradients come by another way
+    if len(nodes) != 1:  # none, or views of results, whose gradients take another path
         return
     node: torch.autograd.graph.Node = nodes.pop()  # type: ignore[assignment]
     graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
     edges = [e for e, (following, _) in enumerate(node.next_functions) if following is not None]
-    if len(graded) != len(edges):  # one tensor as two inputs
+    if len(graded) != len(edges):  # one tensor is two inputs
         return
-    # A hook would be called with None, which eager never does.
+    # Inputs with hooks are left out: a hook would be called with None, which eager never does.
     inputs = {e: k for e, k in zip(edges, graded, strict=True) if k in behind or not _compat.has_hooks(args[k])}
     results = [(m.output_nr, s) for m, s in found]
 

@@ -1,4 +1,4 @@
-"""``gnncompile.warmup``: compiles, and records, before the first step counts."""
+"""``gnncompile.warmup``: compiles and records a model before the first real step."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def warmup(compiled: F, batches: Iterable[Any], *, fresh: bool = False) -> F:
-    """Runs a compiled model forward and backward on examples, so that calls with their like compile nothing.
+    """Runs a compiled model forward and backward on examples, so that later calls like these compile nothing.
 
-    With ``mode="reduce-overhead"`` each is run until its sizes are recorded, and the host's code in C++ is built, which
-    takes half a minute once on a machine. The calls are made as the model stands, in
-    training or evaluation, with or without ``torch.no_grad()`` or ``torch.autocast`` around: warm up in each way that
-    is to come. Afterwards all is as before: gradients, which are not accumulated; parameters and buffers, such as the
-    running statistics of a batch norm; the modules' attributes, and what lists and dicts among them hold; the examples;
-    the random numbers to come, of torch, NumPy and Python. That takes memory for a copy of parameters, buffers and the
-    largest example. Of a function, the modules are cared for that it refers to by a name.
+    With ``mode="reduce-overhead"`` each example runs until its sizes are recorded. The C++ extension is built as well,
+    which takes half a minute once per machine. The calls run in the model's current state: training or evaluation, with
+    or without ``torch.no_grad()`` or ``torch.autocast`` around. Warm up in each state that will be used.
+
+    Afterwards the state is as before: parameters and buffers, such as the running statistics of a batch norm; the
+    modules' attributes, and the contents of lists and dicts among them; the examples; the random number generators of
+    torch, NumPy and Python. Gradients are not accumulated. Restoring takes memory for a copy of parameters, buffers and
+    the largest example. For a function, this covers the modules that the function refers to by a name.
 
     A compiled module has this as a method for one example, unless its class has another ``warmup``::
 
         model = gnncompile.compile(model).warmup(x, edge_index)
 
     Args:
-        compiled: What :func:`gnncompile.compile` returned.
-        batches: Each the arguments of one call as a tuple, or its only argument.
-        fresh: Whether training brings new tensors for each step, as a loader does. Recordings then copy their inputs.
-            Otherwise they are for the very tensors given here.
+        compiled: A module or function that :func:`gnncompile.compile` returned.
+        batches: Examples; each is a tuple of the arguments of one call, or its only argument.
+        fresh: Whether training uses new tensors in each step, as with a loader. Recordings then copy their inputs.
+            Otherwise recordings serve only the tensors given here.
 
     Returns:
         `compiled`.
 
     Raises:
         TypeError: `compiled` is not compiled.
-        RuntimeError: It has parameters without a shape, which the first call is to give them.
+        RuntimeError: `compiled` has uninitialised parameters, which get their shapes in the first call.
     """
     program = callable_of(compiled)
     if program is None:

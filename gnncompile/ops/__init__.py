@@ -1,6 +1,6 @@
-"""The operations that captured graphs hold: schema, implementation, fake, gradient, and how Inductor calls them.
+"""The custom ops of captured graphs: schema, implementation, fake, gradient, and Inductor lowering.
 
-To import this package is to define all of them: ``torch.ops.gnncompile.<name>``.
+Importing this package defines all of them, as ``torch.ops.gnncompile.<name>``.
 """
 
 import gnncompile.ops.colors

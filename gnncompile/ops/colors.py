@@ -1,9 +1,8 @@
-"""Colours of nodes by a table that a layer keeps in Python: ``gnncompile::refined_colors``.
+"""The op that runs :class:`torch_geometric.nn.WLConv` in a captured graph: ``gnncompile::refined_colors``.
 
-``refined_colors(x, edge_index, number)`` is the forward of :class:`torch_geometric.nn.WLConv`, run as it is: it hashes
-lists of integers on the host, for which it waits for the device, and adds what is new to the layer's table. The layer
-is the object of this number (:func:`gnncompile._compat.identified`). Never run once for several steps: the table may
-have been emptied in between.
+``refined_colors(x, edge_index, number)`` runs the layer's own forward. The forward waits for the device, hashes lists
+of integers on the host, and adds new hashes to the layer's table. `number` identifies the layer
+(:func:`gnncompile._compat.identified`). The op must run in every step, because the table may be emptied in between.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LIBRARY.define(
 def refined_colors(x: Tensor, edge_index: Tensor, number: int) -> Tensor:
     """New colours ``[num_nodes]`` of nodes with colours ``[num_nodes]``, or ``[num_nodes, colors]`` one-hot."""
     found: Tensor = WLConv.forward(_compat.object_of(number), x, edge_index)
-    return found.long()  # of no node it is a float
+    return found.long()  # without nodes, PyG's result is a float tensor
 
 
 def _fake(x: Tensor, edge_index: Tensor, number: int) -> Tensor:

@@ -1,16 +1,15 @@
-"""Products of matrices that end in what follows them: sums, biases and activations.
+"""Matrix products with an epilogue (a sum, a bias, an activation), and products and sums over rows.
 
-``gnncompile::add_product(total, left, right)``: ``total + left @ right`` in the memory of `total`, once compiled.
-Torch's ``addmm`` copies what it adds to before the library adds the product. Here the caller promises that nobody reads
-`total` afterwards, and :mod:`gnncompile.ops.gemm_lowering` adds to it in place. Called in any other way the op
-returns a new tensor, so that a graph is right with or without Inductor.
+``gnncompile::add_product(total, left, right)`` is ``total + left @ right``. Torch's ``addmm`` first copies `total`.
+Here the caller promises that nobody reads `total` afterwards, and :mod:`gnncompile.ops.gemm_lowering` adds in place.
+Outside Inductor the op returns a new tensor, so a graph is right with or without Inductor.
 
-``gnncompile::product(left, right, added, gate, relu, in_place)`` and ``gnncompile::product_over_rows(left, right)``:
-the same of many rows, by kernels that compute float32 products on tensor cores
-(:mod:`gnncompile.codegen.gemm.kernels`). ``gnncompile::sum_of_products`` and ``gnncompile::two_products_over_rows``
-are two of them in one launch.
+``gnncompile::product(left, right, added, gate, relu, in_place)`` is ``left @ right`` with an epilogue, and
+``gnncompile::product_over_rows(left, right)`` is ``left.T @ right``, both for many rows. Their kernels compute float32
+products on tensor cores (:mod:`gnncompile.codegen.gemm.kernels`). ``gnncompile::sum_of_products`` and
+``gnncompile::two_products_over_rows`` compute two products in one launch.
 
-``gnncompile::sums_over_rows(rows, behind)``: sums of rows that wait until another call has been launched.
+``gnncompile::sums_over_rows(rows, behind)`` is ``rows.sum(0)``, launched after the call that makes `behind`.
 """
 
 from __future__ import annotations
@@ -22,29 +21,35 @@ from gnncompile.runtime.launch import generator
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 LEAST, LEAST_BY_ROWS = 2**25, 2**23
-"""Multiplications from which on a product is ours, one over rows and one with a weight. Below, the library is as fast,
-unless the rows are to be summed as well: to do both at once always pays."""
+"""Least multiplications for our kernels: of a product over rows, and of a product with a weight.
+
+Below, the library is as fast. A product over rows that also sums the rows always uses our kernel.
+"""
 
 SMALLEST = 2**17
-"""Elements from which on a product with a weight is ours: there are tiles for many multiprocessors of the GPU."""
+"""Least elements of a result for our product with a weight: its tiles then occupy many multiprocessors of the GPU."""
 
 LEAST_SUMMED = 2**16
-"""Elements from which on a sum of rows is ours: below, the library needs one launch, and we two."""
+"""Least elements for our sum of rows. Below, the library needs one launch; our sum always needs two."""
 
 MOST_TOGETHER = 2**14
-"""Most rows for which two products over rows are computed together: with more, launches are no matter."""
+"""Most rows for which two products over rows share a launch. With more rows, the time of a launch is negligible."""
 
 MOST = 2**31
-"""Rows, and elements of a weight, are counted in int32."""
+"""Limit of rows for our kernels, which count rows and the elements of a weight in int32."""
 
 _TUNED_FOR = (9, 0)
-"""Compute capability of the GPU on which our kernels were seen to be faster than the library's, an H200; an H100 has
-the same multiprocessors."""
+"""Compute capability for which our kernels are faster than the library's: measured on an H200.
+
+An H100 has the same multiprocessors.
+"""
 
 
 def in_parts(device: torch.device) -> bool:
-    """Whether float32 products on a device are to be computed in bfloat16 parts: where that is faster, and where the
-    user has not chosen the less accurate TensorFloat32 (``torch.backends.cuda.matmul.fp32_precision``).
+    """Whether float32 products on a device should be computed as sums of bfloat16 products.
+
+    They are where that is faster, unless the user chose the less accurate TensorFloat32
+    (``torch.backends.cuda.matmul.fp32_precision``).
     """
     if generator(device.type) != "triton" or torch.backends.cuda.matmul.fp32_precision == "tf32":
         return False
@@ -54,14 +59,14 @@ def in_parts(device: torch.device) -> bool:
 def write_product(
     left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
 ) -> None:
-    """Writes ``left @ right + added``; all float32.
+    """Writes ``left @ right + added`` to `out`, then applies `relu` and `gate`; all tensors are float32.
 
     Args:
         left: ``[rows, depth]``, contiguous; depth is a multiple of 4.
         right: ``[depth, columns]``.
         added: ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
-        gate: ``[rows, columns]``, contiguous: zeros are written where it is not positive.
-        relu: Whether to write zeros for what is negative.
+        gate: ``[rows, columns]``, contiguous: where it is not positive, zeros are written.
+        relu: Whether to write zeros instead of negative values.
         out: ``[rows, columns]``, contiguous.
     """
     if out.numel() >= SMALLEST and out.numel() * left.size(1) >= LEAST_BY_ROWS and _can(left):
@@ -103,13 +108,13 @@ def write_sum_of_products(
 
 
 def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
-    """Writes ``left.T @ right``; all float32 and contiguous.
+    """Writes ``left.T @ right`` to `out`, and ``left.sum(0)`` to `sums`; all tensors are float32 and contiguous.
 
     Args:
         left: ``[rows, depth]``; depth is a multiple of 4.
         right: ``[rows, columns]``; columns are a multiple of 4.
         out: ``[depth, columns]``.
-        sums: ``[depth]``, for ``left.sum(0)``.
+        sums: ``[depth]``, or None.
     """
     if left.numel() * right.size(1) >= (LEAST if sums is None else 1) and _can(left):
         from gnncompile.codegen.gemm import launch
@@ -131,7 +136,7 @@ def write_two_products_over_rows(
     other_out: Tensor,
     other_sums: Tensor | None,
 ) -> None:
-    """Writes two products over as many rows: see :func:`write_product_over_rows`."""
+    """Writes two products over the same number of rows: see :func:`write_product_over_rows`."""
     if 0 < left.size(0) <= MOST_TOGETHER and _can(left):
         from gnncompile.codegen.gemm import launch
 
@@ -143,7 +148,12 @@ def write_two_products_over_rows(
 
 
 def write_sums_over_rows(rows: Tensor, out: Tensor) -> None:
-    """Writes ``rows.sum(0)``: float32 ``[rows, columns]`` and ``[columns]``, contiguous; columns come in fours."""
+    """Writes ``rows.sum(0)`` to `out`.
+
+    Args:
+        rows: ``[rows, columns]``, float32, contiguous; columns are a multiple of 4.
+        out: ``[columns]``, float32, contiguous.
+    """
     if rows.numel() >= LEAST_SUMMED and _can(rows):
         from gnncompile.codegen.gemm import launch
 
@@ -220,13 +230,13 @@ def _fake_product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tenso
 def _two_products_over_rows(
     left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
 ) -> list[Tensor]:
-    """``[n, k].T @ [n, m]``, and ``[n, k].sum(0)`` if that is wanted, of one pair of matrices and of another."""
+    """``[n, k].T @ [n, m]`` of two pairs of matrices, each followed by ``[n, k].sum(0)`` if its flag is set."""
     both = (left, right, sums), (other_left, other_right, other_sums)
     return [made for x, y, summed in both for made in ([x.t() @ y, x.sum(0)] if summed else [x.t() @ y])]
 
 
 def _sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
-    """``[n, m].sum(0)``, launched when what makes `behind` has been."""
+    """``[n, m].sum(0)``; compiled, it is launched after the call that makes `behind`."""
     return rows.sum(0)
 
 

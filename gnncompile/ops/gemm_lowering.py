@@ -1,4 +1,4 @@
-"""How Inductor calls our products of matrices: into its own buffers, or into a matrix that nobody reads afterwards."""
+"""Lowers our matrix products for Inductor: into its own buffers, or into a matrix that nobody reads afterwards."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ _IMPORT = "from gnncompile.ops import gemm as _gnncompile_gemm"
 
 
 class ProductInPlace(Call):
-    """Adds ``left @ right`` to `total`: ``[n, m] += [n, k] @ [k, m]``, given in this order."""
+    """Adds ``left @ right`` to `total`: ``[n, m] += [n, k] @ [k, m]``. The inputs are total, left, right."""
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call."""
+        """Writes the call into Inductor's wrapper."""
         total, left, right = self.references()
         wrapper.writeline(f"extern_kernels.addmm({total}, {left}, {right}, alpha=1, beta=1, out={total})")
 
 
 class Product(Call):
-    """Fills its result, or what is added to, with a product or the sum of two: the matrices, what is added and the
-    gate, without those that are None.
+    """Writes a product, or the sum of two products, to a new buffer or to the input `added`.
 
-    Its constants are which of these there are, whether a ReLU follows, and which input is written to, if any.
+    The inputs are the matrices, `added` and `gate`; an input may be left out as None. The constants are:
+
+    - for each input, whether it is given;
+    - whether a ReLU follows;
+    - the position of the input that is written to; None for a new buffer.
     """
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call."""
+        """Writes the call into Inductor's wrapper."""
         there, relu, in_place = self.constant_args
         references = iter(self.references())
         given = [next(references) if is_there else "None" for is_there in there]
@@ -42,23 +45,23 @@ class Product(Call):
 
 
 class ProductOverRows(Call):
-    """Fills ``left.T @ right``, and the sums of left's rows where they are wanted."""
+    """Fills buffers with ``left.T @ right``, and with ``left.sum(0)`` if there is a second buffer."""
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call."""
+        """Writes the call into Inductor's wrapper."""
         wrapper.add_import_once(_IMPORT)
         given = ", ".join([*self.references(), *self.filled(wrapper)])
         wrapper.writeline(f"_gnncompile_gemm.write_product_over_rows({given})")
 
 
 class TwoProductsOverRows(Call):
-    """Fills two such products, and the sums of each left matrix's rows where they are wanted.
+    """Fills buffers with two products over rows, each followed by ``left.sum(0)`` if that is wanted.
 
-    Its constants are whether the sums of the first are wanted, and of the second.
+    The constants are two flags: whether ``left.sum(0)`` is wanted for the first product, and for the second.
     """
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call."""
+        """Writes the call into Inductor's wrapper."""
         matrices, results = iter(self.references()), iter(self.filled(wrapper))
         given: list[str] = []
         for sums in self.constant_args:
@@ -68,10 +71,10 @@ class TwoProductsOverRows(Call):
 
 
 class SumsOverRows(Call):
-    """Fills ``rows.sum(0)``: of the rows, once another tensor is there."""
+    """Fills a buffer with ``rows.sum(0)``. The second input only orders the call after another call."""
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call."""
+        """Writes the call into Inductor's wrapper."""
         (rows, _), (out,) = self.references(), self.filled(wrapper)
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_gemm.write_sums_over_rows({rows}, {out})")
@@ -122,7 +125,7 @@ def _lower_two_products(
 
 
 def _results(left: Any, right: Any, sums: bool) -> list[Result]:
-    """Memory for a product over rows, and for the sums of its left matrix's rows."""
+    """Buffers for a product over rows and, if `sums`, for the sum of its left matrix's rows."""
     columns = left.get_size()[1]
     product = _result(left, columns, right.get_size()[1])
     return [product, _result(left, columns)] if sums else [product]
@@ -139,7 +142,7 @@ def _result(like: Any, *size: Any) -> Result:
 
 
 def install() -> None:
-    """Tells Inductor."""
+    """Registers the lowerings of :mod:`gnncompile.ops.gemm` with Inductor."""
     inductor_call.install(_own.add_product.default, _lower_add_product)
     inductor_call.install(_own.product.default, _lower_product)
     inductor_call.install(_own.sum_of_products.default, _lower_product)

@@ -1,7 +1,7 @@
-"""The marker of a gradient that a model takes itself: ``gradient(outputs, inputs, grad_outputs, create_graph)``.
+"""The marker of ``torch.autograd.grad`` in a model: ``gradient(outputs, inputs, grad_outputs, create_graph)``.
 
-It stands for ``torch.autograd.grad`` in captured graphs until
-:mod:`gnncompile.passes.pre_grad.expand_gradients` writes it out.
+The marker stays in a captured graph until :mod:`gnncompile.passes.pre_grad.expand_gradients` replaces it by the
+operations of the gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _never(*_: Any) -> Any:
 
 
 def mark(gm: fx.GraphModule) -> None:
-    """Puts markers in place of the calls of ``torch.autograd.grad`` in a Dynamo graph."""
+    """Replaces the calls of ``torch.autograd.grad`` in a Dynamo graph by markers."""
     calls = _compat.gradient_calls(gm)
     for node in calls:
         node.target = _marker(node.meta["example_value"], _compat.bound_gradient(node))

@@ -1,8 +1,8 @@
-"""The marker of an operation with graphs of its own: ``nested(tensors, numbers, which)``.
+"""The marker of a higher-order op: ``nested(tensors, numbers, which)``.
 
-It stands for a higher-order op (``autograd.Function``, a hook of a tensor, ``torch.cond``) while the passes work on the
-graph around it, and makes way for that op afterwards (:mod:`gnncompile.capture.higher_order`). It is marked as
-depending on chance, so that no pass shares it, moves it out of the step or drops it.
+The marker takes the place of a higher-order op (``autograd.Function``, a tensor's hook, ``torch.cond``) while the
+passes rewrite the graph around it. Afterwards the op is put back (:mod:`gnncompile.capture.higher_order`). The marker
+is tagged as random, so no pass merges two of them, moves one out of the step or drops one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LIBRARY.define(
 
 @dataclass(frozen=True)
 class Original:
-    """What a marker stands for.
+    """The call of a higher-order op that a marker stands for.
 
     Attributes:
         target: The higher-order op.
-        leaves: Its arguments, flattened: :data:`TENSOR`, :data:`NUMBER`, a graph, or a constant.
-        spec: How they are put together.
-        results: What it returned while Dynamo traced: a fake tensor, or a sequence of these.
+        leaves: The flattened arguments: each is :data:`TENSOR`, :data:`NUMBER`, a graph, or a constant.
+        spec: The tree in which the arguments are nested.
+        results: The op's result while Dynamo traced: a fake tensor, or a sequence of fake tensors.
     """
 
     target: Callable[..., Any]
@@ -41,7 +41,13 @@ class Original:
     results: Any
 
     def arguments(self, tensors: Sequence[Any], numbers: Sequence[Any], graph: Callable[[Any], Any]) -> Any:
-        """Arguments by position and by name, with a graph for each of :attr:`leaves` that is one."""
+        """The op's arguments, by position and by name.
+
+        Args:
+            tensors: The values of the leaves :data:`TENSOR`, in order.
+            numbers: The values of the leaves :data:`NUMBER`, in order.
+            graph: Returns the argument for a leaf that is a graph.
+        """
         tensor, number = iter(tensors), iter(numbers)
 
         def leaf(kind: Any) -> Any:
@@ -53,27 +59,27 @@ class Original:
 
     @property
     def is_single(self) -> bool:
-        """Whether it returns one tensor."""
+        """Whether the op returns one tensor, not a sequence."""
         return isinstance(self.results, Tensor)
 
 
 TENSOR, NUMBER = object(), object()
 
 known: dict[int, Original] = {}
-"""Originals by the number of their markers, while the passes are at work."""
+"""Originals by the argument `which` of their markers, while the passes run."""
 
 _numbers = itertools.count()
 
 
 def remember(original: Original) -> int:
-    """A number for the marker of an original."""
+    """Registers an original, and returns the argument `which` of its marker."""
     which = next(_numbers)
     known[which] = original
     return which
 
 
 def call(tensors: list[Tensor], numbers: list[Any], which: int) -> list[Tensor]:
-    """Runs the original."""
+    """Runs the original of a marker, and returns its results as a list."""
     original = known[which]
     args, kwargs = original.arguments(tensors, numbers, lambda graph: graph)
     found = original.target(*args, **kwargs)

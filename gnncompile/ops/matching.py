@@ -1,13 +1,12 @@
-"""Nodes that an algorithm of many steps puts together: ``gnncompile::matched_edges`` and ``gnncompile::components``.
+"""Ops that cluster nodes on the host: ``gnncompile::matched_edges`` and ``gnncompile::components``.
 
-They are ops, so that a layer that asks for them stays one graph. Each runs on the host, for which the graph is copied
-there once: one look at the data.
+As ops they cause no graph break. Each copies the graph to the host once, which is one sync.
 
-- ``matched_edges(edge_index, score, num_nodes)``: cluster of each node ``[num_nodes]``, the edges that were chosen
-  ``[num_chosen]`` and the nodes that none of them has ``[num_single]``, as :class:`torch_geometric.nn.EdgePooling`
-  finds them.
-- ``components(edge_index, alive, num_nodes)``: weakly connected component of each node ``[num_nodes]``, and the first
-  node of each component ``[num_components]``, over the edges that are `alive`.
+- ``matched_edges(edge_index, score, num_nodes)``: the clusters of :class:`torch_geometric.nn.EdgePooling`. Returns the
+  cluster of each node ``[num_nodes]``, the chosen edges ``[num_chosen]``, and the nodes at no chosen edge
+  ``[num_single]``.
+- ``components(edge_index, alive, num_nodes)``: the weakly connected component of each node ``[num_nodes]``, and the
+  first node of each component ``[num_components]``, over the edges where `alive` is True.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ ROUNDS = 16
 
 
 def matched_edges(edge_index: Tensor, score: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges without a common end, the one of the highest score first, and so on.
+    """Chooses edges without a common end greedily, in the order of their scores, highest first.
 
-    An edge that is the best of all that are left at both its ends is chosen whatever is chosen elsewhere: all such
-    edges are taken at once, those at their ends drop out, and so on. What is left after :data:`ROUNDS` of that is taken
-    one by one: on a path along which scores rise, a round would take one edge.
+    An edge is chosen, whatever happens elsewhere, if it is the best remaining edge at both its ends. Each round takes
+    all such edges at once, and drops the edges that share an end with them. After :data:`ROUNDS` rounds, the remaining
+    edges are taken one by one: on a path along which scores rise, a round would take a single edge.
     """
-    order = torch.argsort(score, descending=True)  # as PyG has it: which of two equal edges comes first is its choice
+    order = torch.argsort(score, descending=True)  # the same call as PyG's, so ties are broken alike
     ends = edge_index.index_select(1, order).cpu().long()
     rank, free = torch.arange(ends.size(1)), torch.ones(num_nodes, dtype=torch.bool)
     taken = []
@@ -54,7 +53,7 @@ def matched_edges(edge_index: Tensor, score: Tensor, num_nodes: int) -> tuple[Te
 
 
 def _one_by_one(ends: Tensor, rank: Tensor, free: Tensor) -> Tensor:
-    """The edges of these ranks that are taken; takes their ends out of the nodes that are `free`."""
+    """Takes edges greedily, in the order `rank`, and returns their ranks; sets `free` to False at their ends."""
     taken, is_free = [], free.tolist()
     for edge, (one, other) in zip(rank.tolist(), ends[:, rank].t().tolist(), strict=True):
         if is_free[one] and is_free[other]:
@@ -66,15 +65,17 @@ def _one_by_one(ends: Tensor, rank: Tensor, free: Tensor) -> Tensor:
 
 
 def components(edge_index: Tensor, alive: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Components in the order of their first nodes; every node takes the least number among its neighbours', and that
-    of the node with this number, until nothing changes.
+    """Weakly connected components, in the order of their first nodes.
+
+    Every node holds a label, at first its own index. Until nothing changes, every node takes the least label among its
+    neighbours, then the label of the node with this index.
     """
-    ends = torch.where(alive, edge_index, edge_index[0]).cpu().long()  # what is not alive becomes a self loop
+    ends = torch.where(alive, edge_index, edge_index[0]).cpu().long()  # edges that are not alive become self loops
     least = torch.arange(num_nodes)
     while True:
         before = least
         lower = torch.minimum(least[ends[0]], least[ends[1]])
-        # The nodes that the ends point to learn of it as well: whole trees are joined at once.
+        # The nodes at the ends' labels take the lower label as well, so all nodes of a tree are joined at once.
         for at in (ends[0], ends[1], least[ends[0]], least[ends[1]]):
             least = least.scatter_reduce(0, at, lower, "amin", include_self=True)
         least = least[least]

@@ -1,7 +1,7 @@
-"""Torch functions that run as they are inside a captured graph: ``gnncompile::opaque``.
+"""The op that runs a torch function uncompiled inside a captured graph: ``gnncompile::opaque``.
 
-They choose their algorithm, or how often they loop, by sizes: tracing them would guard on these. As an op they see the
-sizes of each call. Their gradient runs the function again, for autograd to watch.
+These functions choose their algorithm, or their number of steps, by sizes. Tracing them would guard on the sizes. As an
+op they read the sizes in each call. The op's gradient runs the function again under autograd.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Function(NamedTuple):
 
     Attributes:
         run: Computes the results.
-        shapes: Their shapes; all have the dtype and device of the first tensor.
+        shapes: Computes the shapes of the results; all results have the dtype and device of the first tensor.
     """
 
     run: Callable[..., Sequence[Tensor]]
@@ -41,7 +41,7 @@ def _described(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
 
 
 def opaque(name: str, tensors: Sequence[Tensor], **settings: Any) -> list[Tensor]:
-    """Calls one of :data:`FUNCTIONS`; what Dynamo traces."""
+    """Calls one of :data:`FUNCTIONS` by its name, as an op; traced by Dynamo."""
     found: list[Tensor] = torch.ops.gnncompile.opaque(list(tensors), _described(name, tuple(settings.items())))
     return found
 
@@ -50,7 +50,7 @@ def opaque(name: str, tensors: Sequence[Tensor], **settings: Any) -> list[Tensor
 
 
 def _distances(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Distances of all rows of ``[..., n, channels]`` and ``[..., m, channels]``, by products of matrices if many."""
+    """Distances ``[..., n, m]`` between all rows of ``[..., n, channels]`` and ``[..., m, channels]``."""
     return [torch.cdist(tensors[0], tensors[1])]
 
 
@@ -70,11 +70,15 @@ _RECURRENT: dict[str, Callable[..., Any]] = {
 def _recurrent(
     tensors: Sequence[Tensor], mode: str, layers: int, biases: bool, both_ways: bool, batch_first: bool
 ) -> Any:
-    """A recurrent layer over as many steps as there are: sequences, states (two in an LSTM), then weights."""
+    """A recurrent layer over all steps of its sequences.
+
+    `tensors` are the sequences, the initial states (two for an LSTM, else one), then the weights.
+    """
     states = 2 if mode == "LSTM" else 1
     initial, weights = tensors[1 : 1 + states], list(tensors[1 + states :])
     hidden = tuple(initial) if states == 2 else initial[0]
-    # Dropout would need the random numbers of the forward again. Torch differentiates only what is in training.
+    # Dropout 0.0: else the gradient would need the forward's random numbers again.
+    # Training mode: torch differentiates in no other.
     return _RECURRENT[mode](tensors[0], hidden, weights, biases, layers, 0.0, True, both_ways, batch_first)
 
 
@@ -85,9 +89,9 @@ def _recurrent_shapes(tensors: Sequence[Tensor], mode: str, both_ways: bool, **_
 
 
 def _paired(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A GRU cell applied to pairs of rows ``[rows, nodes, channels]``, both ways, until one row is left.
+    """Applies a GRU cell to pairs of rows ``[rows, nodes, channels]``, in both orders, until one row is left.
 
-    The tree of :class:`torch_geometric.nn.LCMAggregation`; an odd row joins at the next level.
+    This is the tree of :class:`torch_geometric.nn.LCMAggregation`. A last row without a partner joins the next level.
     """
     x, *weights = tensors
     while x.size(0) > 1:
@@ -102,7 +106,7 @@ FUNCTIONS = {
     "recurrent": Function(_recurrent, _recurrent_shapes),
     "paired": Function(_paired, lambda tensors: [tensors[0].shape[1:]]),
 }
-"""What can be called by name."""
+"""The functions that :func:`opaque` calls, by name."""
 
 
 # -- the ops ------------------------------------------------------------------------------------------------------
@@ -115,7 +119,7 @@ def _function(how: str) -> tuple[Function, dict[str, Any]]:
 
 def _run(tensors: list[Tensor], how: str) -> list[Tensor]:
     function, settings = _function(how)
-    # A copy of what is a view of an input: results of ops share no memory with these.
+    # Results that are views of an input are copied: the results of an op must not share memory with its inputs.
     memory = {t.untyped_storage().data_ptr() for t in tensors}
     found = [t.contiguous() for t in function.run(tensors, **settings)]
     return [t.clone() if t.untyped_storage().data_ptr() in memory else t for t in found]

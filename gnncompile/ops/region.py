@@ -1,7 +1,7 @@
-"""The opaque op that runs a region inside any torch graph: ``gnncompile::region``.
+"""The op that runs a region inside any torch graph: ``gnncompile::region``.
 
-The region travels as a string, so compile caches stay valid and another process rebuilds the kernel from it. Its
-gradient is made of the same op, so it can be differentiated again.
+The region is an argument, as a string. So compile caches stay valid, and another process can rebuild the kernel. The
+op's gradient calls the same op, so it can be differentiated again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gnncompile.runtime import launch
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 _SIGNATURE = "(Tensor[] tensors, Tensor[] layout, str spec) -> Tensor[]"
 LIBRARY.define("region" + _SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
-# The same op without a gradient formula: what a compiled graph calls, because the autograd layer costs more time
-# than the launch (see gnncompile.capture.backend).
+# The same op without a gradient formula. Compiled graphs call it, because the autograd layer costs more time than the
+# launch (see gnncompile.capture.backend).
 LIBRARY.define("region_kernel" + _SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _run(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor]:
-    """Runs a region.
+    """Runs a region, and returns its outputs.
 
     Args:
         tensors: The region's tensors by position, ``[rows, ...]``.
-        layout: rowptr, col and edge of the walk by the region's own rows, then (only where a gradient gathered at
-            the other end is needed) those of the walk by the other end's rows. An edge that nobody reads is empty.
+        layout: rowptr, col and edge by the region's own rows. If a gradient is gathered at the other end, then rowptr,
+            col and edge by that end's rows. An `edge` that nobody reads is empty.
         spec: The region as a string.
     """
     return launch.runner(spec, layout[0].device.type)(tensors, layout)
@@ -54,9 +54,9 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
 
 @lru_cache(maxsize=4096)
 def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
-    """Outputs of a region that its gradient may read.
+    """The positions of a region's outputs that its gradient may read.
 
-    Which ones it reads depends on which outputs have a cotangent. That is not known before the backward.
+    The outputs that it does read depend on the outputs with a cotangent, which are known only in the backward.
     """
     stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
     return frozenset(o.index for stage in stages for o in stage.operands if o.kind == "output")
@@ -65,10 +65,10 @@ def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, layout, spec = inputs
     ctx.spec, ctx.count, ctx.layouts = spec, len(tensors), len(layout)
-    # Most residuals have no cotangent: zeros in their place would be computed with.
+    # Most residuals have no cotangent. Materialised zeros in their place would be computed with.
     ctx.set_materialize_grads(False)
     needed = _outputs_read(parse(spec), tuple(t.requires_grad for t in tensors))
-    # What the gradient does not read may be written to by the caller.
+    # Outputs that the gradient does not read are not saved: the caller may write to them.
     ctx.save_for_backward(*tensors, *layout, *(o if k in needed else None for k, o in enumerate(output)))
 
 
@@ -89,7 +89,19 @@ def backward(
     cotangents: Sequence[Tensor | None],
     wanted: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Gradients of the region's tensors, by running the stages of :func:`gnncompile.ir.vjp.vjp`."""
+    """Runs the stages of :func:`gnncompile.ir.vjp.vjp`, and returns the gradients of the region's tensors.
+
+    Args:
+        region: The region.
+        tensors: Its tensors.
+        layout: Its layouts, as for the forward.
+        outputs: Its outputs; None for outputs that the gradient does not read.
+        cotangents: The gradients of its outputs; None for outputs without.
+        wanted: Whether each tensor needs a gradient.
+
+    Raises:
+        InternalError: The region was formed without a layout that the gradient needs.
+    """
     plan = vjp(region, wanted, tuple(c is not None for c in cotangents))
     temporaries: list[Tensor] = []
 
@@ -111,9 +123,9 @@ def backward(
             )
         walk, run = list(layout) if stage.region.by is region.by else [*layout[3:], *layout[:3]], stage.region
         if torch.is_grad_enabled():
-            run = with_residuals(run)  # a gradient of this gradient needs what a forward would keep
+            run = with_residuals(run)  # a second gradient needs the residuals that a forward keeps
         else:
-            walk = walk[:3]  # every tensor less is one less to save for the backward
+            walk = walk[:3]  # fewer tensors to save for the backward
         if run.numbers_edges and _is_empty(walk[2]) and not _is_empty(walk[1]):
             raise InternalError(
                 f"a gradient asks for the numbers of edges, without which {run.spec} was formed; please report it"
@@ -138,13 +150,13 @@ def backward(
 
 
 def _is_empty(tensor: Tensor) -> bool:
-    """Whether a tensor is known to have no rows."""
+    """Whether a tensor is statically known to have no rows."""
     rows: object = tensor.size(0)
     return isinstance(rows, int) and rows == 0
 
 
 def _with_heads(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A temporary ``[rows, *features]`` with as many axes as the features of `shape`, to which it broadcasts."""
+    """A temporary ``[rows, *features]`` with an axis for heads if `shape` has one, so the features broadcast to it."""
     return value.unsqueeze(1) if value.dim() == 2 and len(shape) == 2 else value
 
 
@@ -152,5 +164,5 @@ for _name in ("region", "region_kernel"):
     LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
 for _function in (_run, _setup, _backward):
-    _compat.run_uncompiled(_function)  # gradients that a user's function takes between graph breaks are run, not traced
+    _compat.run_uncompiled(_function)  # Dynamo must not trace these when user code between graphs takes gradients
 torch.library.register_autograd("gnncompile::region", _backward, setup_context=_setup, lib=LIBRARY)

@@ -1,8 +1,8 @@
-"""How Inductor calls a region's kernel: straight from the code it writes, into memory that it allocates.
+"""Lowers a region for Inductor: the generated wrapper calls the kernel directly, with outputs that it allocates.
 
-A call through the dispatcher with lists of tensors costs several times the host time of a launch, which is what a step
-on a small graph consists of. Here Inductor's wrapper holds one line per region and step, and the outputs are buffers
-of its own: allocated as fast as any other, and used again.
+A dispatcher call with lists of tensors costs several times the host time of a launch. Host time dominates a step on a
+small graph. Here Inductor's wrapper calls each region in one line. The outputs are Inductor's own buffers, which it
+allocates and reuses as any other buffer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _IMPORT = "from gnncompile.runtime.launch import Call as _gnncompile_call"
 
 
 class RegionCall(Call):
-    """Fills the outputs of a region.
+    """The call of a region's kernel, which fills the region's outputs.
 
     Args:
         tensors: The region's tensors, realized and contiguous.
-        layout: rowptr, col and edge of the walk, likewise.
+        layout: rowptr, col and edge of the walk, realized and contiguous.
         outputs: The buffers to fill.
         spec: The region as a string.
     """
@@ -38,7 +38,7 @@ class RegionCall(Call):
         super().__init__([*tensors, *layout], outputs, constants=(spec,))
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the call; the kernel is looked up once, where the wrapper is imported."""
+        """Writes the call into Inductor's wrapper. The kernel is looked up once, when the wrapper is imported."""
         device = self.device.type
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
@@ -52,7 +52,7 @@ class RegionCall(Call):
 
 
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
-    layout = layout[:3]  # the rest is for the gradient
+    layout = layout[:3]  # only the gradient reads the other layout
     given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _results(layout, spec)
     call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
@@ -61,7 +61,7 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
 
 
 def _results(layout: Sequence[Any], spec: str) -> list[Result]:
-    """Buffers for the outputs."""
+    """Buffers for a region's outputs."""
     region, device = parse(spec), layout[0].get_device()
     rows, edges = layout[0].get_size()[0] - 1, layout[1].get_size()[0]
     sizes = [[region.rows(out, rows, edges), *out.trailing] for out in region.outputs]
@@ -69,5 +69,5 @@ def _results(layout: Sequence[Any], spec: str) -> list[Result]:
 
 
 def install() -> None:
-    """Tells Inductor."""
+    """Registers the lowering of ``gnncompile::region_kernel`` with Inductor."""
     inductor_call.install(_OP, _lower)

@@ -1,19 +1,18 @@
-"""Edges whose number depends on data: sampled at random, or those that are left where self loops were removed.
+"""Ops that sample edges, or drop the edges that are marked dead; most results have a data-dependent size.
 
-They are ops, so that a layer that asks for them stays one graph; each costs one look at the data per step.
+As ops they cause no graph break. Each costs one sync per step.
 
-- ``live_edges(edge_index)``: the edges that are not dead (:mod:`gnncompile.ops.segment`); the passes say which
-  these are, as ``alive``.
+- ``live_edges(edge_index)``: the edges that are not marked dead (:mod:`gnncompile.ops.segment`). The passes fill in the
+  argument ``alive``.
 - ``dropped_edges(edge_index, p)``: see :func:`torch_geometric.utils.dropout_edge`.
 - ``negative_edges(edge_index, num_nodes, ratio, is_undirected, batch)``: see
-  :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`. It takes its numbers where PyG does, from Python's
-  generator.
-- ``random_permutation(n, dtype, device)``: :func:`torch.randperm`. Inductor has a pattern for rows that are permuted by
-  torch's own (the corruption of DeepGraphInfomax), and fails where it is met (torch 2.13).
+  :meth:`torch_geometric.nn.SuperGATConv.negative_sampling`. Like PyG, it draws from Python's random generator.
+- ``random_permutation(n, dtype, device)``: :func:`torch.randperm`. Inductor has a pattern for rows that torch's own
+  ``randperm`` permutes, as the corruption of DeepGraphInfomax does, and fails on it (torch 2.13).
 - ``other_edges(edge_index, num_nodes, num_samples, method, is_undirected)``: see
   :func:`torch_geometric.utils.negative_sampling`.
 - ``negative_targets(edge_index, num_nodes, self_loops)``: see
-  :func:`torch_geometric.utils.structured_negative_sampling`; as many as there are edges.
+  :func:`torch_geometric.utils.structured_negative_sampling`; one destination per edge.
 """
 
 from __future__ import annotations
@@ -81,13 +80,16 @@ def other_edges(edge_index: Tensor, num_nodes: int, num_samples: int, method: st
 
 
 def negative_targets(edge_index: Tensor, num_nodes: int, self_loops: bool) -> Tensor:
-    """For each edge a node without an edge from its source, ``[num_edges]``; the source itself only if `self_loops`."""
+    """For each edge, a node to which the edge's source has no edge, ``[num_edges]``.
+
+    The node may be the source itself only if `self_loops`.
+    """
     found: Tensor = structured_negative_sampling(edge_index, num_nodes, self_loops)[2]
     return found
 
 
 def random_permutation(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The numbers from 0 to ``n - 1`` in random order, ``[n]``."""
+    """The integers from 0 to ``n - 1`` in random order, ``[n]``."""
     return torch.randperm(n, dtype=dtype, device=device)
 
 

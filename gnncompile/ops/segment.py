@@ -1,24 +1,29 @@
 """Marker ops that a captured graph carries from capture to region forming.
 
-They exist in captured graphs only: the passes fuse them or write them out in torch ops (:data:`WRITTEN_OUT`).
+They exist in captured graphs only: the passes fuse them or replace them by torch ops (:data:`WRITTEN_OUT`).
+
+These compute a result:
 
 - ``segment_reduce(src, index, num_segments, reduce)``: PyG's ``scatter`` along the first dimension.
 - ``segment_softmax(src, index, num_segments)``: PyG's ``softmax`` along the first dimension.
-- ``edge_dropout(src, seed, p)``: dropout of rows per edge by the mask that regions make of the same seed.
-- ``mark_dead(index, alive)``: ``index`` itself, with the knowledge that columns where ``alive`` is False are to be
-  ignored: how self loops are removed without a data-dependent size.
-- ``num_segments(index)``, ``longest_segment(index)`` and ``sized(index, carrier)``: the number of segments and the
-  length of the longest, taken from the carrier's dimensions where the caller attached one
-  (:mod:`gnncompile.capture.inputs`).
-- ``adjacency(row, col, values, shape)``: a sparse matrix of the shape of the first two dimensions of `shape`.
-- ``sorted_index(index)``: the index itself, if it is sorted.
-- ``laid_out(row, col, layout)``: the ends of edges themselves, with the knowledge of their layouts: rowptr, col and
-  edge by `col`, then perhaps by `row`.
-- ``hop_prefix(row, col, nodes, sources, edges)``: likewise, with the knowledge that the edges to the first nodes come
-  from the first sources (tensors of so many rows): their ends, rowptr, and perhaps rowptr, col and edge by source.
-- ``padded(value, counts, rows, values)``: the tensor itself, with the knowledge that only its first ``counts[rows]``
-  rows are true, and that it numbers things of the kind `values` (-1: of none).
-- ``chosen_rows(index, table, rows)``: the index itself, with the knowledge that ``table[index]`` is `rows`.
+- ``edge_dropout(src, seed, p)``: dropout of the rows of edges, with the mask that regions make from the same seed.
+- ``num_segments(index)`` and ``longest_segment(index)``: the number of segments, and the length of the longest
+  segment. They are dimensions of the carrier if the caller attached one (:mod:`gnncompile.capture.inputs`).
+- ``adjacency(row, col, values, shape)``: a sparse matrix, whose shape is the first two dimensions of `shape`.
+
+These return their first argument (or two) unchanged, and tell the passes a fact:
+
+- ``mark_dead(index, alive)``: columns where `alive` is False are to be ignored. Self loops are removed by this, without
+  a data-dependent size.
+- ``sized(index, carrier)``: the dimensions of `carrier` are the number of segments and the length of the longest.
+- ``sorted_index(index)``: the index is sorted; an unsorted index raises an error.
+- ``laid_out(row, col, layout)``: the edges have these layouts: rowptr, col and edge by `col`, then perhaps by `row`.
+- ``hop_prefix(row, col, nodes, sources, edges)``: all edges to the first nodes come from the first sources. `nodes` and
+  `sources` are tensors with that number of rows. `edges` holds the ends of these edges, their rowptr, and perhaps
+  rowptr, col and edge by source.
+- ``padded(value, counts, rows, values)``: only the first ``counts[rows]`` rows are valid, and the values index rows of
+  the row type `values` (-1: they index none).
+- ``chosen_rows(index, table, rows)``: ``table[index]`` equals `rows`.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ LIBRARY.define("padded(Tensor value, Tensor counts, int rows, int values) -> Ten
 
 
 def _expand(index: Tensor, like: Tensor) -> Tensor:
-    # In int64: with an expanded int32 index the gradient of scatter_reduce is wrong (seen in torch 2.13 on a CPU).
+    # int64, because scatter_reduce has a wrong gradient for an expanded int32 index (seen in torch 2.13 on a CPU).
     return index.long().view([-1] + [1] * (like.dim() - 1)).expand_as(like)
 
 
@@ -88,7 +93,7 @@ def _num_segments(index: Tensor) -> int:
 
 
 class SizeNeeded(_compat.Recapture):
-    """A number of segments is wanted of a model input that carries none; the caller attaches it and traces again."""
+    """The model needs the number of segments of an input that carries none. The caller attaches it and traces again."""
 
     def __init__(self, source: str, longest: bool = False) -> None:
         super().__init__(source)
@@ -107,18 +112,22 @@ def _fake_longest_segment(index: Tensor) -> Any:
 
 
 def _size_of(index: Tensor, longest: bool) -> Any:
-    """What the caller attached to an index, or is asked to attach; else a size that only the data knows."""
+    """The size that the caller attached to an index, or asks the caller to attach it; else an unbacked integer."""
     known = getattr(index, _LONGEST if longest else _SEGMENTS, None)
     if known is not None:
         return known
     request_size(index, longest)
-    # Not a size yet: integers that are all negative have a largest as well, and are no index.
+    # Not a size yet: for integers that are all negative, which are no index, the number may be negative.
     return _compat.unknown_number()
 
 
 def request_size(index: Tensor, longest: bool = False) -> None:
-    """Asks the caller for the number of segments of a model input (and the length of the longest), once; returns where
-    there is nobody to ask.
+    """Asks the caller, once, for the number of segments of a model input, or for the longest segment's length as well.
+
+    Returns if the index is no model input, or if the caller can't attach sizes or was asked before.
+
+    Raises:
+        SizeNeeded: The caller must attach the size and trace again.
     """
     source = _source(index)
     backend = _compat.current_backend() if source is not None else None
@@ -138,7 +147,7 @@ def _copy(index: Tensor) -> Tensor:
 
 
 def _contiguous_like(index: Tensor) -> Tensor:
-    """A fake result; without ``empty_like``, which divides by sizes to find out about strides, and so fails for 0."""
+    """A fake result. Not by ``empty_like``: it divides by sizes to find strides, which fails for size 0."""
     return index.new_empty(index.shape)
 
 
@@ -171,11 +180,11 @@ def _fake_sorted_index(index: Tensor) -> Tensor:
 
 
 def _source(index: Tensor) -> str | None:
-    """Where an index stands in the arguments, without the names of the fields that it was put in."""
+    """The place of an index in the arguments, without our field names such as ``.segment``; None if it is no input."""
     known: str | None = getattr(index, _SOURCE, None)
     if known is not None:
         return known
-    name = _compat.tracked_input_name(index) if _compat.takes_arguments() else None  # not behind a graph break
+    name = _compat.tracked_input_name(index) if _compat.takes_arguments() else None  # None after a graph break
     for field in (".segment", ".numbered", ".padded"):
         name = name.removesuffix(field) if name is not None else None
     return name
@@ -197,11 +206,11 @@ WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
     torch.ops.gnncompile.segment_softmax.default: segment_softmax,
     torch.ops.gnncompile.edge_dropout.default: edge_dropout,
 }
-"""What each differentiable marker means in torch ops."""
+"""By marker op that computes a result: the function that computes the same in torch ops."""
 
 
 def _check_index(index: Tensor) -> None:
-    """Raises TypeError where torch's own scatter would refuse an index: its values would be cut to integers."""
+    """Raises TypeError for an index that is not of integers, as torch's scatter does: its values would be truncated."""
     if index.dtype not in (torch.int64, torch.int32):
         raise ArgumentTypeError(
             f"index (of edges, or batch): found dtype {index.dtype}, expected torch.int64 (or int32). Convert it with "

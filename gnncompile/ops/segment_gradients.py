@@ -1,7 +1,7 @@
-"""Gradients of the marker ops of :mod:`gnncompile.ops.segment`, in marker ops.
+"""Gradient formulas of the marker ops of :mod:`gnncompile.ops.segment`, made of marker ops.
 
-They are taken of fake tensors only: while Dynamo traces ``torch.autograd.grad`` of the model, and where
-:mod:`gnncompile.passes.pre_grad.expand_gradients` writes such a gradient out.
+They run on fake tensors only: while Dynamo traces a ``torch.autograd.grad`` of the model, and while
+:mod:`gnncompile.passes.pre_grad.expand_gradients` replaces its marker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _reduce(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
     src, index, out = ctx.saved_tensors
     if ctx.reduce in ("max", "min"):
         chosen = (src == out.index_select(0, index)).to(src.dtype)
-        # Ties share evenly; the zero that scatter_reduce began with is one of them.
+        # Ties share the gradient evenly. The initial zero of scatter_reduce takes part in a tie at zero.
         ties = _OPS.segment_reduce(chosen, index, ctx.size, "sum") + (out == 0).to(src.dtype)
         return chosen * (cotangent / ties).index_select(0, index), None, None, None
     if ctx.reduce == "mul":
@@ -71,7 +71,7 @@ def _adjacency(ctx: Any, cotangent: Tensor) -> tuple[None, None, Tensor, None]:
 
 
 def _shape_only(name: str) -> None:
-    """Raises RuntimeError where a gradient would become a part of a graph that has its shape, not its values."""
+    """Raises RuntimeError if a graph would record this gradient, which has the right shape but wrong values."""
     if _compat.recording_operations():
         raise InternalError(f"the marker op {name} was differentiated; the passes must write it out, please report it")
 

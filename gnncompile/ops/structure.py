@@ -1,4 +1,4 @@
-"""The ops that make graph structure: ``gnncompile::csr``, ``csr_with_loops`` and ``inverse_degree``."""
+"""The ops that compute graph structure: ``gnncompile::csr``, ``csr_with_loops`` and ``inverse_degree``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's composite operations that compare sizes, decomposed without, while gnncompile captures."""
+"""Decompositions of torch's composite operations without comparisons of sizes, while gnncompile captures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def cdist(
     ordinary: Callable[..., Tensor], x1: Tensor, x2: Tensor, p: float = 2, compute_mode: int | None = None
 ) -> Any:
-    """See :func:`torch.cdist`: up to 25 rows it takes differences, of more rows products of matrices."""
+    """See :func:`torch.cdist`, which subtracts rows for up to 25 rows, and uses a matrix product for more."""
     if p != 2 or compute_mode in (1, 2) or x1.dtype != x2.dtype:
         return ordinary(x1, x2, p, compute_mode)
     return opaque("distances", (x1, x2))[0]
@@ -34,9 +34,9 @@ def attention(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """See :func:`torch.nn.functional.scaled_dot_product_attention`: whether a mask is for all rows it asks by sizes.
+    """See :func:`torch.nn.functional.scaled_dot_product_attention`, which compares sizes to see if a mask has all rows.
 
-    Of float64 the fused op's fake tells the wrong type of what it saves for its gradient, up to torch 2.12.
+    For float64, the fake of the fused op has a wrong dtype for a tensor saved for its gradient, up to torch 2.12.
     """
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
@@ -60,16 +60,16 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    """See :func:`torch.nn.functional.batch_norm`: whether there are rows it asks by sizes.
+    """See :func:`torch.nn.functional.batch_norm`, which compares sizes to find out whether there are rows.
 
-    The statistics of no rows are NaN. They reach neither the running statistics nor the gradient of the weight: both
-    are chosen per channel, on the device.
+    The statistics of zero rows are NaN. ``torch.where`` keeps them out of the running statistics and of the gradient of
+    the weight, on the device.
     """
     values: Any = math.prod(size for dim, size in enumerate(x.shape) if dim != 1)
     settings = training, momentum, eps, cudnn_enabled
     if not training or isinstance(values, int):
         return ordinary(x, weight, bias, running_mean, running_var, *settings)
-    # A float32 number, four times as large as the flag: of a larger one the backward would be given the flag.
+    # In float32, four times as large as the flag: with a larger dtype, the backward would be given the flag itself.
     occupied = torch.full((), values, dtype=torch.float32, device=x.device) > 0
     if weight is not None:
         weight = torch.where(occupied, weight, weight.detach())
@@ -83,7 +83,7 @@ def batch_norm(
 
 
 def install() -> None:
-    """Registers them with torch."""
+    """Registers the decompositions with torch."""
     _compat.decompose(aten.cdist.default, cdist)
     _compat.decompose(aten.scaled_dot_product_attention.default, attention)
     _compat.decompose(aten.batch_norm.default, batch_norm)

@@ -1,6 +1,6 @@
-"""Embeddings with ``sparse=True``: they run between captured graphs.
+"""Substitutes for embeddings: an embedding with ``sparse=True`` breaks the graph and runs uncompiled.
 
-Their gradient is a sparse tensor of the rows that were looked up, which no compiled backward can return.
+Their gradient is a sparse tensor of the rows that were looked up. A compiled backward can't return a sparse tensor.
 """
 
 from __future__ import annotations

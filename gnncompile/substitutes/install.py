@@ -1,8 +1,8 @@
-"""Substitutes for the helpers of PyG whose sizes depend on data, and what tells Dynamo of all substitutes.
+"""Substitutes for PyG's helpers with data-dependent sizes, and the registration of all substitutes with Dynamo.
 
-Removing an edge would change a size, so no edge is removed: it is marked dead (``gnncompile::mark_dead``), keeps its
-place, and no kernel ever walks it. Everyone else's ``torch.compile`` still traces PyG's own code, through a copy of
-the function.
+Removing an edge would change a size. So a removed edge keeps its place and is marked dead (``gnncompile::mark_dead``);
+no kernel walks it. Other uses of ``torch.compile`` in the process still trace PyG's own code, through copies of its
+functions.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ OFF, MASKED, EXACT = "off", "masked", "exact"
 
 
 _OURS = os.path.dirname(__file__) + os.sep
-"""Where the code stands that is traced in place of PyG's."""
+"""The folder of the substitutes."""
 
 
 @torch.compiler.assume_constant_result
 def capturing() -> str:
-    """Whether gnncompile is tracing (``"masked"``), traces without masks (``"exact"``), or someone else is.
+    """How gnncompile traces: with masked edges (``"masked"``), without (``"exact"``), or not at all (``"off"``).
 
-    Edges are masked for PyG's own layers only: other code may count them.
+    Edges are masked only if PyG or a substitute is the caller: the user's code may count edges.
     """
     found = _backend_setting()
     if found == MASKED:
@@ -66,7 +66,7 @@ def capturing() -> str:
 
 
 def _backend_setting() -> str:
-    if _compat.transform_traced():  # torch.func knows the gradients and batches of torch's own operations only
+    if _compat.transform_traced():  # torch.func can differentiate and batch torch's own operations only
         return OFF
     return str(getattr(_compat.current_backend(), "self_loops", OFF))
 
@@ -107,7 +107,7 @@ def softmax(
 
 @substitute(pyg_maybe_num_nodes)
 def maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
-    """See ``torch_geometric.utils.num_nodes.maybe_num_nodes``; an ``EdgeIndex`` may know."""
+    """See ``torch_geometric.utils.num_nodes.maybe_num_nodes``; the sizes that an ``EdgeIndex`` holds are used."""
     tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
     if num_nodes is not None or tables is None:
         return _maybe_num_nodes(edge_index, num_nodes)
@@ -118,7 +118,7 @@ def maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
 
 
 def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
-    """The edge list with some edges marked dead; what is known of its sizes stays known."""
+    """Marks the edges dead where `alive` is False; the sizes of an ``EdgeIndex`` stay attached."""
     marked: Tensor = _OPS.mark_dead(edge_index, alive)
     tables = _compat.kept_with(edge_index, _compat.EDGE_INDEX)
     if tables is not None:
@@ -128,7 +128,7 @@ def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
 
 @substitute(copy.copy)
 def shallow_copy(x: Any) -> Any:
-    """See :func:`copy.copy`, of whose own way to copy a dict or an object of PyG's Dynamo knows nothing."""
+    """See :func:`copy.copy`, whose way to copy dicts, lists and PyG's objects Dynamo can't trace."""
     if capturing() != OFF and isinstance(x, (BaseData, BaseStorage)):
         return x.__copy__()
     if capturing() == OFF or type(x) not in (dict, list):
@@ -150,7 +150,7 @@ def to_dense_batch(
     graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
     longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
     place = torch.arange(x.size(0), device=x.device) - sizes_and_starts(batch, graphs)[1].index_select(0, batch)
-    spare = graphs * longest  # where rows go that are too many
+    spare = graphs * longest  # the row for nodes beyond max_num_nodes
     place = torch.where(place < longest, batch * longest + place, spare)
     rows = (x.new_zeros((spare + 1, *x.shape[1:])) + fill_value).to(x.dtype)
     filled = torch.zeros(spare + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
@@ -175,11 +175,12 @@ def remove_self_loops(edge_index: Any, edge_attr: Tensor | None = None) -> Any:
 def add_remaining_self_loops(
     edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: int | None = None
 ) -> Any:
-    """See :func:`torch_geometric.utils.add_remaining_self_loops`: ``num_edges + num_nodes`` edges, existing self
-    loops marked dead and their attribute moved to the new loop of their node.
+    """See :func:`torch_geometric.utils.add_remaining_self_loops`. The result has ``num_edges + num_nodes`` edges.
+
+    Existing self loops are marked dead, and their attribute moves to the new loop of their node.
     """
     number = fill_value is None or isinstance(fill_value, (int, float))
-    # Which of several self loops of one node wins is undefined in PyG on a GPU; here it is the last one, everywhere.
+    # If a node has several self loops, the last one's attribute counts. In PyG on a GPU the choice is undefined.
     if capturing() != MASKED or not is_edge_list(edge_index) or num_nodes is None or not number:
         return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     alive = edge_index[0] != edge_index[1]
@@ -194,14 +195,14 @@ def add_remaining_self_loops(
     owner = torch.cat([nodes, edge_index[0]])
     last = place.new_full((num_nodes,), -1).scatter_reduce(0, owner, padded, "amax", include_self=True)
     shape = [-1] + [1] * (edge_attr.dim() - 1)
-    # A zero row behind the attributes keeps the look-up in range for nodes without a loop, and for no edge at all.
+    # A zero row after the attributes keeps the look-up in range for nodes without a loop, and for graphs without edges.
     behind = torch.cat([edge_attr, edge_attr.new_zeros((1, *edge_attr.shape[1:]))])
     found = behind.index_select(0, torch.where(last < 0, place.new_full((1,), 1) * edge_index.size(1), last))
     return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
 
 
 def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
-    """A function that is ours while gnncompile captures."""
+    """A function that calls `ours` while gnncompile captures, else `theirs`."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
         return theirs(*args, **kwargs) if capturing() == OFF else ours(*args, **kwargs)
@@ -210,7 +211,7 @@ def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> An
 
 
 def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Any:
-    """See :func:`torch.autograd.forward_ad.make_dual`, which knows no symbolic sizes: it runs between graphs."""
+    """See :func:`torch.autograd.forward_ad.make_dual`, which takes no symbolic sizes: it breaks the graph."""
     torch._dynamo.graph_break()
     return _make_dual(tensor, tangent, level=level)
 

@@ -1,8 +1,8 @@
-"""What PyG runs in uncompiled code only: its own hooks on message passing, and the masks of an explainer.
+"""Finds layers with PyG's message-passing hooks or an explainer's masks, so that their calls run uncompiled.
 
-PyG leaves ``register_message_forward_hook`` and the like out under any compiler, without a word. A layer that is being
-explained takes another mask in each call, for the edges that PyG itself would pass messages along. A call in which a
-layer has either runs uncompiled. Hooks of ``torch.nn.Module`` run in compiled code.
+Under any compiler, PyG silently skips its own hooks (``register_message_forward_hook`` and others). A layer that is
+being explained takes another mask in each call, for the edges along which PyG itself would pass messages. So a call
+runs uncompiled if a layer has such hooks or is being explained. Hooks of ``torch.nn.Module`` run in compiled code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _EXPLAINED = attrgetter("_explain")
 
 
 class LayerWatch:
-    """Watches the message-passing layers of a model: those in its modules, and those that only a trace finds.
+    """Watches a model's message-passing layers: those in its modules, and those that only a trace finds.
 
-    A call of it takes a few microseconds, however many hooks there could be.
+    Calling the watch takes a few microseconds, however many hooks could be registered.
     """
 
     def __init__(self, target: Callable[..., Any]) -> None:
@@ -47,7 +47,7 @@ class LayerWatch:
         return layer in self._names
 
     def __call__(self) -> tuple[str, str] | None:
-        """Why a call made now must run uncompiled, and what to do about that; None if it need not."""
+        """The reason that a call must run uncompiled now, and advice for the user; None if it need not."""
         if list(chain.from_iterable(map(dict.values, self._tables))) != self._parts:
             self._read()
         if not any(self._hooks) and not any(map(_EXPLAINED, self._layers)) and not self._found:
@@ -55,7 +55,7 @@ class LayerWatch:
         return next(filter(None, map(self._reason, [*self._names, *self._found])), None)
 
     def add(self, layer: nn.Module) -> None:
-        """Watches a layer that belongs to none of the modules."""
+        """Watches a layer that belongs to none of the model's modules."""
         self._found.add(layer)
 
     def _read(self) -> None:
@@ -86,15 +86,17 @@ class LayerWatch:
 
 
 def refuse_hooks(layer: Any) -> None:
-    """While Dynamo traces: a layer that no :class:`LayerWatch` knows is watched from now on by Dynamo's guards.
+    """Refuses a layer with hooks while Dynamo traces, and guards on the hooks of a layer that has none.
+
+    Layers that a :class:`LayerWatch` knows are skipped: the watch checks them before each call.
 
     Raises:
-        _compat.HookedLayer: It has hooks, or is being explained.
+        _compat.HookedLayer: The layer has hooks, or is being explained.
     """
     if _compat.is_watched(layer):
         return
     if layer._explain:
         _compat.refuse_layer(layer)
     for hooks in _NAMES:
-        if len(getattr(layer, hooks)):  # whether it is empty Dynamo would not guard on
+        if len(getattr(layer, hooks)):  # Dynamo guards on the length, but would not on the truth value
             _compat.refuse_layer(layer)

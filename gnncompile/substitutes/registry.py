@@ -1,4 +1,4 @@
-"""The registry of substitutes: what Dynamo traces in place of functions and methods of PyG and torch.
+"""The registry of substitutes: functions that Dynamo traces instead of functions and methods of PyG and torch.
 
 A substitute is a function with the decorator :func:`substitute`::
 
@@ -6,8 +6,8 @@ A substitute is a function with the decorator :func:`substitute`::
     def some_conv_forward(self, x, edge_index):
         ...
 
-It takes the arguments of what it stands for. A release of PyG in which these are others is noticed when gnncompile is
-imported: its own code is traced then, and :data:`MISMATCHED` has the name.
+A substitute has the same parameters as its original. If they differ in the installed release of PyG, the original is
+traced as written, and :data:`MISMATCHED` gets its name. This is checked when gnncompile is imported.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 METHODS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""By method of a class (or getter of a property): what is traced in its place."""
+"""Substitutes, by the method of a class (or the getter of a property) that they replace."""
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""By function of a module: what is traced in its place."""
+"""Substitutes, by the function of a module that they replace."""
 
 MISMATCHED: list[str] = []
-"""Originals whose arguments are not those of their substitutes. They have none."""
+"""The names of originals whose parameters differ from their substitutes'. They are traced as written."""
 
 
 def substitute(*originals: Callable[..., Any]) -> Callable[[F], F]:
-    """Registers a function as the substitute of methods or functions.
+    """A decorator that registers a function as the substitute of methods or functions.
 
     Args:
         originals: Methods, as ``SomeConv.forward``, or functions, as ``torch_geometric.utils.scatter``.
@@ -57,7 +57,7 @@ def _is_method(original: Callable[..., Any]) -> bool:
 
 
 def _takes_the_same(original: Callable[..., Any], ours: Callable[..., Any]) -> bool:
-    """Whether two functions have the same parameters, by names and kinds; ``*args, **kwargs`` take any."""
+    """Whether two functions have parameters of the same names and kinds; ``*args`` in `ours` accepts any."""
     own = _parameters(ours)
     if any(kind is inspect.Parameter.VAR_POSITIONAL for _, kind in own):
         return True

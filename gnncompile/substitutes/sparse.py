@@ -1,10 +1,12 @@
-"""``torch.sparse`` matrices as adjacency (``adj_t``: rows are destinations, columns sources), and torch-sparse's
-``SparseTensor`` without values.
+"""Substitutes for PyG's functions of sparse adjacency matrices: ``torch.sparse``, and ``SparseTensor`` without values.
 
-Dynamo takes no sparse tensor. A matrix enters as row, column and value of each entry and stands in the captured graph
-as one op of the shape of the matrix (``gnncompile::adjacency``), which is never run: what PyG's layers do with it is
-traced as the functions below, and every other use has the model run as it is. So does a matrix that the model makes;
-every other use of one breaks the graph where it is made.
+In such a matrix (``adj_t``), rows are destinations and columns are sources.
+
+Dynamo takes no sparse tensor. So a matrix enters as row, column and value of each entry. In the captured graph, one op
+with the shape of the matrix takes its place (``gnncompile::adjacency``), which never runs. The uses that PyG's layers
+make of a matrix are traced as the functions below; any other use makes the model run uncompiled.
+
+A matrix that the model makes is traced in the same way. Any other use of it breaks the graph where it is made.
 """
 
 from __future__ import annotations
@@ -37,8 +39,13 @@ CLEAN, LOOPLESS, DOUBLE = "clean", "without self loops", "with several entries a
 
 
 class Matrix(NamedTuple):
-    """A sparse matrix as its entries: row and column of each, its value (None: all are 1),
-    and a tensor ``[n, m, 0]`` for the shape.
+    """A sparse matrix as its entries.
+
+    Attributes:
+        row: The row of each entry, ``[num_entries]``.
+        col: The column of each entry, ``[num_entries]``.
+        values: The value of each entry, ``[num_entries]``; None if all are 1.
+        shape: A tensor ``[n, m, 0]``, which holds the shape of the matrix.
     """
 
     row: Any
@@ -52,11 +59,11 @@ def take_apart(matrix: Tensor, rows: Callable[[Tensor], list[Tensor]], spread: C
 
     Args:
         matrix: In COO, CSR or CSC layout.
-        rows: Both rows of indices ``[2, num_entries]`` as tensors of their own.
-        spread: Both rows from compressed ones: the pointers of one and the numbers of the other.
+        rows: Splits indices ``[2, num_entries]`` into two tensors.
+        spread: Expands the compressed indices of a CSR or CSC matrix: returns both indices of each entry.
 
     Raises:
-        NeedsOriginal: Its values have features or a gradient, or entries at one place would have to be added up.
+        NeedsOriginal: The values have features or a gradient, or the matrix is not coalesced.
     """
     for unable, what in (
         (matrix.requires_grad, "gradient"),
@@ -81,7 +88,7 @@ def take_edges(adj: SparseTensor) -> Matrix:
     """The entries of a ``SparseTensor`` without values.
 
     Raises:
-        NeedsOriginal: It has values: some layers weight messages by them, and others leave them out.
+        NeedsOriginal: The matrix has values. Some layers weight messages by them, and others ignore them.
     """
     if adj.has_value():
         raise NeedsOriginal(SparseTensor, "values")
@@ -91,7 +98,10 @@ def take_edges(adj: SparseTensor) -> Matrix:
 
 
 def make(row: Tensor, col: Tensor, values: Tensor | None, shape: Tensor, state: str = CLEAN) -> Tensor:
-    """The matrix of these entries, traced by Dynamo."""
+    """Makes the matrix of these entries as one op, traced by Dynamo.
+
+    `state` is :data:`CLEAN`, :data:`LOOPLESS` or :data:`DOUBLE`.
+    """
     matrix: Tensor = _OPS.adjacency(row, col, _ones(row) if values is None else values, shape)
     keep_with(matrix, (row, col, values, shape, state), ADJACENCY)
     return matrix
@@ -159,7 +169,7 @@ def without_self_loops(adj: Tensor) -> Tensor:
 def add_self_loops(
     edge_index: Any, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
 ) -> Any:
-    """See :func:`torch_geometric.utils.add_self_loops`, which adds up entries at one place: here they stay several."""
+    """See :func:`torch_geometric.utils.add_self_loops`. PyG sums the entries at one place; here they stay separate."""
     kept = kept_with(edge_index, ADJACENCY)
     if kept is None:
         return _add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
@@ -197,7 +207,11 @@ def gcn_norm(
 
 
 def _with_ones(adj: Tensor, dtype: torch.dtype | None, replaces_loops: bool) -> Tensor:
-    """A matrix that has values: of a ``SparseTensor`` loops are replaced, of other matrices they are added to."""
+    """The matrix with values of 1 if it has none, as a ``SparseTensor`` has none.
+
+    If `replaces_loops`, its self loops are then marked dead. PyG replaces the self loops of a ``SparseTensor``; for
+    other matrices, PyG adds the new loops to the existing ones.
+    """
     row, col, values, shape, state = kept_with(adj, ADJACENCY)
     if values is not None:
         return adj
@@ -211,12 +225,12 @@ def _with_loops(adj: Tensor, fill_value: float, num_nodes: Any) -> Any:
 
 @torch.compiler.assume_constant_result
 def _makes_matrices() -> bool:
-    """Whether a matrix that the model makes may stand in the captured graph as one op."""
+    """Whether matrices that the model makes are captured."""
     return bool(getattr(_compat.current_backend(), "makes_matrices", False))
 
 
 def _maker(original: Callable[..., Any], by_row: bool) -> Callable[..., Any]:
-    """What is traced for a function that makes a matrix of edges; its entries are sorted by row, or by column."""
+    """The substitute of a function that makes a matrix of edges, with entries sorted by row, or else by column."""
     theirs = copy_of(original)
 
     def made(edge_index: Any, edge_attr: Any = None, size: Any = None, is_coalesced: bool = False) -> Any:
@@ -245,7 +259,7 @@ substitute(to_torch_csc_tensor)(_maker(to_torch_csc_tensor, by_row=False))
 
 
 def indices(matrix: Tensor) -> Tensor:
-    """``matrix.indices()``."""
+    """The substitute of ``matrix.indices()``: int ``[2, num_entries]``."""
     row, col, _, _, state = kept_with(matrix, ADJACENCY)
     if state == DOUBLE:
         use_original("indices")
@@ -253,7 +267,7 @@ def indices(matrix: Tensor) -> Tensor:
 
 
 def values(matrix: Tensor) -> Tensor:
-    """``matrix.values()``."""
+    """The substitute of ``matrix.values()``: ``[num_entries]``."""
     row, _, held, _, state = kept_with(matrix, ADJACENCY)
     if state == DOUBLE:
         use_original("values")
@@ -261,4 +275,4 @@ def values(matrix: Tensor) -> Tensor:
 
 
 MATRIX_METHODS = {"indices": indices, "_indices": indices, "values": values, "_values": values}
-"""Methods of a matrix; every matrix is one in COO layout to the model."""
+"""Substitutes for the methods of a matrix. The model sees every matrix in COO layout."""

@@ -1,4 +1,4 @@
-"""Which modules a callable runs."""
+"""Finds the modules that a callable runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def modules_of(target: Any) -> list[nn.Module]:
-    """The modules that a callable is, belongs to, or refers to by a name."""
+    """The modules of a callable: itself, the owner of a bound method, or modules that it refers to by a name."""
     if isinstance(target, nn.Module):
         return [target]
     if isinstance(target, functools.partial):

@@ -1,6 +1,6 @@
-"""PyG's functions of edge lists that ask the data for a way, in a form that needs no answer.
+"""Substitutes for PyG's functions of edge lists that branch on data, written without branches.
 
-What is no plain edge list is traced as written.
+For anything but a plain edge list, PyG's function is traced as written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def merged_edges(
     is_sorted: bool = False,
     sort_by_row: bool = True,
 ) -> Any:
-    """See :func:`torch_geometric.utils.coalesce`; edges without duplicates take the same way."""
+    """See :func:`torch_geometric.utils.coalesce`; edges without duplicates take the same path as others."""
     attributes = [edge_attr] if isinstance(edge_attr, Tensor) else edge_attr
     alone = attributes is None or isinstance(attributes, str)
     if not is_edge_list(edge_index) or not (alone or all(_has_sum(a) for a in attributes)):
@@ -65,23 +65,23 @@ def merged(
     sort_by_row: bool = True,
     alive: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Edges without duplicates, sorted, and what becomes of their attributes, all with one look at the data.
+    """Sorts edges and merges duplicates, with one look at the data. Returns the edges and their reduced attributes.
 
     Args:
         edge_index: ``[2, num_edges]``.
         attributes: Each ``[num_edges, ...]``.
-        num_nodes: How many there are.
-        reduce: How attributes of edges between the same nodes are made one.
+        num_nodes: The number of nodes.
+        reduce: How the attributes of duplicate edges are reduced.
         is_sorted: Whether the edges are sorted already; not together with `alive`.
-        sort_by_row: Whether by source first.
-        alive: Which edges there are, ``[num_edges]``; all without.
+        sort_by_row: Whether to sort by source first, else by destination first.
+        alive: Whether to keep each edge, bool ``[num_edges]``; None keeps all.
     """
     first, second = edge_index[1 - int(sort_by_row)], edge_index[int(sort_by_row)]
     key = first * num_nodes + second
     if alive is not None:
         key = torch.where(
             alive, key, -1
-        )  # no edge: stands first, and counts as a duplicate of what is before the first
+        )  # a dropped edge sorts first, and counts as a duplicate of the -1 before the first key
     if not is_sorted:
         key, order = torch.sort(key, stable=True)
         edge_index = edge_index.index_select(1, order)
@@ -97,8 +97,9 @@ def merged(
 def sorted_edges(
     edge_index: Tensor, edge_attr: Any = _MISSING, num_nodes: int | None = None, sort_by_row: bool = True
 ) -> Any:
-    """See :func:`torch_geometric.utils.sort_edge_index`; how large the numbers of pairs of nodes get is not asked:
-    layouts take fewer than 2^31 nodes.
+    """See :func:`torch_geometric.utils.sort_edge_index`.
+
+    The sort keys are not checked for overflow: layouts take fewer than 2^31 nodes.
     """
     if not is_edge_list(edge_index):
         return _sort_edge_index(edge_index, edge_attr, num_nodes, sort_by_row)
@@ -116,7 +117,7 @@ def sorted_edges(
 
 @substitute(is_undirected)
 def undirected(edge_index: Tensor, edge_attr: Any = None, num_nodes: int | None = None) -> Any:
-    """See :func:`torch_geometric.utils.is_undirected`: what differs is counted, and the data asked once."""
+    """See :func:`torch_geometric.utils.is_undirected`. The differences are counted, and the data is read once."""
     if not is_edge_list(edge_index):
         return _is_undirected(edge_index, edge_attr, num_nodes)
     attributes = [edge_attr] if isinstance(edge_attr, Tensor) else list(edge_attr or [])
@@ -140,7 +141,7 @@ def dense_adjacency(
     max_num_nodes: int | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """See :func:`torch_geometric.utils.to_dense_adj`; edges of nodes that are too many go to a place of their own."""
+    """See :func:`torch_geometric.utils.to_dense_adj`; edges of nodes beyond `max_num_nodes` go to a spare entry."""
     if not is_edge_list(edge_index):
         return _to_dense_adj(edge_index, batch, edge_attr, max_num_nodes, batch_size)  # type: ignore[no-any-return]
     if batch is None:
@@ -173,7 +174,7 @@ def other_edges(
     method: str = "sparse",
     force_undirected: bool = False,
 ) -> Tensor:
-    """See :func:`torch_geometric.utils.negative_sampling`, which tries until it has found enough."""
+    """See :func:`torch_geometric.utils.negative_sampling`, which loops until it has found enough edges."""
     if not is_edge_list(edge_index) or isinstance(num_nodes, (tuple, list)):
         return _negative_sampling(edge_index, num_nodes, num_neg_samples, method, force_undirected)  # type: ignore[no-any-return]
     if num_nodes is None:
@@ -189,7 +190,7 @@ def other_edges(
 def negative_targets(
     edge_index: Tensor, num_nodes: int | None = None, contains_neg_self_loops: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`torch_geometric.utils.structured_negative_sampling`, which asks NumPy until all are found."""
+    """See :func:`torch_geometric.utils.structured_negative_sampling`, which loops, with NumPy, until all are found."""
     if not is_edge_list(edge_index):
         return _structured_negative_sampling(edge_index, num_nodes, contains_neg_self_loops)  # type: ignore[no-any-return]
     if num_nodes is None:

@@ -1,4 +1,7 @@
-"""PyG's aggregations that look at data or compare sizes, without; see :mod:`gnncompile.substitutes.nn.layers`."""
+"""Substitutes for PyG's aggregations that read data or compare sizes, which neither read nor compare.
+
+For arguments that a substitute does not take, PyG's code is traced as written.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def sort_forward(
     dim: int = -2,
     max_num_elements: int | None = None,
 ) -> Tensor:
-    """See :class:`torch_geometric.nn.SortAggregation`: all groups are filled up, so that no size is compared with k."""
+    """See :class:`torch_geometric.nn.SortAggregation`. All segments are padded by k, so no size is compared with k."""
     fill = x.detach().min() - 1
     dense, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, fill_value=fill, max_num_elements=max_num_elements)
     order = dense[:, :, -1].sort(dim=-1, descending=True)[1]
@@ -55,7 +58,7 @@ def patch_forward(
     dim: int = -2,
     max_num_elements: int | None = None,
 ) -> Any:
-    """See :class:`torch_geometric.nn.PatchTransformerAggregation`: the longest group is a size."""
+    """See :class:`torch_geometric.nn.PatchTransformerAggregation`; the longest segment's length is a symbolic size."""
     if ptr is not None:
         return _patch_forward(self, x, index, ptr, dim_size, dim, max_num_elements)
     most = _OPS.longest_segment(index) + 1 if max_num_elements is None else max_num_elements
@@ -79,7 +82,7 @@ def quantile_forward(
     dim_size: int | None = None,
     dim: int = -2,
 ) -> Any:
-    """See :class:`torch_geometric.nn.aggr.QuantileAggregation`: the rows of a group are counted at its place."""
+    """See :class:`torch_geometric.nn.aggr.QuantileAggregation`; rows per segment are counted by a segment reduction."""
     if index is None or dim_size is None or x.dim() != 2 or dim not in (-2, 0):
         return _quantile_forward(self, x, index, ptr, dim_size, dim)
     count, first = sizes_and_starts(index, dim_size)
@@ -102,8 +105,9 @@ def quantile_forward(
 
 @substitute(EquilibriumAggregation.forward)
 def equilibrium_forward(self: Any, *args: Any, **kwargs: Any) -> None:
-    """See :class:`torch_geometric.nn.EquilibriumAggregation`: its inner loop takes gradients of gradients, for which
-    compiled graphs have no formula, so it runs as it is.
+    """See :class:`torch_geometric.nn.EquilibriumAggregation`, which breaks the graph and runs uncompiled.
+
+    Its inner loop takes gradients of gradients, for which compiled graphs have no formula.
     """
     _run_uncompiled(EquilibriumAggregation)
     torch._dynamo.graph_break(msg="EquilibriumAggregation differentiates within its forward")

@@ -1,6 +1,7 @@
-"""``EdgePooling`` and ``ClusterPooling``, PyG's pooling that contracts edges.
+"""Substitutes for PyG's pooling that contracts edges: ``EdgePooling`` and ``ClusterPooling``.
 
-Which nodes are put together is found by an op, what becomes of their rows and edges is message passing.
+An op finds the cluster of each node (:mod:`gnncompile.ops.matching`). The rows and edges of the clusters are computed
+by message passing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def merge_edges(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_score
 
 @substitute(ClusterPooling._merge_edges)
 def merge_clusters(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_score: Tensor) -> Any:
-    """See ``torch_geometric.nn.ClusterPooling._merge_edges``, without matrices of all pairs of nodes."""
+    """See ``torch_geometric.nn.ClusterPooling._merge_edges``; no ``[num_nodes, num_nodes]`` matrix is made."""
     if not is_edge_list(edge_index):
         return _merge_clusters(self, x, edge_index, batch, edge_score)
     contracted = edge_score.detach() > self.threshold

@@ -1,6 +1,6 @@
-"""PyG's layers whose own code looks at data, without the look where there is a way around it.
+"""Substitutes for layers of PyG and torch that read data or compare sizes, which avoid this if possible.
 
-What is not PyG's own layer on a plain edge list is traced as written.
+For anything but the original layer on a plain edge list, the layer's code is traced as written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def cheb_norm(
     if type(edge_index) is not Tensor or type(self).__norm__ is not ChebConv.__norm__:
         return _cheb_norm(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
     index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
-    # The Laplacian's diagonal stands behind all other edges, of which removed self loops may be but masked.
+    # The Laplacian's diagonal comes after all other edges. Removed self loops among these may be only masked.
     diagonal = torch.cat([weight.new_zeros(index.size(1) - num_nodes), weight.new_ones(num_nodes)])
     if lambda_max is None:
         alive = torch.logical_or(diagonal > 0, index[0] != index[1])
@@ -93,10 +93,11 @@ def cheb_norm(
 
 @substitute(MFConv.forward)
 def mf_forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
-    """See :meth:`torch_geometric.nn.MFConv.forward`: every node's rows times the weights of its degree.
+    """See :meth:`torch_geometric.nn.MFConv.forward`: multiplies every node's row by the weight of its degree.
 
-    All products are made, a few degrees at a time, and the right one is taken: ``max_degree + 1`` times the arithmetic
-    of one layer, which a GPU has done before it could have asked how many nodes have which degree.
+    The products with all weights are computed, a few degrees at a time, and each node's own is selected. That is
+    ``max_degree + 1`` times the arithmetic of one layer. A GPU does this faster than a sync that counts the nodes of
+    each degree.
     """
     ends = (x, x) if isinstance(x, Tensor) else x
     plain = type(edge_index) is Tensor and edge_index.layout == torch.strided and ends[0].dim() == 2
@@ -122,7 +123,7 @@ def dense_rows(
     fill_value: float = 0.0,
     max_num_elements: int | None = None,
 ) -> Any:
-    """See ``torch_geometric.nn.Aggregation.to_dense_batch``; whether the index is sorted is asked once per index."""
+    """See ``torch_geometric.nn.Aggregation.to_dense_batch``; the check for a sorted index runs once per index."""
     self.assert_index_present(index)
     self.assert_two_dimensional_input(x, dim)
     return to_dense_batch(x, _OPS.sorted_index(index), fill_value, max_num_elements, dim_size)
@@ -130,7 +131,7 @@ def dense_rows(
 
 @substitute(nn.GRUCell.forward)
 def gru_cell(self: Any, input: Tensor, hx: Tensor | None = None) -> Tensor:
-    """See :meth:`torch.nn.GRUCell.forward`: torch's own compares the number of rows with 1, which becomes a guard."""
+    """See :meth:`torch.nn.GRUCell.forward`; torch's code compares the number of rows with 1, which becomes a guard."""
     if input.dim() != 2 or hx is None:
         return _gru_cell(self, input, hx)  # type: ignore[no-any-return]
     ours = linear(input, self.weight_ih, self.bias_ih).chunk(3, 1)
@@ -142,7 +143,7 @@ def gru_cell(self: Any, input: Tensor, hx: Tensor | None = None) -> Tensor:
 
 @substitute(ClusterGCNConv.forward)
 def cluster_gcn_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
-    """See :meth:`torch_geometric.nn.ClusterGCNConv.forward`: the diagonal is added where the loops are known to be."""
+    """See :meth:`torch_geometric.nn.ClusterGCNConv.forward`; the added self loops are found by their position."""
     if type(edge_index) is not Tensor or not self.add_self_loops or type(self).forward is not ClusterGCNConv.forward:
         return _cluster_gcn_forward(self, x, edge_index)
     nodes = x.size(self.node_dim)
@@ -163,10 +164,10 @@ def set2set_forward(
     dim_size: int | None = None,
     dim: int = -2,
 ) -> Any:
-    """See :class:`torch_geometric.nn.Set2Set`: every step of the LSTM as arithmetic, which Dynamo can trace."""
+    """See :class:`torch_geometric.nn.Set2Set`; every LSTM step is written as arithmetic, which Dynamo can trace."""
     if not _is_plain(self.lstm) or index is None or ptr is not None or x.dim() != 2 or dim not in (-2, 0):
         return _set2set_forward(self, x, index, ptr, dim_size, dim)
-    assert dim_size is not None  # the aggregation's own call sees to it
+    assert dim_size is not None  # Aggregation.__call__ has set it
     states = [(x.new_zeros(dim_size, x.size(1)),) * 2 for _ in range(self.lstm.num_layers)]
     q_star = x.new_zeros(dim_size, self.out_channels)
     for _ in range(self.processing_steps):
@@ -181,7 +182,7 @@ def set2set_forward(
 
 @substitute(JumpingKnowledge.forward)
 def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
-    """See :class:`torch_geometric.nn.JumpingKnowledge`: likewise."""
+    """See :class:`torch_geometric.nn.JumpingKnowledge`; every LSTM step is written as arithmetic."""
     if self.mode != "lstm":
         return _jumping_forward(self, xs)
     both = []
@@ -201,8 +202,8 @@ def jumping_forward(self: Any, xs: list[Tensor]) -> Any:
 def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
     """See :class:`torch.nn.LSTM`, :class:`torch.nn.GRU` and :class:`torch.nn.RNN`.
 
-    They would be unrolled over time, and captured anew for every length. With dropout, or on packed or single
-    sequences, they break the graph.
+    Traced, a layer would be unrolled over time, and recompiled for every length. So it runs as one op. With dropout or
+    autocast, or on packed or unbatched sequences, it breaks the graph.
     """
     dropped = self.training and self.dropout > 0
     if not isinstance(input, Tensor) or input.dim() != 3 or dropped or torch.is_autocast_enabled(input.device.type):
@@ -227,7 +228,7 @@ def recurrent_forward(self: Any, input: Any, hx: Any = None) -> Any:
 
 @substitute(BatchNorm.forward)
 def batch_norm_forward(self: Any, x: Tensor) -> Any:
-    """See :class:`torch_geometric.nn.BatchNorm`: that a single row takes the running statistics is no guard."""
+    """See :class:`torch_geometric.nn.BatchNorm`; a single row uses the running statistics, chosen without a guard."""
     norm = self.module
     if self.allow_single_element and not norm.training and norm.running_mean is not None:
         return norm(x)
@@ -258,7 +259,7 @@ def lcm_forward(
     dim: int = -2,
     max_num_elements: int | None = None,
 ) -> Any:
-    """See :class:`torch_geometric.nn.LCMAggregation`: the depth of its tree is that of the longest group."""
+    """See :class:`torch_geometric.nn.LCMAggregation`; its tree runs as one op, whose depth the longest segment sets."""
     cell = self.gru_cell
     if type(cell) is not nn.GRUCell or torch.is_autocast_enabled(x.device.type):
         return _lcm_forward(self, x, index, ptr, dim_size, dim, max_num_elements)
@@ -269,13 +270,13 @@ def lcm_forward(
 
 
 def uncaptured(*args: Any, **kwargs: Any) -> None:
-    """Breaks the graph, so that what must not be traced runs as it is."""
+    """Breaks the graph, so that the calling layer runs uncompiled."""
     torch._dynamo.graph_break()
 
 
 @substitute(WLConv.forward)
 def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
-    """See :class:`torch_geometric.nn.WLConv`: hashes of Python are the layer's own."""
+    """See :class:`torch_geometric.nn.WLConv`, which runs as one op: it hashes in Python and fills the layer's table."""
     if not is_edge_list(edge_index) or type(self).forward is not WLConv.forward:
         return _wl_forward(self, x, edge_index)
     return _OPS.refined_colors(x.detach(), edge_index, identified(self))
@@ -283,7 +284,10 @@ def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
 
 @substitute(WLConv.histogram)
 def wl_table(*args: Any, **kwargs: Any) -> None:
-    """What a :class:`torch_geometric.nn.WLConv` has in its table is known when it has run."""
+    """Breaks the graph where the model reads the table of a :class:`torch_geometric.nn.WLConv`.
+
+    The layer fills its table when it runs.
+    """
     torch._dynamo.graph_break(msg="the model reads the table of a WLConv, which the layer fills")
 
 
@@ -292,7 +296,7 @@ def _is_plain(lstm: nn.LSTM) -> bool:
 
 
 def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Hidden and cell state behind one step of one layer (the formula of :class:`torch.nn.LSTM`)."""
+    """Hidden and cell state after one step of one layer (the formula of :class:`torch.nn.LSTM`)."""
     biases = (getattr(lstm, f"bias_ih{which}"), getattr(lstm, f"bias_hh{which}")) if lstm.bias else (None, None)
     gates = linear(x, getattr(lstm, f"weight_ih{which}"), biases[0])
     gates = gates + linear(state[0], getattr(lstm, f"weight_hh{which}"), biases[1])
@@ -303,9 +307,9 @@ def _lstm_step(lstm: nn.LSTM, which: str, x: Tensor, state: tuple[Tensor, Tensor
 
 @substitute(MessagePassing._check_input)
 def check_input(self: Any, edge_index: Any, size: Any) -> Any:
-    """See ``torch_geometric.nn.MessagePassing._check_input``: the sizes of an ``EdgeIndex`` are its own.
+    """See ``torch_geometric.nn.MessagePassing._check_input``; for an ``EdgeIndex``, its own sizes are returned.
 
-    Every layer that passes messages comes through here, one with hooks too.
+    Every message-passing layer calls this, so layers with hooks are refused here.
     """
     refuse_hooks(self)
     tables = kept_with(edge_index, EDGE_INDEX)

@@ -1,6 +1,6 @@
-"""PyG's pooling, with sizes that follow from the batch alone taken from it, whatever the scores say.
+"""Substitutes for PyG's pooling. A size that depends on the batch vector alone is computed from it, not from scores.
 
-What is not PyG's own layer on plain tensors is traced as written.
+For anything but PyG's own layer on plain tensors, PyG's code is traced as written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _topk, _pool_edge = copy_of(topk), copy_of(pool_edge)
 def best_of_each_graph(
     x: Tensor, ratio: float | int | None, batch: Tensor, min_score: float | None = None, tol: float = 1e-7
 ) -> Tensor:
-    """See ``torch_geometric.nn.pool.select.topk``: how many nodes of which graph are kept is known from the batch."""
+    """See ``torch_geometric.nn.pool.select.topk``. The batch vector alone gives the number of nodes kept per graph."""
     if min_score is not None or ratio is None or batch.dim() != 1:
         return _topk(x, ratio, batch, min_score, tol)  # type: ignore[no-any-return]
     owner = torch.sort(batch, stable=True)[0]
@@ -45,7 +45,7 @@ def best_of_each_graph(
 
 @substitute(cumsum)
 def cumulative_sum(x: Tensor, dim: int = 0) -> Tensor:
-    """See :func:`torch_geometric.utils.cumsum`; without a write into a view, which would keep it inside the step."""
+    """See :func:`torch_geometric.utils.cumsum`. PyG writes into a view, which could not be hoisted out of the step."""
     shape = [1 if axis == dim % x.dim() else size for axis, size in enumerate(x.size())]
     return torch.cat([x.new_zeros(shape), x.cumsum(dim)], dim)
 
@@ -54,7 +54,7 @@ def cumulative_sum(x: Tensor, dim: int = 0) -> Tensor:
 def edges_between_clusters(
     cluster: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, reduce: str = "sum"
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``torch_geometric.nn.pool.pool.pool_edge``; edges within a cluster and duplicates go at once."""
+    """See ``torch_geometric.nn.pool.pool.pool_edge``; edges within clusters and duplicates are removed in one step."""
     summed = edge_attr is None or edge_attr.dtype != torch.bool
     if not is_edge_list(edge_index) or not summed:
         return _pool_edge(cluster, edge_index, edge_attr, reduce)  # type: ignore[no-any-return]
@@ -66,7 +66,7 @@ def edges_between_clusters(
 
 @substitute(GNNInductiveHybridMultiHead._apply_index)
 def apply_index(self: Any, batch: Any, virtual_node: bool, pad_node: int, pad_graph: int) -> Any:
-    """See ``torch_geometric.nn.GPSE``'s head, which loops over graphs to leave out the last node of each."""
+    """See the head of ``torch_geometric.nn.GPSE``, which loops over graphs to leave out the last node of each."""
     node_pred, node_true = batch.node_feature, batch.y
     if virtual_node:
         owner, order = torch.sort(batch.batch, stable=True)

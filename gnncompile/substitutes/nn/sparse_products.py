@@ -1,8 +1,8 @@
-"""PyG's layers that multiply two sparse matrices: ``GraphUNet`` and ``ASAPooling``.
+"""Substitutes for PyG's layers that multiply two sparse matrices: ``GraphUNet`` and ``ASAPooling``.
 
-Which entries of the two meet, and where in the product, is graph structure: integers, worked out once per distinct
-graph where no layer before has learned it. What is left of the product is a weighted sum over pairs of entries. The
-entries of a product are in order here; in eager they are in the order that the library of sparse products leaves.
+The pairs of entries that meet in a product, and their places in it, are graph structure: integers, computed once per
+distinct graph unless an earlier layer computes that graph. The rest of the product is a weighted sum over these pairs.
+The entries of a product are sorted here. In eager, their order is up to the library of sparse products.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _asap_forward = copy_of(ASAPooling.forward)
 
 
 class Entries(NamedTuple):
-    """A sparse matrix.
+    """A sparse matrix as its entries. Several entries at one place count as their sum.
 
     Attributes:
-        row: Of each entry, ``[num_entries]``; entries at one place count as their sum.
-        col: Of each entry, ``[num_entries]``.
-        values: ``[num_entries]``; None for ones that nobody asks for.
-        alive: Which entries there are, ``[num_entries]``; None for all.
+        row: The row of each entry, ``[num_entries]``.
+        col: The column of each entry, ``[num_entries]``.
+        values: The value of each entry, ``[num_entries]``; None if nobody reads the values.
+        alive: Whether each entry exists, bool ``[num_entries]``; None if all do.
     """
 
     row: Tensor
@@ -41,16 +41,16 @@ class Entries(NamedTuple):
 
 
 def product(one: Entries, other: Entries, inner: Any, columns: Any, diagonal: bool = True) -> Entries:
-    """The product of two sparse matrices, its entries sorted by row, each place once.
+    """The product of two sparse matrices, with entries sorted by row, one per place.
 
-    Costs two looks at the data: how many entries meet, and how many places they meet at.
+    Costs two looks at the data: for the number of pairs that meet, and for the number of places in the product.
 
     Args:
         one: ``[rows, inner]``.
         other: ``[inner, columns]``.
         inner: The number of columns of the first, and of rows of the second.
-        columns: The number of columns of the second; of rows as well where the diagonal is left out.
-        diagonal: Whether the result has one.
+        columns: The number of columns of the second; without a diagonal, also the number of rows of the first.
+        diagonal: Whether the result keeps its diagonal.
     """
     first, second = meeting(one, other, inner)
     ends = torch.stack([one.row.index_select(0, first), other.col.index_select(0, second)])
@@ -62,7 +62,10 @@ def product(one: Entries, other: Entries, inner: Any, columns: Any, diagonal: bo
 
 
 def meeting(one: Entries, other: Entries, inner: Any) -> tuple[Tensor, Tensor]:
-    """All pairs of entries of two matrices of which the column of the first is the row of the second."""
+    """All pairs of entries where the column of the first matrix's entry is the row of the second's.
+
+    Returns the positions of the entries in the first and in the second matrix, both ``[num_pairs]``.
+    """
     row = other.row if other.alive is None else torch.where(other.alive, other.row, inner)
     by_row = torch.sort(row, stable=True)[1]
     counts, starts = sizes_and_starts(row, inner + 1)
@@ -77,7 +80,7 @@ def meeting(one: Entries, other: Entries, inner: Any) -> tuple[Tensor, Tensor]:
 
 @substitute(GraphUNet.augment_adj)
 def augment_adj(self: Any, edge_index: Any, edge_weight: Tensor, num_nodes: int) -> Any:
-    """See ``torch_geometric.nn.GraphUNet.augment_adj``: all paths of two edges, a loop at each node being one."""
+    """See ``torch_geometric.nn.GraphUNet.augment_adj``: all paths of two edges, with a self loop at each node."""
     if not is_edge_list(edge_index) or type(self).augment_adj is not GraphUNet.augment_adj:
         return _augment_adj(self, edge_index, edge_weight, num_nodes)
     nodes = torch.arange(num_nodes, device=edge_index.device)
@@ -90,8 +93,9 @@ def augment_adj(self: Any, edge_index: Any, edge_weight: Tensor, num_nodes: int)
 
 
 def with_loops(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: Any) -> tuple[Tensor, Tensor | None]:
-    """See :func:`torch_geometric.utils.add_remaining_self_loops`, with 1 for new ones; no edge is masked, which costs a
-    look at the data. Of several loops of one node, the last one counts.
+    """See :func:`torch_geometric.utils.add_remaining_self_loops`; new loops have weight 1.
+
+    Edges are removed, not masked, which costs a look at the data. If a node has several loops, the last one counts.
     """
     row, col = edge_index[0], edge_index[1]
     kept = (row != col).nonzero().view(-1)
@@ -136,7 +140,7 @@ def asap_forward(
 def _coarsened(
     edges: Tensor, weight: Tensor | None, score: Tensor, perm: Tensor, nodes: Any, loops: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The edges between clusters ``S^T A S``, and their weights; with a loop at each cluster, or none."""
+    """The edges between clusters, ``S^T A S``, and their weights; with a self loop at each cluster if `loops`."""
     clusters, device = perm.size(0), perm.device
     rank = perm.new_full((nodes,), -1).index_put((perm,), torch.arange(clusters, device=device))
     cluster = rank.index_select(0, edges[1])

@@ -1,5 +1,5 @@
-"""Substitutes for PyG's layers with typed edges, without their loop over boolean masks (whose sizes depend on data).
+"""Substitutes for PyG's layers with typed edges. PyG loops over boolean masks, which make data-dependent sizes.
 
-What is not PyG's own layer on a plain edge list (a subclass with another message, a sparse matrix) is traced as
-written.
+A substitute serves PyG's own layer on a plain edge list. A subclass with another message, or a layer on a sparse
+matrix, is traced as written.
 """

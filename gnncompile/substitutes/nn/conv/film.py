@@ -1,4 +1,4 @@
-"""FiLM: messages scaled and shifted by their destination. See :class:`torch_geometric.nn.FiLMConv`."""
+"""FiLM: messages are scaled and shifted by their destination. See :class:`torch_geometric.nn.FiLMConv`."""
 
 from __future__ import annotations
 

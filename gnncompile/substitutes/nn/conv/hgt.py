@@ -1,8 +1,8 @@
 """HGT: attention over the edges of all types. See :class:`torch_geometric.nn.HGTConv`.
 
-Nodes of all types stand behind each other in one table of queries. The tables of keys and values have a row for each
-node and each type of edges that start there. One walk over all edges then serves all types, and one product per type of
-nodes makes its part of a table: the weights of edges are applied to the weights of nodes, not to the nodes.
+One table of queries holds the nodes of all types, one type after another. The tables of keys and values have a row per
+node and edge type that starts at the node's type. So one walk over all edges serves all edge types. One product per
+node type makes its part of a table: the weights of edge types multiply the weights of node types, not the nodes.
 """
 
 from __future__ import annotations
@@ -41,26 +41,29 @@ def _takes(conv: Any, edge_index_dict: Any) -> bool:
     own = is_own(conv, HGTConv, ("sum",)) and _own_tables(type(conv)) and conv.flow == "source_to_target"
     if not own or not _plain_layers(conv):
         return False
-    # PyG takes its types as sorted, and takes other weights for edges that come in another order than the metadata's.
+    # PyG assumes that edge types come in the order of the metadata, and uses other weights for any other order.
     order = [conv.edge_types_map[kind] for kind in edge_index_dict]
     return len(order) > 0 and order == sorted(order) and all(map(is_edge_list, edge_index_dict.values()))
 
 
 def _checked(nodes: Tensor, x: Tensor, rows: int, first: Any) -> Tensor:
-    """The row of each node in a table with some rows per node; -1, which is an error later, where there is no node."""
+    """The row of each node in a table with `rows` rows per node, after `first` rows.
+
+    A node index out of range gives -1, which raises an error when the layout is built.
+    """
     nodes = to(nodes, torch.int64)
     return torch.where((nodes >= 0) & (nodes < x.size(0)), nodes * rows + first, -1)
 
 
 class _Edges:
-    """Which rows of the tables all edges join.
+    """The edges of all types, as rows of the tables.
 
     Attributes:
-        leaving: The types of edges that start at each type of nodes.
-        first: The first row of each type of nodes in the table of queries.
-        num_rows: How many rows that has.
-        source: Rows of the tables of keys and values, ``[num_edges]``.
-        destination: Rows of the table of queries, ``[num_edges]``.
+        leaving: By node type: the edge types that start there.
+        first: By node type: its first row in the table of queries.
+        num_rows: The number of rows of the table of queries.
+        source: The row of each edge in the tables of keys and values, ``[num_edges]``.
+        destination: The row of each edge in the table of queries, ``[num_edges]``.
     """
 
     def __init__(self, x_dict: dict[str, Tensor], edge_index_dict: Any) -> None:
@@ -81,26 +84,27 @@ class _Edges:
 
 
 def _weights(conv: Any, layer: Any, kinds: list[Any]) -> Tensor:
-    """The weights of some types of edges, ``[types, heads, channels, channels]``."""
+    """The weights of some edge types in `layer`, ``[types, heads, channels, channels]``."""
     weight = layer.weight.view(conv.heads, len(conv.edge_types), *layer.weight.shape[1:])
     return torch.stack([weight[:, conv.edge_types_map[kind]] for kind in kinds])
 
 
 def _scaled(conv: Any, weights: Tensor, kinds: list[Any]) -> Tensor:
-    """Weights that make keys, times the prior of each type and head and what logits are divided by."""
+    """The weights of keys, times the prior of each edge type and head, divided by ``sqrt(channels per head)``."""
     priors = torch.stack([conv.p_rel["__".join(kind)].view(-1, 1, 1) for kind in kinds])
     return weights * (priors / math.sqrt(weights.size(-1)))
 
 
 def _rows(conv: Any, x: Tensor, layer: Any, part: int, weights: Tensor | None = None) -> Tensor:
-    """Rows of a table, ``[num_nodes * types, heads, channels]``.
+    """The rows of one node type in a table, ``[num_nodes * types, heads, channels]``.
 
     Args:
         conv: The layer of the model.
-        x: The nodes of one type.
-        layer: Their linear layer.
-        part: Which third of its results.
-        weights: What these are multiplied with, ``[types, heads, channels, channels]``; nothing if left out.
+        x: The nodes of one type, ``[num_nodes, in_channels]``.
+        layer: The linear layer of this node type, which makes keys, queries and values.
+        part: The third of the layer's results: keys, queries or values.
+        weights: The weights of edge types that multiply the result, ``[types, heads, channels, channels]``; None for
+            queries.
     """
     heads, width = conv.heads, conv.out_channels
     weight, bias = (p[part * width : (part + 1) * width] for p in (layer.weight, layer.bias))
@@ -112,7 +116,7 @@ def _rows(conv: Any, x: Tensor, layer: Any, part: int, weights: Tensor | None = 
 
 
 def _attend(conv: Any, x_dict: dict[str, Tensor], edges: _Edges) -> Tensor:
-    """What arrives at the nodes of all types, ``[num_rows, out_channels]``."""
+    """The reduced messages of the nodes of all types, ``[num_rows, out_channels]``."""
     tables: tuple[list[Tensor], ...] = ([], [], [])
     for key, x in x_dict.items():
         layer, kinds = conv.kqv_lin.lins[key], edges.leaving[key]

@@ -1,8 +1,9 @@
 """RGAT: attention over edges with types. See :class:`torch_geometric.nn.RGATConv`.
 
-Logits are sums or products of two entries per head, one of a table of queries (a row per destination and relation) and
-one of a table of keys (a row per source and relation); both tables are as narrow as the heads, so they hold all
-relations. A layer with several queries per head is that many attentions over the same values.
+A logit is the sum or product of two entries per head. The first comes from a table of queries, with a row per
+destination and relation. The second comes from a table of keys, with a row per source and relation. Both tables have
+one channel per head, so one table holds all relations. A layer with several queries per head computes that many
+attentions over the same values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _rgat_forward = copy_of(RGATConv.forward)
 
 
 def _weight(conv: Any) -> Any:
-    """``[relations, in_channels, heads * channels]``."""
+    """The layer's weight of each relation, ``[relations, in_channels, heads * channels]``."""
     if conv.num_bases is not None:
         made = conv.att @ conv.basis.view(conv.num_bases, -1)
         return made.view(conv.num_relations, conv.in_channels, conv.heads * conv.out_channels)
@@ -39,12 +40,12 @@ def _weight(conv: Any) -> Any:
 
 
 def _of_query(conv: Any, weight: Tensor, query: int) -> Tensor:
-    """The part of `q`, `k` or `e` that makes one query per head, ``[heads * channels, heads]``."""
+    """The columns of the parameter `q`, `k` or `e` for one query per head, ``[heads * channels, heads]``."""
     return weight.view(-1, conv.heads, conv.dim)[:, :, query]
 
 
 def _logits(conv: Any, x: Tensor, weight: Tensor, group: Group, edge_attr: Tensor | None, query: int) -> Tensor:
-    """``[num_edges, heads]``; `group` holds all relations."""
+    """The attention logits of one query per head, ``[num_edges, heads]``; `group` holds all relations."""
     additive = conv.attention_mode == "additive-self-attention"
     q, k = (products(x, weight @ _of_query(conv, w, query)) for w in (conv.q, conv.k))
     q_i = q.index_select(0, group.rows(group.destination))
@@ -52,24 +53,23 @@ def _logits(conv: Any, x: Tensor, weight: Tensor, group: Group, edge_attr: Tenso
     logits = q_i + k_j if additive else q_i * k_j
     if edge_attr is not None:
         weight_e = conv.lin_edge.weight.t() @ _of_query(conv, conv.e, query)
-        # Torch asks how many rows a product has if it adds nothing up.
+        # With one input channel, torch's matmul would compare the number of rows.
         of_edges = edge_attr * weight_e if edge_attr.size(1) == 1 else edge_attr @ weight_e
         logits = logits + of_edges if additive else logits * of_edges
     return F.leaky_relu(logits, conv.negative_slope) if additive else logits
 
 
 def _attention(conv: Any, logits: Tensor, group: Group, num_nodes: int) -> Tensor:
-    """The softmax of logits, over all edges to a node or over those of one relation."""
+    """The softmax of logits, over all edges to a node, or over its edges of one relation."""
     if conv.attention_mechanism == "within-relation":
         return segment_softmax(logits, group.rows(group.destination), num_nodes * conv.num_relations)
     return segment_softmax(logits, group.destination, num_nodes)
 
 
 def _factors(conv: Any, alpha: Tensor) -> Any:
-    """What values are multiplied with, but for what depends on the destination alone: see :func:`_scaled`.
+    """The factors of the values, ``[num_edges, heads, channels]`` or ``[num_edges, heads, 1]``.
 
-    Returns:
-        ``[num_edges, heads, channels]``, or ``[num_edges, heads, 1]``.
+    Factors that depend on the destination alone are left to :func:`_scaled`.
     """
     if conv.mod == "additive":
         return alpha.unsqueeze(-1) + conv.w
@@ -81,7 +81,7 @@ def _factors(conv: Any, alpha: Tensor) -> Any:
 
 
 def _scaled(conv: Any, out: Tensor, destination: Tensor) -> Tensor:
-    """Scales by the number of edges to a node, or by a network of it; `out` is ``[num_nodes, ..., channels]``."""
+    """Scales `out` ``[num_nodes, ..., channels]`` by each node's number of incoming edges, or by a network of it."""
     if conv.mod not in ("scaled", "f-scaled"):
         return out
     degree = segment_reduce(out.new_ones(destination.size(0)), destination, out.size(0), "sum").view(-1, 1)
@@ -91,8 +91,9 @@ def _scaled(conv: Any, out: Tensor, destination: Tensor) -> Tensor:
 
 
 def _values(conv: Any, x: Tensor, weight: Tensor, typed: tuple[Tensor, Tensor], factors: list[Tensor]) -> Tensor:
-    """Sums of values times the factors of each query: ``[num_nodes, heads, channels]``, or, of several queries,
-    ``[num_nodes, heads, queries, channels]``.
+    """Sums over each node's edges of values times the factors of each query.
+
+    ``[num_nodes, heads, channels]``; with several queries, ``[num_nodes, heads, queries, channels]``.
     """
     sums: list[Tensor] = []
     for first, count in groups(conv.num_relations, conv.heads * conv.out_channels):

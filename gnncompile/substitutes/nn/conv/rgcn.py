@@ -35,24 +35,24 @@ _rgcn_forward = copy_of(RGCNConv.forward)
 _fast_rgcn_forward = copy_of(FastRGCNConv.forward)
 
 _ROW_BY_ROW = (MulAggregation, VarAggregation, StdAggregation, SoftmaxAggregation, PowerMeanAggregation)
-"""Aggregations that look at the rows of a destination alone, and have as many features as a message.
+"""Aggregations that reduce each destination by its own rows alone, and return as many features as a message has.
 
-That of a median is none: it raises where the last destinations have no edge.
+``MedianAggregation`` is excluded: it raises an error if the last destinations have no edge.
 """
 
 _OWN = "own"
-"""The reduction of a layer that has one of these."""
+"""The reduction of a layer with one of these aggregations: its own module reduces."""
 
 
 def _sums(group: Group, messages: Tensor, num_rows: int, reduce: str, like: Tensor) -> Tensor:
-    """Sums of messages over the edges to each node, or of their means per relation.
+    """The sum of the messages to each node, or the sum of the messages' means per relation.
 
     Args:
         group: The edges.
         messages: ``[num_edges, out_channels]``.
-        num_rows: How many nodes.
+        num_rows: The number of nodes.
         reduce: ``"sum"`` or ``"mean"``.
-        like: What the shares of a mean take their device and type from.
+        like: A tensor with the device and dtype for the shares of a mean.
     """
     if reduce == "mean":
         messages = to(messages * group.share(num_rows, like), messages.dtype)
@@ -64,9 +64,9 @@ def _relational(
 ) -> Tensor:
     """``sum_r reduce_{j in N_r(i)} x_j @ weight[r]``: ``[num_rows, out_channels]``.
 
-    Sums and means are linear, so products come first: their gradient needs none of what was gathered, and nothing is
-    kept for it. Where rows are much narrower before the product, or the reduction is not linear, they are reduced
-    first. What :data:`_OWN` names the layer's module computes.
+    Sums and means are linear, so the products come first: then the gradient needs no gathered rows, and none are kept.
+    Rows are reduced first if they are much narrower before the product, or if the reduction is not linear. For
+    :data:`_OWN`, the layer's aggregation module reduces.
     """
     out: Tensor | None = None
     inner, outer = conv.in_channels_l, conv.out_channels
@@ -92,7 +92,7 @@ def _relational(
 
 
 def _is_aggregated(conv: Any) -> bool:
-    """Whether a layer has one of these, and relations that fit into one table."""
+    """Whether a layer has an aggregation of :data:`_ROW_BY_ROW`, and relations that fit into one table."""
     single = len(groups(conv.num_relations, conv.in_channels_l)) == 1 and conv.num_blocks is None
     return single and type(conv.aggr_module) in _ROW_BY_ROW and is_unchanged(conv, RGCNConv)
 
@@ -100,7 +100,7 @@ def _is_aggregated(conv: Any) -> bool:
 def _relational_embedding(
     conv: Any, nodes: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, num_rows: int, reduce: str
 ) -> Tensor:
-    """``sum_r reduce_{j in N_r(i)} weight[r, nodes_j]``: the table is the weight itself."""
+    """``sum_r reduce_{j in N_r(i)} weight[r, nodes_j]``: ``[num_rows, out_channels]``. The table is the weight."""
     relations, inner, outer = weight.shape
     group = Group(conv, edge_index, edge_type, 0, relations, counted=True)
     rows = group.mark(group.relation * inner + nodes.index_select(0, group.source))
@@ -112,7 +112,7 @@ def _relational_embedding(
 
 
 def _rgcn(conv: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-    """See :class:`torch_geometric.nn.RGCNConv`."""
+    """The forward of :class:`torch_geometric.nn.RGCNConv`, by tables."""
     x_l = x[0] if isinstance(x, tuple) else x
     if x_l is None:
         x_l = torch.arange(conv.in_channels_l, device=conv.weight.device)
@@ -128,7 +128,7 @@ def _rgcn(conv: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
     reduce = REDUCTIONS.get(type(conv.aggr_module), _OWN)
     layer = _relational if x_r.is_floating_point() else _relational_embedding
     out = layer(conv, x_l, weight, edge_index, edge_type, num_rows, reduce)
-    # PyG adds to zeros of the default type.
+    # PyG adds messages to zeros of the default dtype.
     out = to(out, torch.promote_types(out.dtype, torch.get_default_dtype()))
     if conv.root is not None:
         out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
@@ -136,7 +136,7 @@ def _rgcn(conv: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
 
 
 def _takes(conv: Any, x: Any) -> bool:
-    """Whether features are a matrix, or indices of embeddings, at both ends of an edge."""
+    """Whether the features at both ends of an edge are matrices, or both are indices of embeddings."""
     ends = x if isinstance(x, tuple) else (x, x)
     if len(ends) != 2 or ends[1] is None:
         return ends[0] is None and ends[1] is None and conv.num_blocks is None and not isinstance(x, tuple)
@@ -150,7 +150,7 @@ def _takes(conv: Any, x: Any) -> bool:
 
 
 def _has_features(x: Any) -> bool:
-    """Whether the sources have features, where :func:`_takes` has said yes: else they are indices of embeddings."""
+    """Whether the sources have features, not indices of embeddings; for `x` that :func:`_takes` accepts."""
     ends = x if isinstance(x, tuple) else (x,)
     return ends[0] is not None and bool(ends[0].is_floating_point())
 
@@ -167,7 +167,7 @@ def rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> A
 @substitute(FastRGCNConv.forward)
 def fast_rgcn_forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     """See :meth:`torch_geometric.nn.FastRGCNConv.forward`."""
-    # Given indices it reads the embedding of the edge's node, whatever the index says.
+    # Given indices, FastRGCNConv reads the embedding of the edge's node, and ignores the index.
     plain = is_own(self, FastRGCNConv) and is_typed(edge_index, edge_type) and _takes(self, x)
     features = x[0] if isinstance(x, tuple) else x
     indices = features is not None and not features.is_floating_point()

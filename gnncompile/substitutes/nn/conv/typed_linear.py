@@ -1,4 +1,4 @@
-"""Linear layers of which every row takes one, made as tables of all of them."""
+"""Applies one of several linear layers to each row: computes a table of all layers' results, and selects rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _hetero_linear_forward = copy_of(HeteroLinear.forward)
 
 
 def is_plain(layer: Any, kind: Any) -> bool:
-    """Whether a layer is of this very class and without hooks, so that it may be read instead of called."""
+    """Whether a layer is of exactly this class and has no hooks, so its weights may be used without calling it."""
     return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
-    """What layers (one per relation) make of `x`, as tables ``[num_nodes * relations, channels]``: one, or several from
-    layers with several times as many outputs. Linear layers are one product per table.
+    """The results of all layers (one per relation) on `x`, as tables ``[num_nodes * relations, channels]``.
+
+    Layers with k times `channels` outputs give k tables. Plain linear layers take one matrix product per table.
     """
     wide = [len(layers) * x.size(0), channels]
     if all(is_plain(one, Linear) for one in layers):
@@ -39,9 +40,9 @@ def linear_tables(layers: Any, x: Tensor, channels: int) -> list[Tensor]:
 
 @substitute(HeteroLinear.forward)
 def hetero_linear_forward(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    """See :class:`torch_geometric.nn.HeteroLinear`: the products of all types are made, and each row takes its own.
+    """See :class:`torch_geometric.nn.HeteroLinear`: computes the products of all types, and each row selects its own.
 
-    Where types are said to be sorted and are not, PyG takes others.
+    With ``is_sorted=True``, PyG's own code runs: for types that are not sorted, it uses other weights.
     """
     if self.is_sorted or x.dim() != 2 or type_vec.dim() != 1:
         return _hetero_linear_forward(self, x, type_vec)  # type: ignore[no-any-return]
@@ -69,7 +70,7 @@ def typed_product(weight: Tensor, x: Tensor, kind: Tensor) -> Tensor:
 
 
 def typed_linear(layers: Any, x: Tensor, kind: Tensor) -> Tensor:
-    """``layers[kind[i]](x[i])`` for every row i, by layers with equal numbers of outputs.
+    """``layers[kind[i]](x[i])`` for every row i; all layers have the same number of outputs.
 
     Args:
         layers: One linear layer per kind.
