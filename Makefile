@@ -1,8 +1,8 @@
 # Two commands do everything, set-up included, on a fresh machine: `make demo` and `make test`.
 #   make demo               train four GNNs on real data: eager, torch.compile, gnncompile; one table, one plot
-#   make test               lint, format, types, tests without the slow ones, and a quick run of the demo
+#   make test               lint, format, types, all tests with fewer variants, and a quick run of the demo
 #   make quick              lint, types, and unit tests that need a minute: while you work
-#   make test-all           all tests: before a release, and after a change of many rooms
+#   make test-all           all variants as well: before a release, and after a change of many rooms
 #   make test-core          the tests of what depends on torch's internals, a part of all (`python -m tests.matrix`
 #                           runs them under the oldest, the pinned and the newest torch)
 #   make lint | format | clean

@@ -3,8 +3,8 @@
     python -m pytest -n 2 --durations=0 --durations-min=0.05 > log.txt
     python -m tests.slow log.txt        # writes tests/slow.txt, which tests/conftest.py reads
 
-Of each test function the quickest variants stay, as many as take :data:`MOST_OF_A_FUNCTION` seconds together, and at
-least one, unless that alone takes longer than :data:`MOST_OF_A_TEST` seconds.
+`make test` keeps every test function. A function with parameters keeps its quickest variants: at least one, and as many
+as take :data:`MOST_OF_A_FUNCTION` seconds together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("slow.txt")
 
-MOST_OF_A_FUNCTION, MOST_OF_A_TEST = 10.0, 20.0
+MOST_OF_A_FUNCTION = 6.0
 
 _LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::.+)")
 
@@ -41,7 +41,7 @@ def chosen(times: Counter[str]) -> list[str]:
         together = 0.0
         for at, (took, test) in enumerate(sorted(variants)):
             together += took
-            if took > MOST_OF_A_TEST or (at > 0 and together > MOST_OF_A_FUNCTION):
+            if at > 0 and together > MOST_OF_A_FUNCTION:
                 slow.append(test)
     return sorted(slow)
 
