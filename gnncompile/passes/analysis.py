@@ -1,4 +1,4 @@
-"""Questions about nodes of a captured graph: their values, sizes and memory, and what is computed twice."""
+"""Answers questions about nodes of a captured graph: values, sizes, memory, and equal computations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ own = torch.ops.gnncompile
 
 
 def origins(node: fx.Node) -> tuple[str, ...]:
-    """Names of the traced operations that a node was made for; of a traced one its own."""
+    """Returns the names of the traced operations that a node was made for. A traced node has its own name."""
     return node.meta.get("origins", (node.name,))  # type: ignore[no-any-return]
 
 
 def carries_gradient(node: fx.Node) -> bool:
-    """Whether a node's value can have a gradient at all: sizes and indices have none, whatever they were made from."""
+    """Whether a node's value can have a gradient at all. Sizes and indices never have one."""
     found = node.meta.get("val")
     if isinstance(found, torch.Tensor):
         return found.is_floating_point() or found.is_complex()
@@ -52,13 +52,13 @@ def same_size(a: Any, b: Any) -> bool:
 
 
 def known_size(size: Any) -> int | None:
-    """A size that is the same number for every graph, without adding a guard; None for others."""
+    """Returns a size that is the same number for every graph, or None for other sizes. Adds no guard."""
     now = _compat.size_now(size)
     return now if now is not None and same_size(size, now) else None
 
 
 def guarded_same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal; where they only happen to be, a graph in which they are not is captured anew."""
+    """Whether two sizes are equal. If they are equal only now, a guard recompiles when they differ."""
     if same_size(a, b):
         return True
     now = _compat.size_now(a)
@@ -66,12 +66,12 @@ def guarded_same(a: Any, b: Any) -> bool:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two nodes are tensors of the same type and size, for every graph."""
+    """Whether two nodes are tensors of the same dtype and shape, for every graph."""
     return same_shape(one, other) and value(one).dtype == value(other).dtype
 
 
 def same_shape(one: Any, other: Any) -> bool:
-    """Whether two nodes are tensors of the same size, for every graph."""
+    """Whether two nodes are tensors of the same shape, for every graph."""
     if not is_tensor(one) or not is_tensor(other):
         return False
     a, b = value(one).shape, value(other).shape
@@ -79,7 +79,7 @@ def same_shape(one: Any, other: Any) -> bool:
 
 
 def is_packed(fake: torch.Tensor) -> bool:
-    """Whether the elements stand in memory row after row, for every graph."""
+    """Whether the elements lie in memory row after row (contiguous), for every graph."""
     expected: Any = 1
     for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
         if not is_one(size) and not same_size(stride, expected):
@@ -97,7 +97,7 @@ def per_row(factor: Any) -> bool:
 
 
 def sums_rows(node: fx.Node) -> bool:
-    """Whether a node sums over the rows of a matrix, in the type that it has."""
+    """Whether a node sums over the rows of a matrix, in the dtype of the matrix."""
     if node.target is not aten.sum.dim_IntList or node.kwargs:
         return False
     return node.args[1] in ([0], [-2]) and value(node.all_input_nodes[0]).dim() == 2
@@ -121,11 +121,11 @@ FRESH_EXCEPT = {
     "type_as",
     "view_as",
 }
-"""Composite ops whose schema says nothing of it but which may return their argument itself."""
+"""Composite ops that may return their argument itself, although their schema does not say so."""
 
 
 def makes_new_tensor(node: fx.Node) -> bool:
-    """Whether a node's tensor shares memory with no other."""
+    """Whether a node's tensor shares memory with no other tensor."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     schema = node.target._schema
@@ -141,11 +141,11 @@ def mutates(node: fx.Node) -> bool:
 
 
 _WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
-"""They write to running statistics in training, though their schemas do not say so."""
+"""Ops that write to running statistics in training, although their schemas do not say so."""
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Removes what nothing reads, unless it writes to something, or draws random numbers."""
+    """Removes nodes without users, except nodes that write to a tensor or draw random numbers."""
     graph.eliminate_dead_code(lambda node: mutates(node) or _updates_statistics(node) or node.is_impure())
 
 
@@ -158,8 +158,9 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def same_when_repeated(graph: fx.Graph) -> bool:
-    """Whether to run a graph twice is known to be the same as to run it once: it writes to nothing that was there
-    before, and draws no random numbers.
+    """Whether running a graph twice is known to equal running it once.
+
+    Such a graph writes to no tensor that existed before, and draws no random numbers.
     """
     return not any(map(_may_leave_something, graph.nodes))
 
@@ -169,12 +170,12 @@ def _may_leave_something(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return mutates(node) or _updates_statistics(node) or depends_on_chance(node)
-    # Of what is no operator no schema says it; arithmetic of sizes makes numbers.
+    # A function that is no operator has no schema. Arithmetic of sizes only makes numbers.
     return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
 
 
 def written_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose memory something in the graph writes to, directly or through a view."""
+    """Returns the nodes whose memory an operation of the graph writes to, directly or through a view."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and mutates(node):
@@ -191,15 +192,15 @@ def written_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The arguments that an operation writes to, by its schema; not the indices and values that it only reads."""
+    """Returns the arguments that an operation writes to, by its schema, without those that it only reads."""
     return _aliased_arguments(node, only_written=True)
 
 
 def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Node]:
-    """The arguments whose memory the result of an operation may be, by its schema."""
+    """Returns the arguments whose memory the result of an operation may share, by its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not any(argument.alias_info is not None for argument in schema.arguments):
-        return node.all_input_nodes  # it does not say
+        return node.all_input_nodes  # the schema does not say which
     found: list[fx.Node] = []
     for at, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and (argument.alias_info.is_write or not only_written):
@@ -209,7 +210,10 @@ def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Nod
 
 
 def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bool]:
-    """Nodes computed from integer inputs and sizes alone, and whether integers (data, not only sizes) enter."""
+    """Returns the nodes that depend on integer inputs and sizes alone, as the keys of a dict.
+
+    The value is True for a node that depends on integer data, and False for a node that depends on sizes only.
+    """
     found: dict[fx.Node, bool] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -227,7 +231,7 @@ def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bo
 
 
 def _same_each_time(node: fx.Node) -> bool:
-    """Whether a node has a value, and the same one for the same arguments."""
+    """Whether a node has a value, and the same value for the same arguments."""
     return not depends_on_chance(node) and node.meta.get("val") is not None
 
 
@@ -242,18 +246,18 @@ def _is_float(val: torch.Tensor) -> bool:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operation by their names, in order."""
+    """Returns all arguments of an operation by name, in order, with the defaults filled in."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     positional = dict(zip([a.name for a in arguments], node.args, strict=False))
     return {a.name: a.default_value for a in arguments} | positional | node.kwargs
 
 
 def value_numbers(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, int]:
-    """A number for each node, the same for calls that make the same of the same arguments.
+    """Returns a number for each node. Nodes with equal numbers compute the same value.
 
     Args:
-        graph: Where they are.
-        written: Nodes whose memory something writes to; none of them is the same as another.
+        graph: The graph of the nodes.
+        written: Nodes whose memory is written to. Each of them gets a number of its own.
     """
     calls = [n for n in graph.nodes if n.op == "call_function"]
     something_is_written = any(mutates(n) or is_switch(n) for n in calls)
@@ -273,7 +277,7 @@ def _pure(node: fx.Node, written: bool) -> bool:
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or _stateful(str(target)):
         return False
     val = node.meta.get("val")
-    # Where something writes to memory or switches gradients off, only integers (structure) are shared.
+    # In a graph that writes to memory or switches gradients off, only integers (structure) are shared.
     return not written or not (isinstance(val, torch.Tensor) and val.is_floating_point())
 
 

@@ -1,4 +1,4 @@
-"""One captured graph on its way through the passes, and how to add a node that knows its value."""
+"""The state of one captured graph during the passes, with methods that add nodes and their fake values."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from gnncompile.passes.log import PassLog, Skip, user_line
 
 @dataclass(frozen=True)
 class HopPrefix:
-    """The edges to the first nodes of a sampled mini-batch; they come from the first of all sources.
+    """The edges to the first nodes of a sampled mini-batch. Their sources are the first nodes too.
 
     Attributes:
-        of: The ends of all edges, of which these come first.
-        nodes: ``[nodes, 0]``.
-        sources: ``[sources, 0]``.
-        ends: Sources and destinations, int32 ``[edges]``.
-        rowptr: By destination.
-        by_source: rowptr, col and edge by source; none if they did not come with the mini-batch.
+        of: The sources and destinations of all edges; the edges of the prefix come first.
+        nodes: A tensor ``[nodes, 0]``, whose size is the number of destinations.
+        sources: A tensor ``[sources, 0]``, whose size is the number of sources.
+        ends: The sources and destinations of the prefix, int32 ``[edges]`` each.
+        rowptr: The row pointer by destination.
+        by_source: rowptr, col and edge by source; empty if they did not come with the mini-batch.
     """
 
     of: tuple[fx.Node, fx.Node]
@@ -48,14 +48,14 @@ class HopPrefix:
 
 @dataclass
 class PaddedInputs:
-    """What is known of a graph's padded inputs.
+    """The row types, valid rows and hop prefixes of a graph's padded inputs.
 
     Attributes:
-        counts: How many things there are of each kind, int64 ``[kinds]``.
-        sizes: For the size of padded inputs, of which kind the things are.
-        values: For padded inputs that number things, of which kind these are.
+        counts: The number of valid rows of each row type, int64 ``[kinds]``.
+        sizes: From the symbol of a padded size to the row type.
+        values: From padded inputs that hold indices to the row type that they index.
         tensors: All padded inputs.
-        hop_prefixes: Of a sampled mini-batch, the smallest first.
+        hop_prefixes: The hop prefixes of a sampled mini-batch, the smallest first.
     """
 
     counts: fx.Node
@@ -65,11 +65,11 @@ class PaddedInputs:
     hop_prefixes: list[HopPrefix] = field(default_factory=list)
 
     def kind(self, size: Any) -> int | None:
-        """Of which kind the things are of which there are so many; None for others."""
+        """Returns the row type that has this padded size, or None for other sizes."""
         return self.sizes.get(size.node.expr) if isinstance(size, torch.SymInt) else None
 
     def is_hop_prefix(self, kind: int | None, other: int | None) -> bool:
-        """Whether things of one kind are the first of another kind."""
+        """Whether the rows of type `kind` are the first rows of type `other`."""
         if not self.hop_prefixes or kind is None or other is None:
             return False
         order = [
@@ -82,20 +82,20 @@ class PaddedInputs:
 
 @dataclass
 class Context:
-    """One graph on its way through the passes.
+    """One graph during the passes.
 
     Attributes:
-        gm: The graph, in aten ops, every node with its fake value in ``meta["val"]``.
+        gm: The graph in aten ops. Every node has its fake value in ``meta["val"]``.
         fake_mode: The mode of those fake values.
         needs_grad: Nodes that a gradient flows through.
-        options: What the user turned off.
-        seeds: What the masks of dropouts in messages are made from.
-        layouts: Layouts that came with the inputs: for an index and the other ends, rowptr, col and edge (none where
-            the edges are in that order).
-        padded: What is known of padded inputs, if there are any.
-        edge_lists: Inputs that are both rows of an edge list of the caller's.
-        leads_on: Whether another captured graph may go on with the results.
-        structure: The structure program, once it is split off.
+        options: The options of gnncompile; some turn passes off.
+        seeds: From a dropout in a message to the node of the seed that its mask is made from.
+        layouts: Layouts that came with the inputs: from an index and the other ends to rowptr, col and edge. `edge` is
+            missing where the edges are already in the order of the layout.
+        padded: The padded inputs, or None if no input is padded.
+        edge_lists: Pairs of inputs that are the two rows of one edge list of the caller.
+        leads_on: Whether another captured graph may take the results as its inputs.
+        structure: The structure program, or None until ``hoist_structure`` splits it off.
     """
 
     gm: fx.GraphModule
@@ -113,17 +113,17 @@ class Context:
 
     @cached_property
     def written(self) -> set[fx.Node]:
-        """:func:`written_nodes` at the time when they are first asked for."""
+        """The result of :func:`written_nodes` at the first access."""
         return written_nodes(self.graph)
 
     @cached_property
     def structural(self) -> dict[fx.Node, bool]:
-        """:func:`structural_nodes` at the time of region forming; empty where structure is not hoisted."""
+        """The result of :func:`structural_nodes` at the first access; empty where structure is not hoisted."""
         return structural_nodes(self.graph, self.written) if self.options.hoist else {}
 
     @cached_property
     def switches(self) -> dict[fx.Node, int]:
-        """For each node how many switches (of gradients, autocast) stand before it; empty without any."""
+        """The number of switches (of grad mode or autocast) before each node; empty for a graph without switches."""
         count, found = 0, {}
         for node in self.gm.graph.nodes:
             count += node.op == "call_function" and is_switch(node)
@@ -140,13 +140,13 @@ class Context:
         return not self.switches or self.switches.get(node) == self.switches.get(other)
 
     def find_value(self, node: fx.Node) -> None:
-        """Works out the fake value of a call, of those of what it reads."""
+        """Computes the fake value of a call from the fake values of its arguments."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         with self.fake_mode:
             node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
     def call(self, target: Callable[..., Any], *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
-        """Adds a call at the current insertion point, with its fake value (and the user's line of `like`)."""
+        """Adds a call at the current insertion point, with its fake value and the user's line of `like`."""
         node = self.graph.call_function(target, args, kwargs)
         self.find_value(node)
         if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
@@ -157,11 +157,11 @@ class Context:
         return node
 
     def added(self, terms: Sequence[Any], like: fx.Node) -> Any:
-        """Adds the additions of tensors, from left to right, at the current insertion point."""
+        """Adds the sum of tensors, from left to right, at the current insertion point, and returns its node."""
         return reduce(lambda a, b: self.call(aten.add.Tensor, a, b, like=like), terms)
 
     def inputs_first(self) -> fx.Node:
-        """Moves all inputs in front of all operations, and returns the last one."""
+        """Moves all inputs before all operations, and returns the last input."""
         inputs: list[fx.Node] = [n for n in self.graph.nodes if n.op == "placeholder"]
         first = next(n for n in self.graph.nodes if n.op != "placeholder")
         for node in inputs:
@@ -169,7 +169,7 @@ class Context:
         return inputs[-1]
 
     def inline(self, function: Callable[..., Any], *args: Any, like: fx.Node | None = None) -> fx.Node:
-        """Adds the operations of a function that returns one tensor at the current insertion point."""
+        """Adds the operations of a function at the current insertion point. Returns the node of its one result."""
         inputs = [a for a in args if isinstance(a, fx.Node)]
         places = iter(range(len(inputs)))
         where = [next(places) if isinstance(a, fx.Node) else None for a in args]
@@ -194,11 +194,11 @@ class Context:
         raise AssertionError("a graph has an output")
 
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
-        """Records that something was not fused."""
+        """Records that an operation was not fused, and why."""
         found = Skip(what, reason, user_line(node))
         if found not in self.log.skipped:
             self.log.skipped.append(found)
 
 
 _HANDED_ON = ("stack_trace", "recompute", "ac_graph_id")
-"""What a node has of the one that it was made for: the user's line, and whether it is in a checkpoint."""
+"""The metadata that a new node takes from `like`: the user's line, and the marks of a checkpoint."""

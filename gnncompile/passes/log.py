@@ -1,4 +1,4 @@
-"""What the passes did to a captured graph and what they left alone, with the user's lines."""
+"""Records which rewrites the passes made or skipped on a captured graph, with the user's lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnncompile import _compat
 
 @dataclass(frozen=True)
 class RegionRecord:
-    """A region that was formed: its program, the user's line, and how many gradient tensors it serves."""
+    """A region that was formed: its program, the user's line, and the shape of its results."""
 
     spec: str
     line: str
@@ -21,7 +21,7 @@ class RegionRecord:
 
 @dataclass(frozen=True)
 class Skip:
-    """Something that was not fused, why, and the user's line."""
+    """An operation that was not fused, the reason, and the user's line."""
 
     what: str
     reason: str
@@ -30,11 +30,12 @@ class Skip:
 
 @dataclass
 class PassLog:
-    """What the passes did to one captured graph.
+    """The regions, skips and padding of one captured graph after the passes.
 
     Attributes:
-        padded: For each result, which of its dimensions are padded, and of which kind they are; None without padding.
-        least: How many things of a kind there must be at least; None for as many as any number among the arguments.
+        padded: For each result, a dict from its padded dimensions to their row types; None without padding.
+        least: Pairs of a row type and the least number of its valid rows. None stands for the largest integer
+            among the arguments.
     """
 
     regions: list[RegionRecord] = field(default_factory=list)
@@ -45,12 +46,12 @@ class PassLog:
     least: list[tuple[int, int | None]] = field(default_factory=list)
 
     def position(self, spec: str, line: str) -> int:
-        """Where among the regions the first one with this program and line is."""
+        """Returns the index in `regions` of the first region with this program and line."""
         return next(i for i, r in enumerate(self.regions) if (r.spec, r.line) == (spec, line))
 
 
 class Masked(_compat.Recapture):
-    """A masked edge tensor reached something that would count dead edges; capture again without masks."""
+    """An operation would count the dead edges of a masked edge tensor. The model is captured again without masks."""
 
     def __init__(self, what: str, line: str) -> None:
         super().__init__(what)
@@ -58,7 +59,10 @@ class Masked(_compat.Recapture):
 
 
 class Nested(_compat.Recapture):
-    """A graph that is not ours to take apart holds what only our passes understand; capture again as PyG wrote it."""
+    """A nested graph, which the passes do not rewrite, holds an op that only the passes understand.
+
+    The model is captured again as PyG wrote it.
+    """
 
     def __init__(self, skip: Skip) -> None:
         super().__init__(skip.reason)
@@ -69,7 +73,7 @@ PADDING = "padding of mini-batches to buckets"
 
 
 class NotPadded(_compat.Recapture):
-    """The graph does something with a padded mini-batch that can't be undone; run it with true sizes."""
+    """The graph has an operation on a padded mini-batch that masks cannot correct. The model runs unpadded instead."""
 
     def __init__(self, what: str, line: str) -> None:
         super().__init__(what)
@@ -77,10 +81,10 @@ class NotPadded(_compat.Recapture):
 
 
 class WrittenInput(_compat.Recapture):
-    """The graph writes to an edge list that the caller took apart; capture again with the list itself."""
+    """The graph writes to an edge list whose rows were passed separately. It is captured again with the list itself."""
 
 
-# PyG writes the code of propagate() to temporary files, named after the layer.
+# PyG writes the code of propagate() to temporary files that are named after the layer.
 _WRITTEN_BY_OTHERS = re.compile(r"site-packages|torch_geometric|_(propagate|edge_updater)_\w+\.py")
 
 
@@ -88,15 +92,15 @@ _OURS = re.compile(r"gnncompile/(capture|substitutes)/")
 
 
 def user_line(node: fx.Node) -> str:
-    """``file:line: code`` of the innermost frame of the user's code, else of the PyG layer, that made a node."""
+    """Returns ``file:line: code`` of the user's innermost frame that made a node, else of the PyG layer's."""
     return line_of(node.meta.get("stack_trace") or "")
 
 
 def line_of(stack: str) -> str:
-    """Likewise of a stack as Python prints it."""
+    """Returns the same as :func:`user_line`, from a stack as Python prints it."""
     trace = stack.strip().splitlines()
     frames = [i for i, text in enumerate(trace) if text.lstrip().startswith('File "')]
-    # Of our own code only what stands for a whole layer has a line worth naming, and only where nothing else has.
+    # A frame of gnncompile is named only if no other frame exists and it belongs to the substitute of a layer.
     others = [i for i in frames if not _OURS.search(trace[i])]
     frames = others or [i for i in frames if "gnncompile/substitutes/nn/conv" in trace[i]]
     if not frames:

@@ -1,4 +1,4 @@
-"""The passes in the order in which they run, and what runs them."""
+"""The passes in the order in which they run, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Pass:
 
     Attributes:
         name: The name of its file.
-        option: The option that turns the pass off, or None: the pass always runs.
+        option: The option that turns the pass off, or None if the pass always runs.
         stage: Whether it runs before or after differentiation.
         run: Rewrites the graph of a :class:`Context` (before differentiation), or an ``fx.Graph`` (after it).
     """
@@ -108,7 +108,7 @@ PRE_GRAD: tuple[Pass, ...] = (
     _before(wrap_negative_indices),
     _before(hoist_structure, "hoist"),
 )
-"""Run once on each captured graph, in this order. ``hoist_structure`` is last, because it splits the graph."""
+"""These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
 
 POST_GRAD: tuple[Pass, ...] = (
     _after(fuse_epilogue, "epilogues"),
@@ -117,17 +117,17 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(fuse_gemm_pairs, "products"),
     _after(delay_row_sums),
 )
-"""Run after differentiation, on the graph of each forward and of each backward, in this order."""
+"""These passes run after differentiation, on each forward graph and each backward graph, in this order."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the passes make of a captured graph.
+    """A captured graph after the passes.
 
     Attributes:
         rest: The graph that Inductor compiles.
-        structure: The structure program, or None where nothing depends on structure alone.
-        log: What the passes did and left alone.
+        structure: The structure program, or None if no node depends on structure alone.
+        log: The rewrites that the passes made, and the ones that they skipped.
     """
 
     rest: fx.GraphModule
@@ -136,13 +136,13 @@ class Result:
 
 
 class Observer(Protocol):
-    """Who wants to know what the passes make of a graph."""
+    """Is shown each captured graph before and after the passes."""
 
     def before(self, ctx: Context, sources: list[str]) -> None:
-        """Sees the traced graph; `sources` says what each input is, as Dynamo writes it."""
+        """Receives the traced graph. `sources` holds Dynamo's name for the source of each input."""
 
     def after(self, ctx: Context, structure: StructureProgram | None) -> None:
-        """Sees what is left for Inductor, and the structure program."""
+        """Receives the graph that is left for Inductor, and the structure program."""
 
 
 def run_pre_grad(
@@ -151,10 +151,10 @@ def run_pre_grad(
     """Runs :data:`PRE_GRAD` on a graph that Dynamo captured.
 
     Args:
-        gm: The graph.
+        gm: The captured graph.
         options: The options of gnncompile.
-        observer: Sees the graph before the first pass and after the last one.
-        leads_on: Whether another captured graph may go on with the results.
+        observer: Is shown the graph before the first pass and after the last one.
+        leads_on: Whether another captured graph may take the results as its inputs.
     """
     ctx = _context(gm, options, leads_on)
     sources = [_compat.input_source(node) for node in _inputs(gm)]
@@ -176,7 +176,7 @@ def run_pre_grad(
 
 
 def run_post_grad(graph: fx.Graph, options: Options) -> None:
-    """Runs :data:`POST_GRAD` on the graph of a forward or of a backward."""
+    """Runs :data:`POST_GRAD` on a forward graph or a backward graph."""
     dump = GraphDump("post_grad", graph)
     for one in POST_GRAD:
         if one.option is None or getattr(options, one.option):
@@ -185,7 +185,7 @@ def run_post_grad(graph: fx.Graph, options: Options) -> None:
 
 
 def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
-    """The graph in aten operations, each with its fake value."""
+    """Traces the graph to aten operations, each with its fake value, and returns the context of the passes."""
     fakes = _compat.placeholders_as_fakes(gm)
     traced = _compat.trace_aten(gm, fakes)
     mode = next(f.fake_mode for f in fakes if isinstance(f, torch._subclasses.FakeTensor))
@@ -193,17 +193,17 @@ def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
         node.meta["val"] = fake
     for node in traced.graph.nodes:
         if depends_on_chance(node):
-            node.meta.pop("recompute", None)  # it would draw other numbers
+            node.meta.pop("recompute", None)  # a second run would draw other random numbers
         found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
         if _compat.assumed_sizes(found):
-            node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that is gone
+            node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that no longer exists
     ctx = Context(traced, mode, set(), options)
     ctx.leads_on = leads_on
     return ctx
 
 
 def _edge_lists(inputs: dict[str, fx.Node]) -> set[tuple[fx.Node, fx.Node]]:
-    """The rows of the edge lists that were taken apart: see ``gnncompile.capture.inputs.EdgePair``."""
+    """Pairs of inputs that are the two rows of one edge list: see ``gnncompile.capture.inputs.EdgePair``."""
     found = set()
     for source, node in inputs.items():
         whole, row, segment = source.rpartition(".row")

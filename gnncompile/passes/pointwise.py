@@ -1,4 +1,4 @@
-"""What pointwise operations of torch are in a region: one node, or several."""
+"""Lowers pointwise operations of torch to nodes of a region."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gnncompile.ir.region import BOOL
 from gnncompile.passes.analysis import aten, value
 
 Slots = tuple[int, ...]
-"""For each feature axis of a tensor, its region axis: 0, 1, or -1 for a length of 1."""
+"""The region axis of each feature axis of a tensor: 0 or 1, or -1 for an axis of length 1."""
 
 
 class NotFusable(Exception):  # noqa: N818  (a reason, always caught)
-    """Why a message, or a part of it, cannot be written as region nodes."""
+    """The reason why a message, or a part of it, cannot be written as region nodes."""
 
 
 class Operands(Protocol):
-    """What an operation needs of the region that it is added to."""
+    """The region to which a lowering adds the nodes of an operation."""
 
     @property
     def builder(self) -> Builder:
-        """Where nodes are added."""
+        """The builder that adds nodes to the region."""
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """The position of what an operation is given, broadcast as torch does."""
+        """Returns the index of the region node for an operand of `of`, broadcast as torch does."""
 
 
 Lowering = Callable[[Operands, fx.Node, Slots, bool], int]
-"""Adds the nodes of an operation to a region; the position of its value."""
+"""Adds the nodes of an operation to a region, and returns the index of the node that holds its value."""
 
 
 def _plain(name: str) -> Lowering:
@@ -55,7 +55,7 @@ def _plain(name: str) -> Lowering:
 
 
 def _composite(rule: Callable[..., int]) -> Lowering:
-    """A rule over (builder, tensor operand, numbers...)."""
+    """Returns the lowering of a rule that takes (builder, tensor operand, numbers...)."""
 
     def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         numbers = list(node.args[1:])
@@ -67,7 +67,7 @@ def _composite(rule: Callable[..., int]) -> Lowering:
 
 
 def _logic(name: str) -> Lowering:
-    """An operation on bits, which is one of logic for bools alone."""
+    """Returns the lowering of a bitwise operation. It is a logical operation only for bools."""
 
     def lower(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         if value(node).dtype != torch.bool:
@@ -102,7 +102,7 @@ def _extremum(comparison: str) -> Lowering:
         left, right = (region.operand(a, node, slots, strict) for a in node.args)
         nan = b.op("ne", left, left)
         chosen = b.op("where", b.op("or", nan, b.op(comparison, left, right)), left, right)
-        # Equal operands share the gradient in torch; the average of both has the same value and that gradient.
+        # In torch, equal operands share the gradient. The average of both has the same value and the same gradient.
         half = b.const(0.5)
         both = b.op("add", b.op("mul", left, half), b.op("mul", right, half))
         return b.op("where", b.op("eq", left, right), both, chosen)

@@ -1,1 +1,1 @@
-"""Makes padded rows of a mini-batch change nothing."""
+"""Keeps padded rows of a mini-batch from changing the results."""

@@ -1,4 +1,4 @@
-"""What is padded in a captured graph: which dimensions, by how many rows, and masks of the valid ones."""
+"""Tracks the padded dimensions of a captured graph, their numbers of valid rows, and masks of valid rows."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from gnncompile.passes.log import NotPadded, user_line
 from gnncompile.passes.padded import masked_reductions
 
 SELECTED = 2**32
-"""Kinds of things from here on are rows that masks select, of which nothing outside the graph knows."""
+"""Row types from this number on are rows that a mask selects. They are unknown outside the graph."""
 
 RowTypes = tuple[int | None, ...]
-"""Of what a dimension consists, one behind the other: kinds of things, and None for what is not padded."""
+"""The row types of a dimension, one for each of its concatenated parts; None for a part without padding."""
 
 
 def single(kinds: RowTypes | None) -> int | None:
-    """The kind of a padded dimension that consists of one; None for others."""
+    """Returns the row type of a padded dimension with one part, or None for other dimensions."""
     return kinds[0] if kinds is not None and len(kinds) == 1 else None
 
 
 def expression(size: Any) -> sympy.Expr:
-    """A size as an expression of symbols."""
+    """Returns a size as an expression of symbols."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
 
 
 class PaddedGraph:
-    """What is padded in a graph, and the means to undo it."""
+    """The padded dimensions of a graph, with methods that mask or count their valid rows."""
 
     def __init__(self, ctx: Context, known: PaddedInputs) -> None:
         self.ctx, self.known = ctx, known
         self.kinds: dict[sympy.Expr, RowTypes] = {symbol: (kind,) for symbol, kind in known.sizes.items()}
         self.repeats: dict[sympy.Expr, int] = {}
         self.values: dict[fx.Node, int] = dict(known.values)
-        """For tensors that number things, of which kind these are: padded rows number padded things."""
+        """From index tensors to the row type that they index. Their padded entries index padded rows."""
         self.given: set[fx.Node] = set(known.tensors)
-        """Padded tensors that stand in the inputs as they are: whatever they number exists."""
+        """Padded tensors whose values come unchanged from the inputs. All their entries are indices in range."""
         self.numbers: dict[int, fx.Node] = {}
         self.last_input = ctx.inputs_first()
 
         self.at: fx.Node = self.last_input
-        """The node that is being looked at, whose line errors name."""
+        """The node that is being rewritten. Errors name its line."""
 
     def refuse(self, why: str) -> NotPadded:
-        """What to raise."""
+        """Returns the error to raise, with the line of the current node."""
         return NotPadded(why, user_line(self.at))
 
     def of(self, size: Any) -> RowTypes | None:
-        """Of what a dimension of some size consists; None where nothing is padded."""
+        """Returns the row types of a dimension with this size, or None if it is not padded."""
         if not isinstance(size, torch.SymInt):
             return None
         expr = size.node.expr
@@ -65,19 +65,19 @@ class PaddedGraph:
         raise self.refuse(f"a size of {expr} is none of the mini-batch's")
 
     def dims(self, node: Any) -> dict[int, RowTypes]:
-        """The padded dimensions of a tensor."""
+        """Returns the padded dimensions of a tensor, with their row types."""
         if not is_tensor(node):
             return {}
         found = {d: self.of(s) for d, s in enumerate(value(node).shape)}
         return {d: kinds for d, kinds in found.items() if kinds is not None}
 
     def is_padded_number(self, node: Any) -> bool:
-        """Whether a whole number depends on the size of a bucket."""
+        """Whether an integer depends on the size of a bucket."""
         found = node.meta.get("val") if isinstance(node, fx.Node) else node
         return isinstance(found, torch.SymInt) and bool(found.node.expr.free_symbols & set(self.known.sizes))
 
     def meets_padding(self, node: fx.Node) -> bool:
-        """Whether a node reads or makes something padded; switches of gradients and autocast do not count."""
+        """Whether a node reads or makes a padded value. Switches of grad mode and autocast do not count."""
         reads = any(self._is_padded(n) for n in node.all_input_nodes)
         return (reads or self._is_padded(node)) and not is_switch(node)
 
@@ -87,24 +87,24 @@ class PaddedGraph:
         return any(self.is_padded_number(s) for s in sizes)
 
     def number(self, kind: int) -> fx.Node:
-        """How many things of a kind there are, a tensor without dimensions."""
+        """Returns the number of valid rows of a row type, as a tensor without dimensions."""
         if kind not in self.numbers:
             with self.ctx.graph.inserting_after(self.last_input):
                 self.numbers[kind] = self.ctx.call(aten.select.int, self.known.counts, 0, kind)
         return self.numbers[kind]
 
     def add_kind(self, size: Any, number: fx.Node) -> None:
-        """Notes that a size is that of rows that a mask selects, of which so many are true."""
+        """Adds a row type for rows that a mask selects, with their padded size and their number of valid rows."""
         kind = SELECTED + len(self.kinds)
         self.kinds[expression(size)], self.numbers[kind] = (kind,), number
 
     def count(self, kinds: Sequence[RowTypes], sizes: Sequence[Any]) -> fx.Node:
-        """How many true combinations there are along padded dimensions."""
+        """Returns the product of the numbers of valid rows along padded dimensions, as a tensor."""
         true = [self._true(parts, size) for parts, size in zip(kinds, sizes, strict=True)]
         return functools.reduce(lambda one, other: self.ctx.call(aten.mul.Tensor, one, other), true)
 
     def _true(self, kinds: RowTypes, size: Any) -> fx.Node:
-        """How many of a padded dimension are true."""
+        """Returns the number of valid rows of a padded dimension, as a tensor."""
         kind = single(kinds)
         if kind is None:
             raise self.refuse("how many true rows there are is not known where several tensors are joined")
@@ -112,7 +112,7 @@ class PaddedGraph:
         return self.number(kind) if times == 1 else self.ctx.call(aten.mul.Tensor, self.number(kind), times)
 
     def mask(self, node: fx.Node, dims: Sequence[int] | None = None) -> fx.Node:
-        """Which rows, columns, ... (those in `dims`) of a tensor are true, of a shape that is broadcast to its own."""
+        """Returns a mask of the valid entries along padded dimensions (only `dims`), which broadcasts to the tensor."""
         rank, made = value(node).dim(), None
         padded = {d: kinds for d, kinds in self.dims(node).items() if dims is None or d in dims}
         for dim, kinds in padded.items():
@@ -131,17 +131,17 @@ class PaddedGraph:
         return self.ctx.call(aten.lt.Tensor, places, limit)
 
     def replace(self, node: fx.Node, new: fx.Node) -> None:
-        """Puts another value in a node's place."""
+        """Replaces a node by another one."""
         node.replace_all_uses_with(new)
         self.ctx.graph.erase_node(node)
 
     def numbers_as(self, node: fx.Node, source: Any) -> None:
-        """Notes that a tensor numbers what another one does."""
+        """Notes that an index tensor indexes the same row type as `source`."""
         if source in self.values:
             self.values[node] = self.values[source]
         if source in self.given:
             self.given.add(node)
 
     def cleared(self, node: fx.Node, fill: float = 0) -> fx.Node:
-        """A tensor with its padding filled."""
+        """Returns the tensor with its padding filled."""
         return self.ctx.inline(masked_reductions.cleared, node, self.mask(node), fill, like=self.at)

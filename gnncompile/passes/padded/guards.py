@@ -1,4 +1,4 @@
-"""What the model asks about sizes must have the answer that it has without padding: ``if x.size(0) > 100: ...``."""
+"""Checks that guards on padded sizes hold for the valid sizes as well: ``if x.size(0) > 100: ...``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gnncompile.passes.padded.graph import PaddedGraph
 
 
 def check(p: PaddedGraph) -> None:
-    """Notes how many things there must be for the answers to be the same.
+    """Checks each guard on a padded size, and notes the least numbers of valid rows for which the guards hold.
 
     Raises:
-        NotPadded: For some mini-batches they are not.
+        NotPadded: A guard may have another answer for the valid sizes.
     """
     for expr in _compat.guards_on(p.ctx.fake_mode, p.known.sizes):
         _check(p, expr)
@@ -25,7 +25,7 @@ def check(p: PaddedGraph) -> None:
 def _check(p: PaddedGraph, expr: Any) -> None:
     kinds = {size: sympy.Symbol(f"number_of_{kind}", integer=True) for size, kind in p.known.sizes.items()}
     if expr.subs(kinds) == sympy.true:
-        return  # of things of one kind there are as many wherever they are counted
+        return  # true for all sizes, if equal row types have equal numbers of rows
     one, other = expr.args if isinstance(expr, sympy.core.relational.Relational) else (expr, expr)
     if isinstance(expr, sympy.Ne) and other in p.known.sizes:
         one, other = other, one
@@ -37,7 +37,7 @@ def _check(p: PaddedGraph, expr: Any) -> None:
         if not strict and p.known.is_hop_prefix(p.known.sizes.get(least), p.known.sizes.get(most)):
             return
         if least in p.known.sizes and (most.is_Integer or _is_other(p, most)):
-            return  # there are fewer without the padding
+            return  # without padding the size is smaller, so the guard holds as well
         if most in p.known.sizes and _holds(p, least, p.known.sizes[most], strict):
             return
     raise p.refuse(f"asks for a size of the mini-batch ({expr})")
@@ -48,7 +48,7 @@ def _is_other(p: PaddedGraph, size: Any) -> bool:
 
 
 def _holds(p: PaddedGraph, least: Any, kind: int, strict: bool) -> bool:
-    """Whether there are at least so many (more, if `strict`), now and wherever what is noted here holds."""
+    """Whether the batch has at least `least` valid rows of a type, or more if `strict`. Notes the bound in the log."""
     if not least.is_Integer:
         return _is_other(p, least) and not strict and (kind, None) in p.ctx.log.least
     number, batch = int(least) + strict, batch_metadata.current()

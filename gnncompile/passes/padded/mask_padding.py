@@ -1,10 +1,10 @@
-"""Padded rows of a mini-batch change nothing: what would mix them with true ones is masked.
+"""Padded rows of a mini-batch change no result: operations that would mix them with valid rows are masked.
 
-Before: ``batch_norm(x, ...)``; ``mean(x, [0])``; ``mse_loss(out, y)``, where only the first n rows of x are true
+Before: ``batch_norm(x, ...)``; ``mean(x, [0])``; ``mse_loss(out, y)``, where only the first n rows of x are valid
 After:  the same of the first n rows, by masks, with n read on the device
-Why it pays: all mini-batches of a bucket have one size, so one recording serves them. What is done row by row, or
-        along edges, whose padding joins padded nodes, stays as it is; what is not known to be safe has the model
-        run with true sizes.
+Why it pays: all mini-batches of a bucket have one size, so one CUDA graph serves them. Operations row by row stay as
+        they are. Operations along edges do too, since padded edges join padded nodes. If an operation is not known
+        to be safe, the model runs unpadded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gnncompile.passes.pointwise import POINTWISE
 
 
 def run(ctx: Context) -> None:
-    """Rewrites the graph in place, and records which results are padded.
+    """Rewrites the graph in place, and records which dimensions of the results are padded.
 
     Raises:
         NotPadded: An operation is not known to be safe.
@@ -55,7 +55,7 @@ def _rewrite(p: PaddedGraph) -> None:
 
 
 def _treat(p: PaddedGraph, node: fx.Node) -> None:
-    """Checks one operation, or replaces it."""
+    """Applies the rule of one operation, which checks it or replaces it."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         _python(p, node)
@@ -72,13 +72,13 @@ def _treat(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def _python(p: PaddedGraph, node: fx.Node) -> None:
-    """Arithmetic of sizes, and parts of tuples; both are checked where they are used."""
+    """Allows arithmetic of sizes and parts of tuples, whose readers are checked instead. Refuses other functions."""
     if node.target is not operator.getitem and not p.is_padded_number(node):
         raise p.refuse(f"{node.target} compares sizes of the mini-batch")
 
 
 def _note_joined(p: PaddedGraph, node: fx.Node) -> None:
-    """Notes what a dimension consists of along which tensors are joined; its size may be used before."""
+    """Notes the row types of the dimension along which `node` joins tensors, since its size may be used earlier."""
     p.at = node
     parts: Any = node.args[0]
     dim = (node.args[1] if len(node.args) > 1 else 0) % value(node).dim()
@@ -91,7 +91,7 @@ def _note_joined(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def _result(p: PaddedGraph, node: Any) -> dict[int, int]:
-    """Of which kind the padded dimensions of a result are."""
+    """Returns a dict from the padded dimensions of a result to their row types."""
     if p.is_padded_number(node):
         raise p.refuse("returns a size of the mini-batch")
     if not is_tensor(node):

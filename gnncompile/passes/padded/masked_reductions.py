@@ -1,4 +1,4 @@
-"""What reductions over padded rows mean: each function is put into the graph in place of an operation."""
+"""Masked reductions over padded rows. Each function is inlined into the graph in place of an operation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def cleared(x: Tensor, mask: Tensor, fill: float | bool = 0) -> Tensor:
-    """The tensor with its padded rows filled; `mask` is broadcast to its shape."""
+    """Returns the tensor with its padded rows filled; `mask` is broadcast to the shape of `x`."""
     return torch.where(mask, x, torch.full((), fill, dtype=x.dtype, device=x.device))
 
 
 def total(x: Tensor, mask: Tensor, dims: list[int], keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """Sum."""
+    """Returns the sum of the valid rows."""
     return cleared(x, mask).sum(dims, keepdim, dtype=dtype)
 
 
 def mean(x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Mean, where `number` rows (or combinations of padded rows and columns) are true."""
+    """Returns the mean of the valid rows; `number` counts them, or the valid pairs of padded rows and columns."""
     others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
     wide = x.float() if x.dtype in _HALF else x
     return (cleared(wide, mask).sum(dims, keepdim) / (number.to(wide.dtype) * others)).to(x.dtype)
@@ -30,7 +30,7 @@ def mean(x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool
 def variance(
     x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool, correction: float, root: bool
 ) -> Tensor:
-    """Variance, or its root."""
+    """Returns the variance of the valid rows, or its square root if `root`."""
     others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
     wide = x.float() if x.dtype in _HALF else x
     many = number.to(wide.dtype) * others
@@ -50,8 +50,9 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """:func:`torch.nn.functional.batch_norm` in training: statistics, running ones too, of the true rows. Where there
-    are none, the running statistics stay as they are.
+    """:func:`torch.nn.functional.batch_norm` in training, with the statistics of the valid rows.
+
+    The running statistics are updated from the valid rows too; without valid rows they stay as they are.
     """
     dims = [0, *range(2, x.dim())]
     shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
@@ -74,11 +75,11 @@ def batch_norm(
 
 
 NONE, MEAN, SUM = 0, 1, 2
-"""How a loss is reduced."""
+"""The reductions of a loss, as torch numbers them."""
 
 
 def reduced(losses: Tensor, mask: Tensor, number: Tensor, reduction: int) -> Tensor:
-    """The sum or mean of the losses of true rows."""
+    """Returns the sum or mean of the losses of valid rows."""
     dims = list(range(losses.dim()))
     if reduction == SUM:
         return total(losses, mask, dims, False, None)
@@ -86,12 +87,12 @@ def reduced(losses: Tensor, mask: Tensor, number: Tensor, reduction: int) -> Ten
 
 
 def ignored(target: Tensor, mask: Tensor, index: int) -> Tensor:
-    """Classes to predict, with the one that is ignored in padded rows."""
+    """Returns the target classes, with the ignored class in padded rows."""
     return torch.where(mask, target, torch.full((), index, dtype=target.dtype, device=target.device))
 
 
 def places(mask: Tensor, more: int) -> Tensor:
-    """Where a mask is true, in order, then where it is not, then `more` zeros: int64 ``[rows + more, 1]``."""
+    """Returns the indices where a mask is True, the other indices, and `more` zeros: int64 ``[rows + more, 1]``."""
     rows = torch.arange(mask.shape[0], device=mask.device)
     true = mask.cumsum(0)
     place = torch.where(mask, true - 1, true[-1] + rows - true)

@@ -1,4 +1,4 @@
-"""What is done about each operation on padded tensors: nothing where it is row by row, a mask, or a refusal."""
+"""One rule for each operation on padded tensors: leave it if it works row by row, mask its padding, or refuse it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gnncompile.passes.padded.selections import selected
 
 
 def pointwise(p: PaddedGraph, node: fx.Node) -> None:
-    """Row by row; the size of a bucket among the numbers becomes the true one."""
+    """Leaves a pointwise operation. A padded size among its numbers is replaced by the number of valid rows."""
     for place, argument in enumerate(node.args):
         if p.is_padded_number(argument):
             kinds = p.of(value(argument))  # type: ignore[arg-type]
@@ -33,18 +33,18 @@ def pointwise(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def row_by_row(p: PaddedGraph, node: fx.Node) -> None:
-    """Nothing to do, where the result has padded dimensions that are known."""
+    """Leaves an operation that works row by row. Refuses unknown padded sizes of the result."""
     p.dims(node)
 
 
 def same_values(p: PaddedGraph, node: fx.Node) -> None:
-    """Likewise, and it numbers what its first argument does."""
+    """Leaves an operation that copies its first argument; indices in it keep their row type."""
     p.dims(node)
     p.numbers_as(node, node.args[0])
 
 
 def view(p: PaddedGraph, node: fx.Node) -> None:
-    """The same rows, seen otherwise."""
+    """Leaves a view that keeps padded rows apart; indices in it keep their row type."""
     source: Any = node.args[0]
     before, after = value(source).shape, value(node).shape
     if [s for s in map(expression, before) if s in p.kinds] != [s for s in map(expression, after) if s in p.kinds]:
@@ -55,16 +55,16 @@ def view(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def _in_front(p: PaddedGraph, shape: Sequence[Any]) -> list[sympy.Expr]:
-    """How many numbers' places the dimensions in front of each padded one are."""
+    """Returns the number of elements in the dimensions before each padded dimension."""
     sizes = [expression(size) for size in shape]
     return [sympy.prod(sizes[:dim]) for dim, size in enumerate(sizes) if size in p.kinds]
 
 
 def _other_sizes(p: PaddedGraph, node: fx.Node, source: fx.Node) -> None:
-    """A view that joins rows with what stands in them, or takes them apart again."""
+    """Allows a view that merges padded rows with their columns, or splits them again. Notes the new size."""
     before, after = value(source).shape, value(node).shape
     if node.target in _SWAPS:
-        return  # what is new are rows that are all alike, or the order
+        return  # expanded dimensions repeat one row, and the others only change places
     if node.target not in _RESHAPES or not before or not after or set(p.dims(source)) != {0}:
         raise p.refuse(f"{node.target} changes padded dimensions")
     ratio = sympy.cancel(expression(after[0]) / expression(before[0]))
@@ -82,7 +82,7 @@ def _other_sizes(p: PaddedGraph, node: fx.Node, source: fx.Node) -> None:
 
 
 def cat(p: PaddedGraph, node: fx.Node) -> None:
-    """Along a padded dimension the parts stand one behind the other, with their padding."""
+    """Leaves a concatenation: along a padded dimension each part keeps its padding."""
     parts: Any = node.args[0]
     p.dims(node)
     found = {p.values.get(part) for part in parts}
@@ -93,7 +93,7 @@ def cat(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def arange(p: PaddedGraph, node: fx.Node) -> None:
-    """The numbers of all nodes, as of their self loops."""
+    """Allows indices of all rows of one type, as in the self loops of all nodes."""
     kind = single(p.of(value(node).shape[0]))
     starts = node.target is aten.arange.default or node.args[0] == 0
     if kind is None or not starts:
@@ -103,20 +103,20 @@ def arange(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def filled(p: PaddedGraph, node: fx.Node) -> None:
-    """A constant."""
+    """Leaves a constant tensor, if its value does not depend on a padded size."""
     if len(node.args) > 1 and p.is_padded_number(node.args[1]):
         raise p.refuse("calculates with a size of the mini-batch")
     p.dims(node)
 
 
 def linear(p: PaddedGraph, node: fx.Node) -> None:
-    """Rows of the first argument; the others are parameters."""
+    """Leaves a layer of padded rows, if its weight, bias and feature axis are not padded."""
     if any(p.dims(n) for n in node.args[1:]) or value(node.args[0]).dim() - 1 in p.dims(node.args[0]):  # type: ignore[arg-type]
         raise p.refuse("multiplies over a padded dimension")
 
 
 def matmul(p: PaddedGraph, node: fx.Node) -> None:
-    """A product over a padded dimension leaves its padding out."""
+    """Fills the padding with zeros in products that sum over a padded dimension."""
     one, other = node.args[-2:] if node.target is aten.addmm.default else node.args[:2]
     if node.target is aten.addmm.default and p.dims(node.args[0]):
         raise p.refuse("multiplies over a padded dimension")
@@ -126,7 +126,7 @@ def matmul(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def gather(p: PaddedGraph, node: fx.Node) -> None:
-    """Rows by number: padded rows may get anything that exists."""
+    """Leaves a gather by an index from the loader. Padded rows may gather any row that exists."""
     arguments: Any = node.args
     table, dim, index = arguments
     if dim != 0 and p.of(value(table).shape[dim]) is None:
@@ -140,20 +140,20 @@ def gather(p: PaddedGraph, node: fx.Node) -> None:
     rows, numbered = p.dims(table).get(0), p.values.get(index)
     if rows is not None and len(rows) != 1 and rows[0] != numbered:
         raise p.refuse("gathers from several tensors that are joined")
-    # Where it is not known what the index numbers, its padded rows may number true things.
+    # If the row type that the index refers to is unknown, its padded entries may index valid rows.
     if table in p.values and rows == (numbered,):
         p.values[node] = p.values[table]
         p.given.add(node)
 
 
 def embedding(p: PaddedGraph, node: fx.Node) -> None:
-    """Likewise, from a table of parameters."""
+    """Leaves a gather from a table of parameters, by an index from the loader."""
     if p.dims(node.args[0]) or node.args[1] not in p.given:
         raise p.refuse("gathers by an index that it calculates")
 
 
 def segments(p: PaddedGraph, node: fx.Node) -> None:
-    """Reductions by index: what is padded goes to what is padded."""
+    """Leaves a reduction by an index from the loader, which sends padded rows to padded segments."""
     arguments: Any = node.args
     source, index, size = arguments[:3]
     into = p.of(value(size) if isinstance(size, fx.Node) else size)
@@ -165,7 +165,7 @@ def segments(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def reduction(p: PaddedGraph, node: fx.Node) -> None:
-    """Over padded dimensions only true rows count."""
+    """Replaces a reduction over padded dimensions by one over the valid rows."""
     source: Any = node.args[0]
     given = arguments(node)
     axes: Any = given.get("dim")
@@ -210,7 +210,7 @@ def _reduced(p: PaddedGraph, node: fx.Node, source: fx.Node, dims: list[int], gi
 
 
 def along(p: PaddedGraph, node: fx.Node) -> None:
-    """Goes along a dimension, which must not be padded (a softmax gets lowest numbers there)."""
+    """Leaves an operation along an unpadded dimension. A softmax along a padded dimension gets -inf as padding."""
     source: Any = node.args[0]
     first = source[0] if isinstance(source, (list, tuple)) else source
     named = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
@@ -221,7 +221,7 @@ def along(p: PaddedGraph, node: fx.Node) -> None:
         return
     if node.target not in (aten.softmax.int, aten.log_softmax.int):
         raise p.refuse(f"{node.target} goes along a padded dimension")
-    # Only along that dimension: a padded row of nothing but lowest numbers would become NaN, and gradients with it.
+    # The mask covers only that dimension: a padded row of -inf alone would give NaN, also in the gradients.
     mask = p.mask(first, [named % value(first).dim()])
     filled = p.ctx.inline(masked_reductions.cleared, first, mask, -math.inf, like=node)
     made = p.ctx.call(node.target, filled, *node.args[1:], like=node, **node.kwargs)
@@ -231,7 +231,7 @@ def along(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def repeat(p: PaddedGraph, node: fx.Node) -> None:
-    """Padded dimensions are not repeated."""
+    """Leaves a repetition along unpadded dimensions."""
     arguments: Any = node.args
     source, times = arguments
     lead = len(times) - value(source).dim()
@@ -241,7 +241,7 @@ def repeat(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def select(p: PaddedGraph, node: fx.Node) -> None:
-    """One row or column, where these are not padded."""
+    """Leaves a selection along an unpadded dimension, at an index that does not depend on a padded size."""
     arguments: Any = node.args
     source, dim, index = arguments
     if dim % value(source).dim() in p.dims(source) or p.is_padded_number(index):
@@ -250,14 +250,14 @@ def select(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def cut(p: PaddedGraph, node: fx.Node) -> None:
-    """Parts along a dimension that is not padded."""
+    """Leaves a split along an unpadded dimension."""
     given = arguments(node)
     if given["dim"] % value(given["self"]).dim() in p.dims(given["self"]):
         raise p.refuse(f"{node.target} cuts padded rows")
 
 
 def sliced(p: PaddedGraph, node: fx.Node) -> None:
-    """All rows, columns of them, or the first few, of which there must be enough (``out[:batch_size]``)."""
+    """Leaves a slice of columns, of all rows, or of the first valid rows (``out[:batch_size]``)."""
     source: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     if any(p.is_padded_number(place) for place in (*node.args[2:3], *node.args[4:])):
@@ -285,14 +285,14 @@ def sliced(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def normalised(p: PaddedGraph, node: fx.Node) -> None:
-    """Normalises what stands in a row."""
+    """Leaves a normalisation over unpadded feature axes."""
     shape: Any = node.args[1]
     if any(p.is_padded_number(s) for s in shape):
         raise p.refuse("normalises over a padded dimension")
 
 
 def batch_norm(p: PaddedGraph, node: fx.Node) -> None:
-    """Statistics are those of true rows."""
+    """Replaces a batch norm in training by one with the statistics of the valid rows."""
     x, weight, bias, mean, var, training, momentum, eps = node.args[:8]
     if not training:
         return
@@ -305,7 +305,7 @@ def batch_norm(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def loss(p: PaddedGraph, node: fx.Node) -> None:
-    """Padded rows have none."""
+    """Replaces a reduced loss by the sum or mean over the valid rows."""
     given = arguments(node)
     reduction, x, target = given["reduction"], given["self"], given["target"]
     if reduction == masked_reductions.NONE:
@@ -327,7 +327,7 @@ def loss(p: PaddedGraph, node: fx.Node) -> None:
 
 
 _WITH_NUMBERS = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-"""What takes a tensor without dimensions in a number's place."""
+"""Operations that take a tensor without dimensions in place of a number."""
 
 _RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints}
 _SWAPS = {
@@ -347,7 +347,7 @@ VIEWS = {
     aten.squeeze.dim,
     aten.unsqueeze.default,
 }
-"""Views that :func:`view` knows."""
+"""Views that :func:`view` handles."""
 
 RULES: dict[Any, Callable[[PaddedGraph, fx.Node], None]] = {
     aten.sym_size.int: lambda padding, node: None,
@@ -455,4 +455,4 @@ RULES: dict[Any, Callable[[PaddedGraph, fx.Node], None]] = {
         loss,
     ),
 }
-"""What is done about each operation; pointwise ones and those of `VIEWS` need no entry."""
+"""The rule of each operation. Pointwise operations and `VIEWS` need no entry."""

@@ -1,7 +1,7 @@
-"""Rows that a mask selects (``out[mask]``) get a place each of as many as there are rows, those selected first.
+"""Pads the rows that a mask selects (``out[mask]``) to the number of all rows, with the selected rows first.
 
-How many these are is known on the device alone; the places have a size that only their mask has, so that what is made
-of selected rows is known by it.
+Only the device knows the number of selected rows. The padded size is unique to the mask, so the pass recognises
+tensors made of selected rows by their size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHER_NUMBER = "rows that a mask selects meet rows of another number"
 
 
 def is_trivial_check(node: fx.Node) -> bool:
-    """Whether a node makes sure of what is known to be true, or that a number of rows is not negative."""
+    """Whether a node asserts a condition that is known to hold, or that a size is not negative."""
     found: Any = node.args[0]
     if not isinstance(found, fx.Node):
         return False
@@ -35,7 +35,7 @@ def is_trivial_check(node: fx.Node) -> bool:
 
 
 def select_once(p: PaddedGraph) -> None:
-    """Has equal masks select once (``cross_entropy(out[y > 0], y[y > 0])``): as many rows, as is known then."""
+    """Makes equal masks select once, so that both selections have one size: ``cross_entropy(out[y > 0], y[y > 0])``."""
     selections = p.ctx.graph.find_nodes(op="call_function", target=aten.nonzero.default)
     if len(selections) < 2:
         return
@@ -50,7 +50,7 @@ def select_once(p: PaddedGraph) -> None:
 
 
 def selected(p: PaddedGraph, node: fx.Node) -> None:
-    """``nonzero`` of a mask: where its true rows are, and behind them where the others are."""
+    """Replaces ``nonzero`` of a mask by the indices of its selected valid rows, followed by all other indices."""
     mask: Any = node.args[0]
     if value(mask).dim() != 1 or value(mask).dtype != torch.bool:
         raise p.refuse("selects rows by something else than a mask of them")
@@ -58,20 +58,20 @@ def selected(p: PaddedGraph, node: fx.Node) -> None:
     number = p.ctx.call(aten.sum.default, true)
     new = p.ctx.inline(masked_reductions.places, true, _more(p, value(mask).shape[0]), like=node)
     p.add_kind(value(new).shape[0], number)
-    p.given.add(new)  # but what its padding numbers may be true
+    p.given.add(new)  # all entries are in range, but its padded entries may index valid rows
     p.replace(node, new)
     _renew(p, new)
 
 
 def _more(p: PaddedGraph, rows: Any) -> int:
-    """How many places more than rows make a size that nothing else has."""
+    """Returns the number of extra entries that makes the padded size differ from every other size."""
     tensors = [value(n) for n in p.ctx.graph.nodes if is_tensor(n)]
     known = {size.node.expr for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)}
     return next(more for more in range(1, len(known) + 2) if rows.node.expr + more not in known)
 
 
 def _renew(p: PaddedGraph, new: fx.Node) -> None:
-    """Finds what is made of selected rows in their new number."""
+    """Computes the fake values of all nodes made from selected rows again, with the new size."""
     for node in _made_of(new):
         if node.target is aten._assert_scalar.default and not statically_known_true(value(node.args[0])):  # type: ignore[arg-type]
             raise p.refuse(_OTHER_NUMBER)
@@ -86,7 +86,7 @@ def _find_again(p: PaddedGraph, node: fx.Node) -> None:
 
 
 def _made_of(source: fx.Node) -> Iterator[fx.Node]:
-    """The calls that something of a node enters, in the order of the graph."""
+    """Yields the calls that depend on a node, in the order of the graph."""
     made, node = {source}, source.next
     while node.op != "output":
         if node.op == "call_function" and not made.isdisjoint(node.all_input_nodes):

@@ -1,10 +1,10 @@
-"""Sums over rows wait until there is long work in front of them. Runs after differentiation, on each graph.
+"""Sums over rows are launched after a long kernel. Runs after differentiation, on each graph.
 
 Before: ``b = sum(dy, 0); dx = region([dy], ...)[0]``
-After:  ``dx = region([dy], ...)[0]; b = sums_over_rows(dy, dx)``, launched behind what makes `dx`
-Why it pays: a GPU computes what was launched while the host launches more. A gradient begins with the sums for biases,
-of a few microseconds each, for which the host takes longer; behind a walk over the edges, nobody waits for the host.
-The order has to be part of the graph, since Inductor orders anew what does not depend on each other.
+After:  ``dx = region([dy], ...)[0]; b = sums_over_rows(dy, dx)``, launched after the kernel that makes `dx`
+Why it pays: a GPU runs one kernel while the host launches the next. A backward begins with the sums for biases. Each
+takes a few microseconds, and the host needs longer to launch it. During a long walk over the edges the host launches
+the sums in time. The order has to be part of the graph, since Inductor reorders operations that are independent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(graph: fx.Graph) -> None:
 
 
 def _is_sum_of_rows(node: fx.Node, rows: fx.Node) -> bool:
-    """Whether a node sums rows that are in memory anyway, so that Inductor has nothing to fuse the sum with."""
+    """Whether a node sums rows that are stored in memory anyway, so Inductor has no producer to fuse the sum with."""
     matrix = value(rows)
     if not sums_rows(node) or matrix.dtype != torch.float32 or not is_packed(matrix):
         return False
@@ -48,7 +48,7 @@ def _is_result(node: fx.Node) -> bool:
 
 
 def _result(call: fx.Node) -> fx.Node | None:
-    """A tensor that a call makes; None if nobody wants any."""
+    """Returns a tensor that a call makes, or None if no node reads a result of the call."""
     return call if call.target is not own.region.default else min(call.users, default=None)
 
 

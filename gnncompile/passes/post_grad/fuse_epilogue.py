@@ -1,10 +1,10 @@
-"""Row-wise arithmetic behind a reduction is taken into its region. Runs after differentiation, on each graph.
+"""Row-wise arithmetic after a reduction becomes the epilogue of its region. Runs after differentiation, on each graph.
 
 Before: ``out = region([x], ...)[0]; y = add(out, mul(add(eps, 1), x)); z = relu(y)``
 After:  ``z = region([x, eps, x], ...)[0]``
 Why it pays: a row is written once, in its final form, instead of being written, read and written again, and there is
-one launch less. It is done in the backward as well (``where(mask, 0, region(...)[0] + other_gradient)``). Before
-differentiation it would be harmful: the gradient could ask for the bare sum, which would have to be kept too.
+one launch less. The pass serves the backward as well (``where(mask, 0, region(...)[0] + other_gradient)``). Before
+differentiation it would be harmful: the gradient could need the bare sum, which would have to be kept too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(graph: fx.Graph) -> None:
 
 
 def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
-    """Follows the only users of output `k` as far as they can be part of the region; the call, or a new one."""
+    """Takes the chain of single users of output `k` into the region, and returns the call of the region."""
     taken = [u for u in call.users if u.target is operator.getitem and u.args[1] == k]
     if len(taken) != 1:
         return call
@@ -58,16 +58,16 @@ def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
         except NotFusable:
             break
         if at.target not in _VIEWS:
-            top = at  # a view with nothing behind it stays outside
+            top = at  # a view at the end of the chain stays outside
     if top is taken[0] or any(u <= top for other in call.users if other is not taken[0] for u in other.users):
-        return call  # the call moves to where its last operand is known: its readers, and no operand, stand after that
+        return call  # the new call is placed at `top`, after its last operand; other results must not be read earlier
     return _replace(graph, call, taken[0], top, rows)
 
 
 def _is_left_to_a_product(node: fx.Node) -> bool:
-    """Whether a node adds a product, as its last reader, and nothing follows that a region could do.
+    """Whether a node adds a product that only it reads, and no operation follows that a region could compute.
 
-    The product is added to the sum then, in its memory: as much is read and written, and one matrix less is alive.
+    Then ``gemm_epilogue`` adds the product in the sum's memory: the traffic is the same, but one matrix less is alive.
     """
     if node.target is not aten.add.Tensor or node.kwargs or generator(value(node).device.type) != "triton":
         return False
@@ -90,7 +90,7 @@ def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows:
 
 
 class _Rows:
-    """Writes row-wise arithmetic as nodes of a region; to the rules of :data:`POINTWISE` it is a message."""
+    """Writes row-wise arithmetic as nodes of a region, for the rules of :data:`POINTWISE`."""
 
     def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
         tensors, _, spec = call.args
@@ -104,7 +104,7 @@ class _Rows:
         self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
 
     def lower(self, user: fx.Node) -> None:
-        """Takes one operation on the result in; raises NotFusable, leaving all as it was, if it can't be."""
+        """Takes an operation on the result into the region. Raises NotFusable, without changes, if it cannot."""
         if user.target in _VIEWS:
             self._view(user)
         elif self._computable(user) and self._has_rows(user):
@@ -114,14 +114,14 @@ class _Rows:
         self.values[user] = self.result
 
     def finish(self, fake: torch.Tensor) -> Region:
-        """The region whose output is the result, stored as `fake` is."""
+        """Returns the region with the result as output `k`, in the dtype and shape of `fake`."""
         outputs = list(self.region.outputs)
         trailing = tuple(int(s) for s in fake.shape[1:])
         outputs[self.k] = Output(self.result, str(fake.dtype).removeprefix("torch."), trailing)
         return self.builder.finish(outputs)
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """An operand of a pointwise operation, broadcast as torch does."""
+        """Returns the region node of an operand of a pointwise operation, broadcast as torch does."""
         if isinstance(arg, (bool, int, float)):
             return self.builder.const(float(arg))
         if not is_tensor(arg):
@@ -165,7 +165,7 @@ class _Rows:
         return self.builder.input(self.positions[key], space, shape, dtype)
 
     def _shape(self, sizes: Sequence[Any]) -> Shape:
-        """The feature shape of an operand with these sizes, in a row of the result."""
+        """Returns the feature shape (heads, channels) of an operand with these sizes."""
         while len(sizes) > self.rank and is_one(sizes[0]):
             sizes = sizes[1:]
         if len(sizes) > self.rank:
@@ -181,7 +181,7 @@ class _Rows:
         return found
 
     def _view(self, node: fx.Node) -> None:
-        """The same elements as (heads, channels), or with both as one axis, as where heads are concatenated."""
+        """Takes in a view of rows as (heads, channels), or as one axis (concatenated heads)."""
         trailing = tuple(value(node).shape[1:])
         if not self._same_rows(node) or trailing not in (self.shape, (self.shape[0] * self.shape[1],)):
             raise NotFusable("it reshapes rows")
@@ -190,13 +190,13 @@ class _Rows:
     def _computable(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target not in POINTWISE or not is_tensor(node):
             return False
-        if value(node).dtype == torch.bool:  # a mask: it costs less to compare once more than to store it
+        if value(node).dtype == torch.bool:  # a mask: comparing once more costs less than storing it
             compared = [value(n) for n in node.all_input_nodes]
             return bool(compared) and all(map(self._fits, compared))
         return self._fits(value(node))
 
     def _fits(self, fake: Any) -> bool:
-        """Whether the region computes in the precision of a tensor."""
+        """Whether a tensor is floating, and is float64 exactly if the region computes in float64."""
         floating = isinstance(fake, torch.Tensor) and fake.dtype.is_floating_point
         return floating and (fake.dtype == torch.float64) == self.region.double
 

@@ -1,10 +1,10 @@
-"""Two products of rows of the same nodes share their launches. Runs after differentiation, on each graph.
+"""Two products with the same number of rows share their launches. Runs after differentiation, on each graph.
 
 Before: ``product(y, v, product(x, w, b))``, in place; ``product_over_rows(dy, x)`` and ``product_over_rows(dy, y)``
 After:  ``sum_of_products(x, w, y, v, b)``; ``two_products_over_rows(dy, x, dy, y)``
-Why it pays: a sum is written once. The gradients of weights are sums over all nodes; of a small graph each takes two
-launches, of shares and of their sum, that leave most of the GPU without work. No tensor lives longer than before,
-unless another one ends earlier.
+Why it pays: a sum is written once. The gradients of weights are sums over all nodes. Each takes two launches: one for
+partial sums, one for their total. On a small graph these leave most of the GPU idle. No tensor lives longer than
+before, unless another tensor is freed earlier.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(graph: fx.Graph) -> None:
 
 
 def _adds_to_product(second: Any) -> bool:
-    """Whether a product is added to another one, and what that is of may wait for it."""
+    """Whether a product is added to another product, whose operands may stay alive until then."""
     first = second.args[2]
     if not second.args[-1] or first.target is not own.product.default:
         return False
@@ -61,7 +61,7 @@ def _sum_up(graph: fx.Graph, first: Any, second: Any) -> None:
 
 
 def _may_meet(first: fx.Node, second: fx.Node) -> bool:
-    """Whether two products are over as many rows, and can be computed at one time without keeping a matrix for it."""
+    """Whether two products are over the same number of rows and can share a launch without keeping a matrix longer."""
     one, other = (value(product.all_input_nodes[0]) for product in (first, second))
     if one.device != other.device or not same_size(one.shape[0], other.shape[0]):
         return False
@@ -71,12 +71,12 @@ def _may_meet(first: fx.Node, second: fx.Node) -> bool:
 
 
 def _is_ready(product: fx.Node, at: fx.Node) -> bool:
-    """Whether what a product is of has been made before another node."""
+    """Whether all operands of a product are computed before the node `at`."""
     return all(operand < at for operand in product.all_input_nodes)
 
 
 def _is_kept_for(first: fx.Node, second: fx.Node) -> bool:
-    """Whether what the first product is of is there as long as what the second one is of is being made."""
+    """Whether the operands of the first product stay alive until those of the second one are computed."""
     kept = set(second.all_input_nodes)
     for operand in second.all_input_nodes:
         made_by: Any = operand.args[0] if operand.target is operator.getitem else operand
@@ -85,7 +85,7 @@ def _is_kept_for(first: fx.Node, second: fx.Node) -> bool:
 
 
 def _early(product: fx.Node, until: fx.Node) -> list[fx.Node]:
-    """What is computed of a product before another node, in order."""
+    """Returns the nodes before `until` that are computed from a product, in order."""
     users = [user for user in product.users if user < until]
     return sorted({*users, *(node for user in users for node in _early(user, until))})
 
@@ -106,7 +106,7 @@ def _pair(graph: fx.Graph, first: fx.Node, second: fx.Node) -> None:
 
 
 def _hand_over(graph: fx.Graph, product: fx.Node, both: fx.Node, first: int) -> None:
-    """Whoever read a product reads what two of them make, from some place on."""
+    """Makes the readers of a product read the results of the pair, from index `first` on."""
     of_both = product.target is own.product_and_sums_over_rows.default
     users: list[tuple[Any, fx.Node]] = [(user.args[1], user) for user in product.users] if of_both else [(0, product)]
     for at, user in users:

@@ -1,10 +1,10 @@
-"""What follows a matrix product is left to the product. Runs after differentiation, on each graph.
+"""A bias, ReLU or sum after a matrix product becomes its epilogue. Runs after differentiation, on each graph.
 
 Before: ``relu(addmm(bias, x, w))``; ``mm(x, w) + mm(y, v)``
 After:  ``_addmm_activation(bias, x, w)``; ``add_product(mm(x, w), y, v)``, in place
-Why it pays: on a GPU the library adds the bias and clamps before it writes a row; Inductor would take the bias out of
-the product to add it in a kernel of its own, one launch and one pass over the rows more. It does leave sums to the
-library, but through an operation that copies one of the two matrices first.
+Why it pays: on a GPU the library adds the bias and clamps before it writes a row. Inductor would add the bias in a
+separate kernel, with one more launch and one more pass over the rows. Inductor leaves sums to the library, but
+through an operation that first copies one of the two matrices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(graph: fx.Graph) -> None:
 
 
 def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
-    """Turns a sum of two matrices into a product that is added to the other one, if nobody else wants either."""
+    """Turns a sum of two matrices into a product that is added to the other matrix, if only the sum reads them."""
     pair: Any = node.args
     if len(pair) != 2 or node.kwargs or not all(isinstance(n, fx.Node) for n in pair) or pair[0] is pair[1]:
         return
@@ -39,7 +39,7 @@ def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
     earlier, later = sorted(pair)
     for total, product in ((earlier, later), (later, earlier)):
         if _is_term(product) and (_owned(total) or _goes_on(node)):
-            # The first of several sums with a matrix that is not to be written makes the copy for all of them.
+            # If several sums follow a matrix that must not be written, the first sum makes the copy for all of them.
             target = own.add_product.default if _owned(total) else aten.addmm.default
             with graph.inserting_after(later):
                 made = graph.call_function(target, (total, *product.args))
@@ -51,12 +51,12 @@ def _add_in_place(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_term(node: fx.Node) -> bool:
-    """Whether a matrix is a product that only a sum reads."""
+    """Whether a matrix is a product with one reader."""
     return node.target is aten.mm.default and len(node.users) == 1
 
 
 def _goes_on(node: fx.Node) -> bool:
-    """Whether the one reader of a sum adds a product to it."""
+    """Whether a sum has one reader, which adds another product to it."""
     users = list(node.users)
     if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs:
         return False
@@ -69,7 +69,7 @@ _FRESH = {aten.mm.default, aten.addmm.default, own.add_product.default, own.regi
 
 
 def _owned(matrix: fx.Node) -> bool:
-    """Whether a matrix has memory of its own, which nobody reads but the sum."""
+    """Whether a matrix has memory of its own and one reader, the sum."""
     made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
     return made_by.target in _FRESH and len(matrix.users) == 1
 
@@ -78,6 +78,6 @@ def _fits(product: Any) -> bool:
     if not isinstance(product, fx.Node) or product.target is not aten.addmm.default or len(product.users) != 1:
         return False
     bias, left = (value(n) for n in product.args[:2])  # type: ignore[arg-type]
-    # The library's product of a matrix without columns would leave the ReLU out.
+    # For a matrix without columns the library's product omits the ReLU.
     is_plain = not product.kwargs and bias.dim() == 1 and isinstance(left.shape[1], int) and left.shape[1] > 0
     return is_plain and left.device.type == "cuda" and left.dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -1,10 +1,11 @@
-"""Products of many rows go to kernels that compute them on tensor cores. Runs after differentiation, on each graph.
+"""Products of many rows run in kernels that use tensor cores. Runs after differentiation, on each graph.
 
 Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with float32 rows of nodes
 After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_over_rows(dy, x)``
 Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
-layers are half of the time of most models' steps. With each number in three bfloat16 parts, six products on tensor
-cores have smaller errors than one in float32, in half of its time (:mod:`gnncompile.codegen.gemm.kernels`).
+layers take half of the time of most models' steps. The kernels split each number into three bfloat16 parts. Six
+products on tensor cores then have smaller errors than one in float32, in half of its time
+(:mod:`gnncompile.codegen.gemm.kernels`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from gnncompile.ops.gemm import LEAST_BY_ROWS, in_parts
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 NARROWEST = 16
-"""Columns of the matrices: tensor cores multiply blocks of 16."""
+"""The least number of columns of the matrices: tensor cores multiply blocks of 16."""
 
 SMALLEST_WEIGHT = 2048
-"""Elements of a weight: with fewer, the library's products wait for memory as ours do."""
+"""The least number of elements of a weight. With fewer, both kernels are bound by memory."""
 
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
@@ -69,7 +70,7 @@ def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _take_in(graph: fx.Graph, node: fx.Node, product: Any, *, relu: bool = False, gate: fx.Node | None = None) -> None:
-    """Lets a product do what a node does with it, if nobody else reads it."""
+    """Makes a node the epilogue of a product, if only that node reads the product."""
     if product.target is own.product.default and len(product.users) == 1 and product.args[3] is None:
         left, right, added, _, clamped, in_place = product.args
         _replace(graph, node, own.product.default, left, right, added, gate, relu or clamped, in_place)
@@ -77,7 +78,7 @@ def _take_in(graph: fx.Graph, node: fx.Node, product: Any, *, relu: bool = False
 
 
 def _gate(node: fx.Node) -> fx.Node | None:
-    """The matrix without whose positive elements a node puts zeros in a product: the gradient of a ReLU."""
+    """Returns the output of a ReLU if `node` is its gradient (zero where the output is not positive), else None."""
     condition, zeros, product = node.args
     if not isinstance(condition, fx.Node) or condition.target is not aten.le.Scalar or condition.args[1] != 0:
         return None
@@ -88,7 +89,7 @@ def _gate(node: fx.Node) -> fx.Node | None:
 
 
 def _take_in_sums(graph: fx.Graph, node: fx.Node) -> None:
-    """Lets a product over rows sum the rows of its left matrix, which it reads anyway."""
+    """Makes a product over rows also sum the rows of its left matrix, which it reads anyway."""
     left, right = node.all_input_nodes[0], node.all_input_nodes[-1]
     sums = [user for user in left.users if sums_rows(user)]
     if not sums:
@@ -120,7 +121,7 @@ def _replace(graph: fx.Graph, node: fx.Node, target: Any, *args: Any) -> None:
 
 
 def _fits(left: Any, right: Any) -> bool:
-    """Whether two matrices are of the types and widths that the kernels take, but for their rows."""
+    """Whether two matrices have the dtypes and widths that the kernels take. The number of rows is not checked."""
     if not is_tensor(left) or not is_tensor(right):
         return False
     one, other = value(left), value(right)
@@ -133,14 +134,14 @@ def _fits(left: Any, right: Any) -> bool:
 
 
 def _has_rows(left: fx.Node, columns: int) -> bool:
-    """Whether a matrix has many rows, or nobody knows how many."""
+    """Whether a matrix has enough rows for the kernels, or an unknown number of rows."""
     rows, depth = value(left).shape
     known = known_size(rows)
     return known is None or known * depth * columns >= LEAST_BY_ROWS
 
 
 def _is_weight(right: fx.Node) -> bool:
-    """Whether a matrix's size is known and not too small, and it or its transpose lies in memory row by row."""
+    """Whether a matrix has a known, large enough size, and it or its transpose is contiguous."""
     depth, columns = value(right).shape
     if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < SMALLEST_WEIGHT:
         return False
@@ -152,13 +153,13 @@ def _is_row(added: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_written_by_us(matrix: Any) -> bool:
-    """Whether a matrix that nobody reads afterwards lies in memory row by row, whatever Inductor does."""
+    """Whether a matrix is made by a product or a region, and so is contiguous whatever Inductor does."""
     made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
     return made_by.target in (own.product.default, own.region.default)
 
 
 def _before_transposing(node: Any) -> fx.Node | None:
-    """What a node transposes."""
+    """Returns the matrix that a node transposes, or None if the node is no transpose."""
     if not is_tensor(node) or value(node).dim() != 2:
         return None
     if node.target is aten.permute.default and [dim % 2 for dim in node.args[1]] == [1, 0]:

@@ -1,10 +1,10 @@
-"""Every spelling of a gather and of a reduction by index becomes the same two operations.
+"""Every spelling of a gather, or of a reduction by index, becomes one of two operations.
 
 Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``; ``x[edge_index][0]``; ``x[mask]``,
         ``e[:, mask]``; ``zeros.scatter_add_(0, idx.expand_as(m), m)``, ``x.index_add_(0, idx, m)``, ``scatter_reduce``,
         ``index_reduce``, ``zeros.index_put_([idx], m, accumulate=True)``
 After:  ``index_select(x, 0, idx)``, where ``idx`` may be ``nonzero(mask)``; ``segment_reduce(m, idx, n, reduce)``
-Why it pays: region forming has one thing to look for, and the device is asked once how many a mask selects.
+Why it pays: region forming has one pattern to match, and the host waits only once for the size that a mask selects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(ctx: Context) -> None:
 
 
 def _known_rows(node: fx.Node) -> None:
-    """The graphs of pooled nodes are known from those of all nodes, whichever were chosen."""
+    """Replaces a gather of the batch vector by chosen rows: the graphs of pooled nodes are already known."""
     table, dim, index = node.args
     known = isinstance(index, fx.Node) and index.target is own.chosen_rows.default
     if known and dim == 0 and index.args[1] is table:  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ def _gather(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class Gather:
-    """Slices of a table along a dimension, one for each entry of an index ``[num_items]``."""
+    """A gather of slices of a table along a dimension, one for each entry of an index ``[num_items]``."""
 
     table: fx.Node
     dim: int
@@ -77,7 +77,7 @@ class Gather:
 
 
 def gather_of(ctx: Context, node: fx.Node) -> Gather | None:
-    """The gather that a node is, in whatever spelling."""
+    """Returns the gather that a node spells, or None if it is no gather."""
     args: Any = node.args
     if node.target is aten.index_select.default:
         table, dim, index = args
@@ -102,7 +102,7 @@ def gather_of(ctx: Context, node: fx.Node) -> Gather | None:
 
 
 def _gather_by_pair(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """Rows gathered by one row of an edge list: ``x[edge_index][0]``."""
+    """Returns a gather by one row of an edge list: ``x[edge_index][0]``. Else None."""
     rows, _, position = node.args
     args: Any = rows.args  # type: ignore[union-attr]
     if rows.target is not aten.index.Tensor or rows in ctx.written or len(args[1]) != 1:  # type: ignore[union-attr]
@@ -120,7 +120,7 @@ def _gather_by_pair(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """The rows of a tensor, or its columns, that a mask says; a write to these gets their places, not the mask."""
+    """Returns a gather of the rows or columns that a mask selects. A write by a mask gets indices instead."""
     if node.target not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
         return None
     source, indices = node.args[:2]
@@ -132,7 +132,7 @@ def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
     if value(mask).dim() > 1:
         return _selection_by_table(ctx, node, mask)
     if node.target is not aten.index.Tensor:
-        if value(node.args[2]).dim() > 0:  # type: ignore[arg-type]  # one number for all needs no places
+        if value(node.args[2]).dim() > 0:  # type: ignore[arg-type]  # a write of one number needs no indices
             place = _places(ctx, mask, None)
             node.args = (source, [*indices[:-1], place], *node.args[2:])  # type: ignore[index,misc]
         return None
@@ -143,7 +143,7 @@ def _selection(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node | None:
-    """Likewise by a mask over several axes, the first ones: ``dense[mask]``."""
+    """Returns a gather by a mask over the first several axes: ``dense[mask]``. Else None."""
     source, indices = node.args[:2]
     if node.target is not aten.index.Tensor or len(indices) > 1:  # type: ignore[arg-type]
         return None
@@ -155,7 +155,7 @@ def _selection_by_table(ctx: Context, node: fx.Node, mask: fx.Node) -> fx.Node |
 
 
 def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """Rows, each as often as a tensor says: ``repeat_interleave(x, repeats, dim)``."""
+    """Returns a gather for ``repeat_interleave(x, repeats, dim)`` with a tensor of repeats. Else None."""
     if node.target is not aten.repeat_interleave.self_Tensor or len(node.args) != 3 or node.args[2] is None:
         return None
     source, repeats, dim = node.args
@@ -177,14 +177,15 @@ def _meta(node: fx.Node) -> dict[str, Any]:
 
 
 def _places(ctx: Context, mask: fx.Node, count: Any, reader: fx.Node | None = None) -> fx.Node:
-    """Where a mask is True, ``[count]``, or ``[count, axes]`` of one over several; one node per mask, whose result has
-    one size, whatever is selected by it.
+    """Returns the indices where a mask is True, ``[count]``, or ``[count, axes]`` for a mask over several axes.
+
+    There is one node per mask, so all selections by the mask have the same size.
 
     Args:
-        ctx: The graph.
+        ctx: The context of the graph.
         mask: The mask.
-        count: How many there are, a size in use already; None if it is not.
-        reader: What made that size.
+        count: The symbol of the number of selected entries; None for a new symbol.
+        reader: The node that introduced the symbol.
     """
     key = f"selected by {mask.name}"
     if key not in ctx.shared_nodes:
@@ -208,14 +209,14 @@ def _reduction(ctx: Context, node: fx.Node) -> fx.Node | None:
     if found is None or found.dim != 0:
         return None
     if not _is_zero(found.base) and not _gathers(found.src):
-        return None  # few rows may be added to many
+        return None  # the sum may add few rows to a large base
     size: Any = found.base.args[0][0] if _is_zero(found.base) else size_node(ctx, found.base, node)  # type: ignore[index]
     reduced = ctx.call(own.segment_reduce.default, found.src, found.index, size, found.reduce, like=node)
     return found.onto_base(ctx, reduced)
 
 
 def _gathers(message: fx.Node) -> bool:
-    """Whether rows are gathered for a message."""
+    """Whether a message gathers rows."""
     seen, todo = {message}, [message]
     while todo:
         node = todo.pop()
@@ -229,7 +230,7 @@ def _gathers(message: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Slices of `src` along a dimension that are reduced by an index, of the size of a base."""
+    """A reduction of slices of `src` along a dimension, by an index, into a tensor of the shape of `base`."""
 
     node: fx.Node
     base: fx.Node
@@ -240,14 +241,14 @@ class Reduction:
     scale: float = 1.0
 
     def onto_base(self, ctx: Context, reduced: fx.Node) -> fx.Node:
-        """What was reduced, scaled and added to the base."""
+        """Returns the reduced rows, scaled and added to the base."""
         if self.scale != 1:
             reduced = ctx.call(aten.mul.Tensor, reduced, self.scale, like=self.node)
         return reduced if _is_zero(self.base) else ctx.call(aten.add.Tensor, self.base, reduced, like=self.node)
 
 
 def reduction_of(ctx: Context, node: fx.Node) -> Reduction | None:
-    """The reduction that a node is, in whatever spelling; with another base than zero, a sum."""
+    """Returns the reduction that a node spells, or None. A reduction onto a nonzero base must be a sum."""
     found = _scatter_arguments(node)
     if found is None:
         return None
@@ -255,7 +256,7 @@ def reduction_of(ctx: Context, node: fx.Node) -> Reduction | None:
     if not (is_tensor(src) and is_tensor(index) and value(src).is_floating_point() and isinstance(dim, int)):
         return None
     rank = value(base).dim()
-    # index_put broadcasts its values and scatter_add may leave some out: then rows and indices do not pair up.
+    # index_put may broadcast its values, and scatter_add may skip some. Then rows and indices do not match one to one.
     if rank == 0 or value(src).dim() != rank or value(src).dtype != value(base).dtype:
         return None
     dim %= rank
@@ -265,7 +266,7 @@ def reduction_of(ctx: Context, node: fx.Node) -> Reduction | None:
     place = index_along(ctx, index, dim if full else 0) if full or value(index).dim() == 1 else None
     if place is None or not guarded_same(value(src).shape[dim], value(place).shape[0]):
         return None
-    # A row without edges keeps the base, which must then read zero.
+    # A segment without rows keeps the base, so the base must be zero.
     if (reduce != "sum" and (include_self or not _is_zero(base))) or base in ctx.written or node in ctx.written:
         return None
     others = [k for k in range(rank) if k != dim]
@@ -276,7 +277,7 @@ def reduction_of(ctx: Context, node: fx.Node) -> Reduction | None:
 
 
 def _covers(index: Any, src: Any, dim: int) -> bool:
-    """Whether a full index has all other axes of what it indexes."""
+    """Whether a full index has the size of the indexed tensor on all axes but `dim`."""
     if not is_tensor(index) or value(index).dim() != value(src).dim():
         return False
     others = [k for k in range(value(src).dim()) if k != dim]
@@ -284,7 +285,7 @@ def _covers(index: Any, src: Any, dim: int) -> bool:
 
 
 def _scatter_arguments(node: fx.Node) -> tuple[Any, Any, Any, Any, str, bool] | None:
-    """(base, dim, index, src, reduce, include_self)."""
+    """Returns (base, dim, index, src, reduce, include_self) of a node that scatters, or None."""
     args: Any = node.args
     kwargs = node.kwargs
     if node.target is aten.index_add.default:
@@ -301,8 +302,9 @@ def _scatter_arguments(node: fx.Node) -> tuple[Any, Any, Any, Any, str, bool] | 
 
 
 def _segments(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """``torch.segment_reduce`` by lengths or offsets. Where several entries are the largest, its gradient is another
-    for positive cotangents than for negative ones: only sums and means are taken over.
+    """Returns a segment reduction for ``torch.segment_reduce`` by lengths or offsets, for sums and means. Else None.
+
+    For ties, the gradient of torch's maximum differs between positive and negative cotangents, so it is left alone.
     """
     if node.target is not aten.segment_reduce.default or node.kwargs.get("indices") is not None:
         return None
@@ -323,7 +325,7 @@ def _segments(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _segment_of_rows(ctx: Context, bounds: fx.Node, rows: Any, are_offsets: bool) -> fx.Node:
-    """The segment of each row: ``repeat_interleave(lengths)``."""
+    """Returns the segment of each row: ``repeat_interleave(lengths)``."""
     if are_offsets:
         starts = ctx.call(aten.slice.Tensor, bounds, 0, 0, -1)
         bounds = ctx.call(aten.sub.Tensor, ctx.call(aten.slice.Tensor, bounds, 0, 1), starts)

@@ -1,9 +1,9 @@
-"""Sizes that only the data knows are checked where the capture took them for others.
+"""Data-dependent sizes that the capture took to be equal to other sizes are checked at run time.
 
 Before: ``y = x[mask]; z = x + y``, captured for a mask that selects all rows
 After:  ``y = x[mask]; assert y.size(0) == x.size(0); z = x + y``
-Why it pays: it does not; tracing to aten ops drops such a check, since the two sizes have one symbol by then, and a
-kernel would read rows that are not there.
+Why it pays: it does not. Tracing to aten ops drops such a check, since both sizes have one symbol by then. Without the
+check a kernel would read rows that do not exist.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(ctx: Context) -> None:
 
 
 def _sizes(node: fx.Node) -> list[tuple[int | None, torch.SymInt]]:
-    """The symbolic dimensions of a tensor, or a symbolic number and no dimension."""
+    """Returns the symbolic sizes of a tensor with their dimensions, or a symbolic number with None."""
     found = node.meta.get("val")
     sizes: list[Any] = list(enumerate(found.shape)) if isinstance(found, torch.Tensor) else [(None, found)]
     return [(dim, size) for dim, size in sizes if isinstance(size, torch.SymInt)]
@@ -57,7 +57,7 @@ def _size(ctx: Context, node: fx.Node, dim: int) -> fx.Node:
 
 
 def _check(ctx: Context, places: Symbols, number: fx.Node, meaning: Any) -> None:
-    """Asserts that a number is what it was taken for."""
+    """Asserts at run time that a size equals the expression that the capture assumed."""
     last = [number, *(places.bound[s] for s in meaning.free_symbols if s in places.bound)]
     after = max((n for n in last if n.op != "placeholder"), default=number)
     marker = after.next

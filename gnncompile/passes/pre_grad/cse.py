@@ -1,8 +1,8 @@
-"""Equal computations are made once.
+"""Equal computations are done once.
 
 Before: every layer computes the same self loops and the same normalisation from ``edge_index``.
-After:  one of them.
-Why it pays: one structure serves all layers; region forming may compare indices by identity.
+After:  one computation for all layers.
+Why it pays: one structure serves all layers; region forming can compare indices by identity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands for an operation while :mod:`gnncompile.passes.pre_grad.expand_gradients` differentiates it."""
+"""Replacements for operations while :mod:`gnncompile.passes.pre_grad.expand_gradients` differentiates them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _segment_reduce(rows: Tensor, index: Tensor, size: Any, reduce: str) -> Any:
 def _batch_norm(
     rows: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool
 ) -> Any:
-    """The statistics of a batch are those of the forward, which has updated the running ones."""
+    """Batch norm that does not update the running statistics, since the forward has already updated them."""
     if not training:
         return aten.batch_norm.default(rows, weight, bias, mean, var, training, momentum, eps, cudnn)
     others = [axis for axis in range(rows.dim()) if axis != 1]
@@ -59,7 +59,7 @@ def _layer_norm(
 
 
 def _normalised(rows: Tensor, axes: list[int], weight: Any, bias: Any, eps: float, shape: list[Any]) -> Tensor:
-    """In plain arithmetic: torch's gradients of the gradients of norms take sizes for constants."""
+    """A norm in plain arithmetic: in torch, the second gradients of norms treat sizes as constants."""
     centred = rows - rows.mean(axes, keepdim=True)
     out = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     out = out if weight is None else out * weight.view(shape)
@@ -95,4 +95,4 @@ _BACKWARDS = (
 )
 
 TABLE: dict[Any, Callable[..., Any]] = _compat.get_decompositions(_BACKWARDS)
-"""Gradients that are made of plain arithmetic, which regions know."""
+"""Decompositions of backward operations into plain arithmetic, which regions can compute."""

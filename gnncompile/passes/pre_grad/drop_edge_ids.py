@@ -1,9 +1,9 @@
-"""Numbers of edges that no walk reads are not kept.
+"""Edge indices of a layout that no walk reads are not kept.
 
 Before: ``region([x], [rowptr, col, edge, rowptr_t, col_t, edge_t], "sum over rows of x")``
 After:  ``region([x], [rowptr, col, empty, rowptr_t, col_t, empty], "sum over rows of x")``
-Why it pays: a layout is remembered as long as its graph is used, and the place of each edge in the edge list is half of
-it. Only values per edge, and dropout, ask for that.
+Why it pays: a layout is cached as long as its graph is used. The index of each edge in the edge list takes half of its
+memory. Only values per edge, and dropout, need these indices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gnncompile.passes.analysis import aten, drop_unused, own, value
 from gnncompile.passes.context import Context
 
 MOST_GRADIENTS = 4
-"""Tensors that may want a gradient, up to which all backwards that there can be are looked at."""
+"""The most tensors with a gradient for which all possible backwards are examined."""
 
 
 def run(ctx: Context) -> None:
@@ -40,11 +40,11 @@ def run(ctx: Context) -> None:
 
 
 def _nothing(ctx: Context, rowptr: Any, made: dict[fx.Node, fx.Node]) -> fx.Node:
-    """What stands for the numbers of a layout's edges."""
+    """Returns an empty tensor that takes the place of a layout's edge indices."""
     if rowptr not in made:
         is_given = rowptr.op == "placeholder"
         with ctx.graph.inserting_after(ctx.inputs_first() if is_given else rowptr):
-            if is_given:  # made of it, it would be structure of each mini-batch
+            if is_given:  # made from rowptr, the tensor would be structure of each mini-batch
                 kind = {"dtype": value(rowptr).dtype, "device": value(rowptr).device}
                 made[rowptr] = ctx.call(aten.empty.memory_format, [0], like=rowptr, **kind)
             else:
@@ -54,9 +54,9 @@ def _nothing(ctx: Context, rowptr: Any, made: dict[fx.Node, fx.Node]) -> fx.Node
 
 @lru_cache(maxsize=1024)
 def _numbered(region: Region, wanted: tuple[bool, ...]) -> frozenset[Space]:
-    """The ends by which edges are walked with their numbers, forward or backward.
+    """Returns the ends by which a walk, forward or backward, reads edge indices.
 
-    Whatever the gradients that are asked for in the end, and the results that have a cotangent.
+    Every subset of gradients that may be needed counts, and every set of results that may have a cotangent.
     """
     found = {region.by} if region.numbers_edges else set()
     if sum(wanted) > MOST_GRADIENTS:

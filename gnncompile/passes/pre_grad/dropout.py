@@ -1,10 +1,11 @@
-"""Dropout on edges becomes part of the regions that read it: a seed stands for its mask.
+"""Dropout on edges becomes part of the regions that read it. A seed takes the place of its mask.
 
 Before: ``dropout(alpha, 0.5, True)`` in a message
 After:  ``seed = randint(0, 2**63 - 1, [1])``, an input of every region that reads the dropout
-Why it pays: neither the mask nor what it is applied to is written to memory, in the forward or for the backward.
+Why it pays: neither the mask nor the masked tensor is written to memory, in the forward or for the backward.
 
-The seed is drawn where the dropout stood, on its device, so ``torch.manual_seed`` repeats results and no host waits.
+The seed is drawn where the dropout stood, on its device. So ``torch.manual_seed`` repeats results, and the host never
+waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gnncompile.passes.context import Context
 
 
 def seed_of(ctx: Context, dropout: fx.Node) -> fx.Node:
-    """The seed of an ``aten.dropout``, one for all that read it: they must see the same mask."""
+    """Returns the seed of an ``aten.dropout``. All its readers share the seed, since they need the same mask."""
     if dropout not in ctx.seeds:
         device = value(dropout).device
         with ctx.graph.inserting_before(dropout):
@@ -29,7 +30,7 @@ def seed_of(ctx: Context, dropout: fx.Node) -> fx.Node:
 
 
 def settle(ctx: Context) -> None:
-    """Removes dropouts that only regions read, and gives those that something else reads as well the regions' mask."""
+    """Removes dropouts that only regions read. A dropout with other readers gets the mask of the regions."""
     for dropout in sorted(ctx.seeds, reverse=True):
         seed = ctx.seeds[dropout]
         _remove_dead(ctx, [dropout])
@@ -42,7 +43,7 @@ def settle(ctx: Context) -> None:
 
 
 def _remove_dead(ctx: Context, drawing: list[fx.Node]) -> None:
-    """Dead code elimination that does not spare operations that draw random numbers."""
+    """Eliminates dead code, including unused operations of `drawing`, which draw random numbers."""
     drop_unused(ctx.graph)
     left = set(ctx.graph.nodes)
     for node in drawing:

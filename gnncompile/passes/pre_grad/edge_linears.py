@@ -1,10 +1,10 @@
-"""Linear layers of edge features that a region computes itself, where messages alone are made of them.
+"""Decides which linear layers of edge features a region computes itself, if only messages read them.
 
 Before: ``region([x, linear(edge_attr, w)], ..., "sum of relu(x + e)")``
 After:  ``region([x, edge_attr, w.t()], ..., "sum of relu(x + linear(e, w))")``
-Why it pays: the layer's rows are as wide as a message. They are written once, read by every walk, and their gradient is
-written and read as well, while a few features of an edge are a fraction of that, and their product takes less time than
-the rows need to come from memory.
+Why it pays: the layer's rows are as wide as a message. They are written once and read by every walk, and their gradient
+is written and read as well. The few features of an edge are a fraction of that width, and their product takes less time
+than reading the rows from memory.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gnncompile.passes.analysis import aten, value
 from gnncompile.passes.context import Context
 
 MOST_FEATURES = 32
-"""With more features than this the layer takes longer in every walk than its rows take to be read."""
+"""The most features of a layer. With more, computing it in every walk takes longer than reading its rows."""
 
 MOST_WEIGHTS = 8192
-"""Weights that the programs of a GPU can keep."""
+"""The most weights that the programs of a kernel on a GPU can hold."""
 
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def layer_of(node: fx.Node) -> fx.Node:
-    """The linear layer whose features a view takes apart into heads; else the node itself."""
+    """Returns the linear layer whose features a view splits into heads, or else the node itself."""
     inner: Any = node.args[0] if node.target in VIEWS else node
     return inner if inner.target is aten.linear.default and value(node).dim() == 3 else node
 
 
 def refusal(ctx: Context, layer: fx.Node) -> str:
-    """Why a region can't compute a layer; nothing if it can."""
+    """Returns the reason why a region cannot compute a layer, or an empty string if it can."""
     args: Any = layer.args
     rows, weight, *bias = args
     features, weights = int(value(weight).shape[1]), int(value(weight).numel())
@@ -50,7 +50,7 @@ def refusal(ctx: Context, layer: fx.Node) -> str:
 
 
 def transposed(ctx: Context, weight: fx.Node, at: fx.Node) -> fx.Node:
-    """The weights with a row per feature, known before `at`: one node for all regions under the same modes."""
+    """Returns the transposed weight, placed before `at`. All regions under the same modes share one node."""
     key = f"{weight.name} transposed under {ctx.switches.get(at)}"
     known = ctx.shared_nodes.get(key)
     if known is None or at < known:

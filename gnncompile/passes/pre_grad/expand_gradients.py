@@ -1,11 +1,11 @@
-"""Gradients that the model takes itself are written out in the graph.
+"""Gradients that the model itself computes (``torch.autograd.grad``) are written out in the graph.
 
 Before: ``d = norm(pos[i] - pos[j]); energy = segment_reduce(f(d), i, n, "sum").sum(); g = gradient([energy], [pos])``
 After:  ``u = f'(d) * (pos[i] - pos[j]) / d; g = segment_reduce(u, i, n, "sum") - segment_reduce(u, j, n, "sum")``
 Why it pays: forces are message passing as well: the gradient of a gather is a reduction, and becomes a region.
 
-Torch's autograd differentiates the operations between the inputs and the outputs, on fake tensors. What its formulas
-keep of the forward are the nodes of the graph, so AOTAutograd can differentiate the gradient once more.
+Torch's autograd differentiates the operations between the inputs and the outputs, on fake tensors. The forward values
+that its formulas read stay nodes of the graph, so AOTAutograd can differentiate the gradient once more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        GradientNotCaptured: Something between the inputs and the outputs can't be differentiated here.
+        GradientNotCaptured: An operation between the inputs and the outputs cannot be differentiated here.
     """
     calls = list(ctx.graph.find_nodes(op="call_function", target=own.gradient.default))
     for call in calls:
@@ -46,7 +46,7 @@ def run(ctx: Context) -> None:
 
 
 def _drop_switches(graph: fx.Graph) -> None:
-    """Removes switches of gradients where nothing differentiates the graph any more, or that change nothing."""
+    """Removes switches of grad mode that change nothing, or all of them if grad mode is off at the start."""
     graph_enabled = enabled = torch.is_grad_enabled()
     for node in list(graph.nodes):
         if _switches_gradients(node):
@@ -60,11 +60,11 @@ def _switches_gradients(node: fx.Node) -> bool:
 
 
 _NEW = "written out"
-"""Names in a node's meta that it is a part of a gradient."""
+"""The key in a node's ``meta`` that marks nodes of a gradient."""
 
 
 class _Written:
-    """One gradient on its way into the graph."""
+    """Writes the operations of one gradient into the graph."""
 
     def __init__(self, ctx: Context, call: fx.Node) -> None:
         self.ctx, self.call = ctx, call
@@ -82,7 +82,7 @@ class _Written:
         self.cotangents: list[fx.Node | None] = arguments[2]
 
     def put(self) -> None:
-        """Puts the operations of the gradient in front of its marker, and removes the marker."""
+        """Inserts the operations of the gradient before its marker, and removes the marker."""
         for node in self.between:
             if node in self.ctx.written or mutates(node):
                 self._refuse(f"the model writes in place to what the gradient goes through ({node.target})")
@@ -100,7 +100,7 @@ class _Written:
         raise _compat.GradientNotCaptured(f"{user_line(self.call)}: {reason}")
 
     def _between(self) -> list[fx.Node]:
-        """Nodes on a way from the inputs to the outputs, in order, inputs at its beginning left out."""
+        """Returns the nodes on a path from the inputs to the outputs, in order, without the first inputs."""
         after: set[fx.Node] = set()
         for node in self.ctx.graph.nodes:
             if any(n in after or n in self.inputs for n in node.all_input_nodes):
@@ -114,7 +114,7 @@ class _Written:
         return [node for node in self.ctx.graph.nodes if node in before]
 
     def _give_seeds(self) -> None:
-        """Dropouts on the way get a seed, from which the gradient makes their masks again."""
+        """Gives each dropout between inputs and outputs a seed, from which the gradient makes the mask again."""
         for node in self._between():
             if node.target is aten.dropout.default and 0 < node.args[1] < 1:  # type: ignore[operator]
                 seed = dropout.seed_of(self.ctx, node)
@@ -126,7 +126,7 @@ class _Written:
         self._read_arguments()
 
     def _edge(self) -> list[fx.Node]:
-        """What enters from outside: the inputs first."""
+        """Returns the nodes that the differentiated part reads from outside, the inputs first."""
         inside = set(self.between)
         found = dict.fromkeys(n for n in self.inputs if n not in inside)
         for node in self.between:
@@ -136,7 +136,7 @@ class _Written:
         return list(found)
 
     def _trace(self) -> fx.GraphModule:
-        """The graph of the gradients, and of what every node in between is."""
+        """Traces a graph that returns the gradients, followed by the tensors of all nodes in between."""
         tensors = [node for node in self.between if is_tensor(node)]
 
         def run(*values: Any) -> list[Any]:
@@ -158,7 +158,7 @@ class _Written:
             trace: Any = make_fx(run, decomposition_table=TABLE)
             try:
                 return trace(*values)  # type: ignore[no-any-return]
-            except Exception as error:  # whatever an operation's formula asks that fake tensors can't answer
+            except Exception as error:  # a formula may need values that fake tensors do not have
                 self._refuse(str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
 
     def _gradients(self, env: dict[fx.Node, Any]) -> list[Any]:
@@ -173,7 +173,7 @@ class _Written:
         return [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found, strict=True)]
 
     def _copy(self, traced: fx.GraphModule) -> list[fx.Node]:
-        """Copies the operations that the gradients need and the graph does not have; returns the gradients."""
+        """Copies the operations that the gradients need and the graph lacks. Returns the nodes of the gradients."""
         graph, (output,) = traced.graph, traced.graph.find_nodes(op="output")
         results: Any = output.args[0]
         count, tensors = len(self.inputs), [node for node in self.between if is_tensor(node)]
@@ -185,7 +185,7 @@ class _Written:
             if inner not in needed or inner in env:
                 continue
             if inner.target is aten.detach.default:
-                env[inner] = env[inner.args[0]]  # what autograd keeps of the forward
+                env[inner] = env[inner.args[0]]  # a forward value that autograd saved
                 continue
             self._judge(inner)
             with self.ctx.graph.inserting_before(self.call):
@@ -202,7 +202,7 @@ class _Written:
             return [self.ctx.call(aten.detach.default, node, like=self.call) for node in found]
 
     def _as_layer(self, product: fx.Node) -> None:
-        """A product of rows with a matrix becomes a linear layer, that of one column is arithmetic."""
+        """Turns a product of rows with a matrix into a linear layer, or a multiplication if rows have one column."""
         rows: Any = product.args[0]
         matrix: Any = product.args[1]
         if rows.target is aten.t.default:
@@ -236,7 +236,7 @@ def _needed(results: list[fx.Node], known: dict[fx.Node, fx.Node]) -> set[fx.Nod
 
 
 def _grad_mode(graph: fx.Graph) -> Iterator[tuple[fx.Node, bool]]:
-    """Whether gradients are on where each node stands."""
+    """Yields each node, and whether grad mode is on there."""
     enabled = torch.is_grad_enabled()
     for node in graph.nodes:
         if _switches_gradients(node):

@@ -1,9 +1,9 @@
-"""Layers of rows beside scaled copies of the same rows scale what comes out.
+"""A linear layer of rows joined with scaled copies of themselves scales its results instead.
 
 Before: ``linear(cat([x, a, a * s, a * t], -1), w, b)`` with one `s` and one `t` for each row
 After:  ``linear(x, w0, b) + (z0 + z1 * s + z2 * t)``, ``z0, z1, z2 = linear(a, cat([w1, w2, w3])).split(...)``
-Why it pays: the copies and their gradients are written and read no more, and each is as wide as all aggregations of a
-node together, what comes out only as wide as the layer. PNA scales its aggregations by functions of the degree.
+Why it pays: the copies and their gradients are no longer written and read. Each copy is as wide as all aggregations of
+a node together; a result is only as wide as the layer. PNA scales its aggregations by functions of the degree.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(ctx: Context) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some of the columns that a layer reads: those of a tensor, times a factor for each row."""
+    """A range of columns that a layer reads: a tensor times a factor per row, or the tensor alone."""
 
     base: fx.Node
     scale: fx.Node | None
@@ -43,11 +43,11 @@ class _Piece:
 
 
 def _layers(ctx: Context, cat: fx.Node) -> list[fx.Node]:
-    """The layers that read a concatenation of columns, or one of its towers; none if anyone else does."""
+    """Returns the layers that read a concatenation of columns or its towers; empty if it has other readers."""
     dim = (*cat.args, 0)[1]
     rank = value(cat).dim()
     if value(cat).dtype not in (torch.float32, torch.float64) or dim not in (-1, rank - 1) or rank not in (2, 3):
-        return []  # in two bytes a sum of sums is rounded more often
+        return []  # in 16 bits a sum of sums is rounded more often
     found: list[Any] = list(cat.users)
     if rank == 3:
         towers = all(n.target is aten.select.int and n.args[:2] == (cat, 1) for n in found)
@@ -58,7 +58,7 @@ def _layers(ctx: Context, cat: fx.Node) -> list[fx.Node]:
 
 
 def _pieces(ctx: Context, cat: fx.Node) -> list[_Piece] | None:
-    """What is concatenated, concatenations within included; None where widths are not known."""
+    """Returns the pieces of a concatenation, nested concatenations included; None if a width is unknown."""
     tensors = list(_flat(ctx, cat, cat))
     widths = [w for w in (known_size(value(t).shape[-1]) for t in tensors) if w is not None]
     if len(widths) < len(tensors) or ctx.written & set(tensors):
@@ -77,7 +77,7 @@ def _flat(ctx: Context, cat: Any, top: fx.Node) -> Any:
 
 
 def _factors(ctx: Context, tensor: Any, cat: fx.Node) -> tuple[Any, Any]:
-    """A tensor as another one times a factor for each row, if it is that."""
+    """Returns (base, scale) if a tensor is a base times a factor per row, or else (tensor, None)."""
     if tensor.target is aten.mul.Tensor and not tensor.kwargs and ctx.same_mode(tensor, cat):
         for base, scale in (tensor.args[:2], tensor.args[1::-1]):
             by_row = is_tensor(scale) and per_row(scale) and value(scale).dim() == value(cat).dim()
@@ -87,7 +87,7 @@ def _factors(ctx: Context, tensor: Any, cat: fx.Node) -> tuple[Any, Any]:
 
 
 def _pays(layer: Any, pieces: list[_Piece], copied: set[fx.Node]) -> bool:
-    """Whether what comes out of the layer is no wider than what is copied, and something is copied."""
+    """Whether the layer is no wider than each copied tensor, and a base occurs in more than one piece."""
     width = value(layer.args[1]).shape[0]
     copies = [p for p in pieces if p.base in copied]
     return (
@@ -98,7 +98,7 @@ def _pays(layer: Any, pieces: list[_Piece], copied: set[fx.Node]) -> bool:
 
 
 def _rewrite(ctx: Context, layer: Any, pieces: list[_Piece], copied: set[fx.Node]) -> None:
-    """A layer of its own for each tensor that is copied, and one for all others."""
+    """Replaces the layer by a layer for each copied tensor, and one layer for all other tensors."""
     rest = [p for p in pieces if p.base not in copied]
     bias = (*layer.args, None)[2]
     with ctx.graph.inserting_before(layer):
@@ -116,7 +116,7 @@ def _rewrite(ctx: Context, layer: Any, pieces: list[_Piece], copied: set[fx.Node
 
 
 def _scaled_sum(ctx: Context, layer: Any, copies: list[_Piece]) -> Any:
-    """The sum of what comes out of the layer for all copies of a tensor."""
+    """Returns the sum of the layer's results for all copies of a tensor, each scaled by its factor."""
     weight = ctx.call(aten.cat.default, [_weight(ctx, layer, p) for p in copies], 0, like=layer)
     width = int(value(layer.args[1]).shape[0])
     wide = ctx.call(aten.linear.default, _tower(ctx, layer, copies[0].base), weight, like=layer)
@@ -134,7 +134,7 @@ def _weight(ctx: Context, layer: Any, piece: _Piece) -> fx.Node:
 
 
 def _tower(ctx: Context, layer: Any, tensor: fx.Node) -> fx.Node:
-    """The rows of a tensor that belong to the tower of a layer; all of them where there are no towers."""
+    """Returns the rows of a tensor for the tower of a layer, or the tensor itself if there are no towers."""
     rows = layer.args[0]
     if rows.target is not aten.select.int or value(tensor).dim() == 2:
         return tensor

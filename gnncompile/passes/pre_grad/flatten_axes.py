@@ -1,11 +1,11 @@
-"""Reductions along any dimension, of rows with any number of feature axes, become ones that regions know.
+"""Reductions along any dimension, with any number of feature axes, become reductions that regions support.
 
 Before: ``zeros.index_add(1, dst, z[:, src] * w)``, with ``z: [batch, nodes, channels]``;
         ``segment_reduce(t[src] * w, ...)``, with ``t: [nodes, channels, 3, 3]`` and ``w: [edges, channels, 1, 1]``
 After:  ``segment_reduce(z.permute(1, 0, 2)[src] * w, dst, n, "sum").permute(1, 0, 2)``;
         ``segment_reduce(t.view(-1, channels, 9)[src] * w.view(-1, channels, 1), ...).view(-1, channels, 3, 3)``
-Why it pays: a batch axis is one more feature axis of the same edges, and arithmetic element by element does not ask
-how many axes there are: one region instead of rows per edge of every graph in the batch.
+Why it pays: a batch axis is one more feature axis of the same edges, and elementwise arithmetic does not depend on the
+number of axes. One region replaces rows per edge for every graph in the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gnncompile.passes.pre_grad.canonicalize import Reduction, gather_of, reduct
 from gnncompile.passes.pre_grad.message import MAX_WIDTH, size_node
 
 MOST_AXES = 2
-"""How many feature axes a region has."""
+"""The most feature axes of a region."""
 
 
 def run(ctx: Context) -> None:
@@ -45,7 +45,7 @@ def run(ctx: Context) -> None:
 
 
 def _edges_first(ctx: Context, found: Reduction) -> fx.Node | None:
-    """A reduction along another dimension than the first; None where a region would not pay."""
+    """Returns a reduction along dimension `found.dim` as one along the first; None where a region would not pay."""
     shape, dim = value(found.src).shape, found.dim
     widths = [_compat.size_now(size) for k, size in enumerate(shape) if k != dim]
     known = [width for width in widths if width is not None]
@@ -60,13 +60,13 @@ def _edges_first(ctx: Context, found: Reduction) -> fx.Node | None:
         reduced = ctx.call(own.segment_reduce.default, src, found.index, size, found.reduce, like=found.node)
         back = [*range(1, dim + 1), 0, *range(dim + 1, len(shape))]
         reduced = ctx.call(aten.permute.default, reduced, back, like=found.node)
-        # What the user sees may be asked for another view.
+        # The user may take a view of the result, which needs contiguous memory.
         reduced = ctx.call(aten.clone.default, reduced, like=found.node, memory_format=torch.contiguous_format)
         return found.onto_base(ctx, reduced)
 
 
 class _Elementwise:
-    """Computes the message in front of a reduction of tensors with other axes."""
+    """Computes the message of a reduction again, from tensors with moved or merged axes."""
 
     def __init__(self, ctx: Context, at: fx.Node) -> None:
         self.ctx, self.at = ctx, at
@@ -74,7 +74,7 @@ class _Elementwise:
         self.known: dict[fx.Node, fx.Node] = {}
 
     def of(self, node: fx.Node) -> fx.Node:
-        """The node with the other axes."""
+        """Returns the node with the new axes."""
         if node not in self.known:
             self.known[node] = self._operation(node) or self.leaf(node)
         return self.known[node]
@@ -93,24 +93,24 @@ class _Elementwise:
         return self.other(node)
 
     def leaf(self, node: fx.Node) -> fx.Node:
-        """A tensor that is no operation known here."""
+        """Returns a tensor that no rule here computes, with the new axes."""
         raise NotImplementedError
 
     def gather(self, node: fx.Node) -> fx.Node | None:
-        """Gathered rows."""
+        """Returns the gather with the new axes, or None if the node is no gather."""
         raise NotImplementedError
 
     def operand(self, arg: Any, of: fx.Node) -> fx.Node | None:
-        """What a pointwise operation reads, perhaps with fewer axes."""
+        """Returns an operand of a pointwise operation with the new axes. The operand may have fewer axes."""
         raise NotImplementedError
 
     def other(self, node: fx.Node) -> fx.Node | None:
-        """Operations along single axes; None for those not known."""
+        """Returns an operation along single axes with the new axes, or None if it is not supported."""
         return None
 
 
 class _EdgesFirst(_Elementwise):
-    """Tensors of a message with the axis of the edges in front."""
+    """Moves the edge axis of the tensors of a message to the front."""
 
     def __init__(self, ctx: Context, at: fx.Node, rank: int, dim: int, edges: Any) -> None:
         super().__init__(ctx, at)
@@ -157,7 +157,7 @@ class _EdgesFirst(_Elementwise):
 
 
 def _flatten(ctx: Context, reduction: fx.Node) -> None:
-    """Several feature axes become two, where all that the message reads has all of those that become one, or none."""
+    """Merges several feature axes into two, if each tensor of the message has all axes of a merged group, or none."""
     src, *others = reduction.args
     features = value(src).shape[1:]  # type: ignore[arg-type]
     if not all(isinstance(_compat.size_now(size), int) for size in features):
@@ -176,18 +176,18 @@ def _flatten(ctx: Context, reduction: fx.Node) -> None:
 
 
 class _Uneven(Exception):  # noqa: N818  (always caught)
-    """A tensor has some of the axes that are to become one, and not all."""
+    """A tensor has some, but not all, of the axes that would be merged into one."""
 
 
 class _Flat(_Elementwise):
-    """Tensors of a message with two feature axes: the first `split` ones, and the others."""
+    """Merges the feature axes of the tensors of a message into two: the first `split` axes, and the others."""
 
     def __init__(self, ctx: Context, at: fx.Node, features: Sequence[Any], split: int) -> None:
         super().__init__(ctx, at)
         self.features, self.split = features, split
 
     def _widths(self, node: fx.Node, sizes: Sequence[Any]) -> list[int]:
-        """Both widths of a tensor with such feature sizes."""
+        """Returns the two merged widths of a tensor with these feature sizes. Raises _Uneven."""
         sizes = [1] * (len(self.features) - len(sizes)) + list(sizes)
         found = []
         for group in (slice(None, self.split), slice(self.split, None)):

@@ -49,13 +49,15 @@ def run(ctx: Context) -> None:
 
 
 class _Forming:
+    """Replaces nodes by regions, with one layout for all regions over the same edges."""
+
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.layouts: dict[tuple[Any, ...], list[fx.Node]] = {}
         self.masked: dict[fx.Node, bool] = {}
 
     def reduction(self, node: fx.Node) -> None:
-        """Replaces one segment_reduce by a region, or records why not."""
+        """Replaces a ``segment_reduce`` by a region, or records why that is not possible."""
         src, index, size, kind = node.args
         try:
             if kind == "mul":
@@ -71,7 +73,7 @@ class _Forming:
         node.replace_all_uses_with(new)
 
     def softmax(self, node: fx.Node) -> None:
-        """A softmax that is used otherwise than by a sum leaves its region as one value per edge."""
+        """Replaces a softmax that no reduction has taken in by a region with one value per edge."""
         src, index, size = node.args
         try:
             message = self._message(node, src, index, size)  # type: ignore[arg-type]
@@ -82,20 +84,21 @@ class _Forming:
         node.replace_all_uses_with(new)
 
     def arithmetic(self, node: fx.Node) -> None:
-        """Arithmetic on gathered rows that a layer reads for every edge is stored by a region. Its gradient becomes a
-        walk by each end of the edges instead of additions with atomics.
+        """Replaces arithmetic on gathered rows, read by a linear layer per edge, by a region that stores its rows.
+
+        The gradient becomes a walk by each end of the edges instead of additions with atomics.
         """
         if node not in self.ctx.needs_grad or node in self.ctx.written or value(node).dim() != 2:
             return
         for (index, other, num_rows, _), layout in list(self.layouts.items()):
             if max(layout) > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
-                continue  # not known yet, or an edge that is dead here may be alive where the rows are read
+                continue  # the layout comes later, or an edge that is dead in it may be alive where the rows are read
             try:
                 message = self._message(node, node, index, num_rows)
                 result = message.builder.on_edges(message.lower(node, (1,), strict=True))
                 gathers = message.source is not None and other in (index, message.source)
                 if not gathers or message.builder.nodes[result].op == "input":
-                    continue  # nothing is gathered, or by the ends of other edges, as many by chance
+                    continue  # nothing is gathered, or the rows belong to as many other edges by chance
                 new = self._emit(node, message, result)
             except NotFusable:
                 continue
@@ -103,14 +106,15 @@ class _Forming:
             return
 
     def feeds_regions(self, node: fx.Node) -> bool:
-        """Whether a gather of rows that a gradient flows to, left outside of regions, is read by them alone."""
+        """Whether a gather outside regions has rows that need a gradient and is read by regions only."""
         if node.args[1] != 0 or node.args[0] not in self.ctx.needs_grad or node in self.ctx.written:
             return False
         return all(user.target is own.region.default for user in node.users)
 
     def gather(self, node: fx.Node) -> None:
-        """Rows gathered by an index that is neither end of a region's edges are stored per edge. Their gradient becomes
-        a walk instead of an addition with atomics.
+        """Turns a gather by an index that is neither end of a region's edges into a region that stores its rows.
+
+        The gradient becomes a walk instead of an addition with atomics.
         """
         table, index = node.args[0], node.args[2]
         with self.ctx.graph.inserting_before(node):
@@ -121,7 +125,7 @@ class _Forming:
             message = self._message(node, node, index, size)  # type: ignore[arg-type]
             new = self._emit(node, message, message.rows_per_edge(node))
         except NotFusable:
-            return  # recorded where a region reads it
+            return  # the region that reads the rows has recorded the skip
         node.replace_all_uses_with(new)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
@@ -137,7 +141,7 @@ class _Forming:
         fake, graph = value(node), self.ctx.graph
         full = tuple(int(s) for s in fake.shape[1:])
         made = message.builder.nodes[result].shape
-        # What an expanded message reduces to is expanded as well, outside.
+        # The reduction of an expanded message is expanded after the region.
         trailing = full if math.prod(full) == math.prod(made) else made[-len(full) :]
         dtype = str(fake.dtype).removeprefix("torch.")
         region = message.builder.finish([Output(result, dtype, trailing)])
@@ -156,7 +160,7 @@ class _Forming:
         return first
 
     def _layout(self, message: Message) -> list[fx.Node]:
-        """rowptr, col, edge by destination, and by source where a gradient will need them."""
+        """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
         source = message.source if message.source is not None else message.index
         sizes = (message.num_rows, message.num_columns if message.source is not None else message.num_rows)
         layout = self._csr(message.index, source, *sizes)
@@ -172,7 +176,7 @@ class _Forming:
     def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
         key = (index, other, num_rows, num_columns)
         if key not in self.layouts:
-            # Structure is shared by all regions of the graph, so it stands where its inputs first allow it.
+            # All regions of the graph share the layout, so it is placed right after its last input.
             with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
                 marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
             with self.ctx.graph.inserting_before(marker):

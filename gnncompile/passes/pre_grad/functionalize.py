@@ -2,8 +2,8 @@
 
 Before: ``z = new_zeros(n, f); y = z.scatter_add_(0, i, x)``
 After:  ``z = new_zeros(n, f); y = scatter_add(z, 0, i, x)``
-Why it pays: every later pass may then treat the graph as values; only writes to inputs and to views of what is read
-elsewhere stay as they are.
+Why it pays: every later pass may then treat nodes as values. Only writes to inputs, and to views of tensors that are
+read elsewhere, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        WrittenInput: The graph writes to an edge list of the caller's, which was put together in it.
+        WrittenInput: The graph writes to an edge list of the caller, which it stacks from two inputs.
     """
     if ctx.edge_lists and any(_is_the_callers(ctx, node) for node in written_nodes(ctx.graph)):
         raise WrittenInput
@@ -47,7 +47,7 @@ def _is_the_callers(ctx: Context, node: fx.Node) -> bool:
 
 
 def _hide_permutation(ctx: Context, node: fx.Node) -> None:
-    """Puts our own op in place of a random permutation, which Inductor leaves alone."""
+    """Replaces a random permutation by gnncompile's own op, which Inductor leaves as it is."""
     with ctx.graph.inserting_before(node):
         made = ctx.call(own.random_permutation.default, node.args[0], value(node).dtype, value(node).device, like=node)
     node.replace_all_uses_with(made)
@@ -60,17 +60,17 @@ def _rewrite(node: fx.Node) -> None:
     if not isinstance(base, fx.Node) or not name.endswith("_") or not _is_the_only_view(base):
         return
     if any(not (makes_new_tensor(user) or user is node) for user in base.users):
-        return  # a view of it would see the write
+        return  # a view of the tensor would see the write
     functional = _functional(node.target)  # type: ignore[arg-type]
     if functional is not None:
         node.target = functional
 
 
 def _is_the_only_view(node: fx.Node) -> bool:
-    """Whether nothing else reads the memory of a node: it is fresh, or a view made of fresh memory for this alone.
+    """Whether a node is a fresh tensor, or the only view of a fresh tensor.
 
-    AOTAutograd takes the strides of what is written to through a view for those of the view, which the functional
-    form of the write need not keep (``masked_fill``): a later ``reshape`` then fails.
+    For a write through a view, AOTAutograd assumes that the result keeps the strides of the view. The functional form
+    of the write need not keep them (``masked_fill``), and a later ``reshape`` then fails.
     """
     while not makes_new_tensor(node):
         sources = node.all_input_nodes
@@ -81,12 +81,13 @@ def _is_the_only_view(node: fx.Node) -> bool:
 
 
 _VIEWS = {aten.permute.default, aten.transpose.int, aten.view.default, aten.reshape.default, aten.unsqueeze.default}
-"""Views of all of a tensor."""
+"""Views that keep all elements of a tensor."""
 
 
 def _functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload with the same arguments that returns a new tensor (overloads and first arguments may be named
-    otherwise).
+    """Returns the overload with the same arguments that returns a new tensor, or None.
+
+    The names of the overload and of its first argument may differ.
     """
     packet = getattr(aten, target._schema.name.split("::")[1][:-1], None)
     for overload in packet.overloads() if packet is not None else ():

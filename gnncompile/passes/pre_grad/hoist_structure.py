@@ -1,8 +1,8 @@
-"""What depends only on the structure of the graph leaves the step.
+"""Computations that depend only on the structure of the graph leave the step.
 
 Before: one graph that builds self loops, degrees, normalisation and CSR layouts from ``edge_index`` every time, and
         waits for the device where a size depends on the data (``unique``, ``x[mask]``).
-After:  a structure program, run once per distinct graph and remembered, and a rest that takes its results as inputs.
+After:  a structure program, run once per distinct graph and cached, and a rest that takes its results as inputs.
 Why it pays: in full-batch training the structure never changes, and building it costs more than a layer.
 """
 
@@ -21,10 +21,10 @@ from gnncompile.passes.context import Context
 
 
 def run(ctx: Context) -> None:
-    """Moves structure out of ``ctx.gm``, which gains one input per result, into ``ctx.structure``.
+    """Moves structure from ``ctx.gm`` to ``ctx.structure``. ``ctx.gm`` gains one input per result of the program.
 
-    Where another graph may go on with the results (``ctx.leads_on``), those that are copies of structure leave the
-    graph: see :attr:`StructureProgram.copied`.
+    If another graph may take the results as inputs (``ctx.leads_on``), results that are structure leave the graph: see
+    :attr:`StructureProgram.copied`.
     """
     structural = structural_nodes(ctx.graph, ctx.written)
     _carry_numbers(ctx, structural)
@@ -47,9 +47,9 @@ def run(ctx: Context) -> None:
 
 
 def _carry_numbers(ctx: Context, structural: dict[fx.Node, bool]) -> None:
-    """A number that an operation reads from structure becomes a dimension of a tensor without elements.
+    """Carries each number that an operation reads from structure as a dimension of a tensor without elements.
 
-    Where it may be negative, it is the difference of two dimensions.
+    A number that may be negative becomes the difference of two dimensions.
     """
     for node in list(ctx.graph.nodes):
         if structural.get(node) and isinstance(value(node), torch.SymInt) and not _is_arithmetic(node):
@@ -77,15 +77,14 @@ def _carried(ctx: Context, node: fx.Node, structural: dict[fx.Node, bool]) -> fx
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
-    """Whether a number is made of other numbers and of sizes of tensors alone."""
+    """Whether a number is computed from other numbers and from sizes of tensors only."""
     return not isinstance(node.target, torch._ops.OpOverload) or node.target is aten.sym_size.int
 
 
 def _frontier(ctx: Context, structural: dict[fx.Node, bool]) -> tuple[list[fx.Node], set[fx.Node]]:
-    """The tensors that come from data and that the rest reads, be it for their size, in the order of the graph; and the
-    rest.
+    """Returns the structural tensors that the rest reads, in the order of the graph, and the nodes of the rest.
 
-    Arithmetic of sizes and constants is left to Inductor.
+    Only tensors that depend on integer data count. Arithmetic of sizes and constants is left to Inductor.
     """
     found: set[fx.Node] = set()
     rest = {n for n in ctx.graph.nodes if n not in structural}
@@ -96,7 +95,7 @@ def _frontier(ctx: Context, structural: dict[fx.Node, bool]) -> tuple[list[fx.No
             if source in rest or source in found or source.op == "placeholder":
                 continue
             moved = structural[source] and isinstance(value(source), torch.Tensor)
-            # A value handed to the caller stays where it is if it may alias an input.
+            # A value that is returned to the caller stays in the rest if it may alias an input.
             if moved and (node.op != "output" or _shares_no_memory(source)):
                 found.add(source)
             else:
@@ -112,7 +111,7 @@ def _shares_no_memory(node: fx.Node) -> bool:
 
 
 def _replace(ctx: Context, node: fx.Node, result: fx.Node, rest: set[fx.Node]) -> None:
-    """Makes the rest read a remembered result; the caller gets a copy, which it may write to."""
+    """Makes the rest read a cached result. The caller gets a copy, since it may write to its result."""
     for user in [u for u in node.users if u in rest]:
         if user.op == "output":
             with ctx.graph.inserting_before(user):
@@ -122,7 +121,7 @@ def _replace(ctx: Context, node: fx.Node, result: fx.Node, rest: set[fx.Node]) -
 
 
 def _copied(ctx: Context, frontier: list[fx.Node]) -> tuple[tuple[int, int], ...]:
-    """Takes those results out of the graph that are structure, and returns their positions and those in `frontier`."""
+    """Removes the results that are structure. Returns the index of each among the results and in `frontier`."""
     output: fx.Node = next(n for n in ctx.graph.nodes if n.op == "output")
     results: Any = output.args[0]
     positions = {node: at for at, node in enumerate(frontier)}

@@ -1,4 +1,4 @@
-"""Which index of rows a tensor of indices is, however it was spelled."""
+"""Finds the index of rows ``[num_items]`` that a tensor of indices repeats or reshapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPIES = {
     aten.to.dtype_layout,
     aten._to_copy.default,
 }
-"""What returns the same integers, perhaps as another tensor or type."""
+"""Operations that return the same integers, perhaps in a new tensor or another dtype."""
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -33,7 +33,7 @@ def is_index(node: Any) -> bool:
 
 
 def uncopied(ctx: Context, node: fx.Node) -> fx.Node:
-    """The tensor of integers that a node copies, on the same device and written to by nobody."""
+    """Returns the integer tensor that a node copies, if it is on the same device and nothing writes to it."""
     while node.op == "call_function" and node.target in COPIES and node not in ctx.written:
         inner: Any = node.args[0]
         same = is_tensor(inner) and value(inner).dtype in _INTEGERS and value(inner).device == value(node).device
@@ -44,7 +44,7 @@ def uncopied(ctx: Context, node: fx.Node) -> fx.Node:
 
 
 def index_along(ctx: Context, node: Any, axis: int) -> fx.Node | None:
-    """The index ``[num_items]`` that all entries of `node` with one position along `axis` are; None if they differ."""
+    """Returns the index ``[num_items]`` along `axis` that `node` repeats along all other axes, or None."""
     if not is_tensor(node) or value(node).dtype not in _INTEGERS:
         return None
     node = uncopied(ctx, node)
@@ -62,7 +62,7 @@ def index_along(ctx: Context, node: Any, axis: int) -> fx.Node | None:
 
 
 def _before(node: fx.Node, axis: int) -> tuple[Any, int] | None:
-    """What a node repeats along its other axes or sees in another shape, and the axis there."""
+    """Returns the tensor that a node repeats or reshapes, and the axis there that corresponds to `axis`. Else None."""
     args: Any = node.args
     target, rank = node.target, value(node).dim()
     if target in (aten.stack.default, aten.cat.default):
@@ -93,7 +93,7 @@ def _before(node: fx.Node, axis: int) -> tuple[Any, int] | None:
 
 
 def _joined(args: Any, axis: int, rank: int, stacked: bool) -> tuple[Any, int] | None:
-    """Of one tensor beside itself."""
+    """The case of :func:`_before` for a concatenation or stack of one tensor with itself."""
     parts, at = args[0], (args[1] if len(args) > 1 else 0) % rank
     if at == axis or any(part is not parts[0] for part in parts):
         return None
@@ -101,7 +101,7 @@ def _joined(args: Any, axis: int, rank: int, stacked: bool) -> tuple[Any, int] |
 
 
 def _reshaped(inner: Any, node: fx.Node, axis: int) -> tuple[Any, int] | None:
-    """Entries stay in their order: the axis is the same where the axes in front of it are."""
+    """The case of :func:`_before` for a reshape. An axis is kept if all axes before it are kept."""
     before, after = value(inner).shape, value(node).shape
     wide = [k for k, size in enumerate(before) if not is_one(size)]
     others = [size for k, size in enumerate(after) if k != axis]
@@ -112,5 +112,5 @@ def _reshaped(inner: Any, node: fx.Node, axis: int) -> tuple[Any, int] | None:
 
 
 def fits(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether widths are the same; where they only happen to be, other widths are captured anew."""
+    """Whether two shapes are equal. If they are equal only now, a guard recompiles for other shapes."""
     return len(sizes) == len(others) and all(map(guarded_same, sizes, others))

@@ -1,8 +1,8 @@
-"""Sparse matrices in a captured graph become their entries.
+"""Products with sparse matrices become reductions over the entries of the matrix.
 
 Before: ``mm(adjacency(row, col, values, shape), x)``
 After:  ``segment_reduce(values * index_select(x, 0, col), row, n, "sum")``
-Why it pays: it is message passing. What else is done with a matrix has the model run as it is.
+Why it pays: the product is message passing. With any other use, the model runs with the original matrix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        NeedsOriginal: A matrix is used otherwise.
+        NeedsOriginal: A sparse matrix has a reader that is not a product or a size.
     """
     drop_unused(ctx.graph)
     for node in list(ctx.graph.nodes):

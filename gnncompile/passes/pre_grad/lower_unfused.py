@@ -1,8 +1,8 @@
-"""What was not fused goes back to plain torch operations, and masked edges are checked for unsafe readers.
+"""Markers that were not fused become plain torch operations, and readers of masked edges are checked.
 
 Before: ``segment_reduce(m, mark_dead(dst, alive), n, "mul")``
 After:  ``segment_reduce(m, where(alive, dst, n), n + 1, "mul")[:n]``: dead edges land in a row that is dropped
-Why it pays: it does not; it keeps everything right that the other passes left alone.
+Why it pays: it does not; it keeps operations correct that the other passes left alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROWWISE = {
     operator.getitem,
     *POINTWISE,
 }
-"""Operations that treat the rows of an edge tensor one by one, or know of masks."""
+"""Operations that treat the rows of an edge tensor one by one, or handle masks."""
 
 _WITHOUT_DEAD = {
     own.segment_reduce.default,
@@ -74,13 +74,13 @@ _ALONG: dict[Any, tuple[int, ...]] = {
     aten.max.dim: (1,),
     aten.min.dim: (1,),
 }
-"""Operations that go along axes, and which of their arguments name these."""
+"""Operations that work along axes, with the indices of the arguments that name the axes."""
 
 _FILLS = {aten.new_full.default, aten.full.default, aten.zeros_like.default, aten.ones_like.default}
 
 
 def run(ctx: Context) -> None:
-    """Rewrites the graph in place; raises Masked if a dead edge would be counted."""
+    """Rewrites the graph in place. Raises Masked if an operation would count a dead edge."""
     for node in list(ctx.graph.nodes):
         if node.target in _MARKERS:
             with ctx.graph.inserting_before(node):
@@ -100,8 +100,9 @@ def run(ctx: Context) -> None:
 
 
 def _write_column_out(ctx: Context, node: fx.Node) -> None:
-    """A layer of a single feature that a gradient flows to becomes arithmetic: torch's gradient of the product looks at
-    strides, and so asks whether there is one row.
+    """Replaces a linear layer of a single feature that needs a gradient by a multiplication.
+
+    Torch's gradient of the product compares strides, which would guard on whether there is one row.
     """
     rows, weight, bias = (*node.args, None)[:3]
     made, found = value(node), value(rows)  # type: ignore[arg-type]
@@ -115,7 +116,7 @@ def _write_column_out(ctx: Context, node: fx.Node) -> None:
 
 
 def _write_out(ctx: Context, node: fx.Node) -> None:
-    """Replaces a marker by the torch ops that it stands for."""
+    """Replaces a marker by the torch operations that it stands for."""
     with ctx.graph.inserting_before(node):
         node.replace_all_uses_with(ctx.inline(WRITTEN_OUT[node.target], *node.args, like=node))
     ctx.graph.erase_node(node)
@@ -137,7 +138,7 @@ def _route_dead_edges(ctx: Context, node: fx.Node) -> None:
 
 
 def _say_who_lives(ctx: Context, node: fx.Node) -> None:
-    """Without dead edges, all are alive."""
+    """Gives ``live_edges`` its mask, or removes it if all edges are alive."""
     alive = alive_of(ctx, node.args[0])  # type: ignore[arg-type]
     if alive is None:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
@@ -147,7 +148,7 @@ def _say_who_lives(ctx: Context, node: fx.Node) -> None:
 
 
 def _check_masks(ctx: Context) -> None:
-    """Follows masked edge tensors; anything but row-wise operations would see edges that are not there."""
+    """Follows masked edge tensors. Raises Masked at an operation that would mix dead edges with live ones."""
     tainted: set[fx.Node] = set()
     for node in ctx.graph.nodes:
         sources = [n for n in node.all_input_nodes if n in tainted]
@@ -182,14 +183,14 @@ def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
 
 
 def _all_keep_rows(node: fx.Node, tainted: set[fx.Node]) -> bool:
-    """Whether the rows of all tainted arguments are those of the result: none is broadcast or reduced."""
+    """Whether all tainted arguments have the rows of the result: no argument is broadcast or reduced."""
     rows = value(node).shape
     found = [value(n).shape for n in node.all_input_nodes if n in tainted]
     return all(len(f) == len(rows) > 0 and same_size(f[0], rows[0]) for f in found)
 
 
 def _leaves_first_axis(node: fx.Node) -> bool:
-    """Whether an operation that goes along axes leaves the first one alone."""
+    """Whether an operation along axes leaves the first axis alone."""
     places, first = _ALONG[node.target], cast(Any, node.args[0])
     rank = value(node).dim() if isinstance(first, (list, tuple)) else value(first).dim()
     if len(node.args) <= max(places):
@@ -202,7 +203,7 @@ def _leaves_first_axis(node: fx.Node) -> bool:
 
 
 def _ends_mask(node: fx.Node) -> bool:
-    """Operations whose result has rows of nodes again, or no rows at all."""
+    """Whether the result of a node has rows of nodes again, or no rows at all."""
     if node.target is operator.getitem and node.args[0].target is own.region.default:  # type: ignore[union-attr]
         region = parse(node.args[0].args[2])  # type: ignore[union-attr,arg-type]
         return not region.per_edge(region.outputs[node.args[1]])  # type: ignore[index]

@@ -1,8 +1,8 @@
-"""Nodes that a gradient may flow through are known.
+"""Nodes that a gradient may flow through are marked.
 
-Before: nothing is known of gradients
-After:  ``ctx.needs_grad`` holds ``x`` where ``x`` requires one, and all that is made from ``x`` differentiably
-Why it pays: a region keeps what its gradient reads, and no gradient is prepared that nobody asks for.
+Before: no node is marked
+After:  ``ctx.needs_grad`` holds ``x`` where ``x`` requires a gradient, and all nodes computed from ``x`` differentiably
+Why it pays: a region keeps the values that its gradient reads, and prepares no gradient that is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def run(ctx: Context) -> None:
 
 
 def _reached(graph: fx.Graph) -> set[fx.Node]:
-    """All nodes that inputs with gradients lead to."""
+    """Returns all nodes that depend on inputs with gradients, and these inputs."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         val = node.meta.get("val")

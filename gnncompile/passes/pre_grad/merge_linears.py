@@ -1,9 +1,9 @@
-"""Sums of linear layers of the same rows are one layer.
+"""A sum of linear layers of the same rows becomes one layer.
 
 Before: ``stack([linear(a, v) + linear(x, w1), linear(b, u) + linear(x, w2)]).sum(0)``
 After:  ``linear(a, v) + linear(x, w1 + w2) + linear(b, u)``
-Why it pays: weights are small and rows are many. Models with several types of edges are full of it: the layer of each
-type has a weight of its own for the rows of a node itself, and what the layers return is added up.
+Why it pays: weights are small and rows are many. Models with several edge types have many such sums: the layer of each
+type has its own weight for a node's own row, and the results of the layers are added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(ctx: Context) -> None:
 
 
 def _unstack(ctx: Context, node: fx.Node) -> None:
-    """A sum over tensors that were stacked for it becomes a chain of additions."""
+    """Replaces a sum over stacked tensors by a chain of additions."""
     stack: Any = node.args[0]
     if stack.target is not aten.stack.default or len(stack.users) > 1 or {stack, node} & ctx.written:
         return
@@ -38,13 +38,13 @@ def _unstack(ctx: Context, node: fx.Node) -> None:
     if dim != 0 or node.args[1:] != ([0],) or node.kwargs or not ctx.same_mode(stack, node):
         return
     if value(node).dtype not in (torch.float32, torch.float64):
-        return  # a sum rounds to two bytes once, and makes integers of bools
+        return  # in 16 bits a sum rounds only once, and a sum of bools gives integers
     with ctx.graph.inserting_before(node):
         node.replace_all_uses_with(ctx.added(tensors, like=node))
 
 
 def _is_sum(ctx: Context, node: Any, top: fx.Node) -> bool:
-    """Whether a node adds two tensors of its own size, for nobody but the sum that `top` is."""
+    """Whether a node adds two tensors of its own shape, and is `top` or a term that only the sum `top` reads."""
     if node.target is not aten.add.Tensor or node.kwargs or not all(alike(a, node) for a in node.args):
         return False
     return node is top or _belongs(ctx, node, top)
@@ -55,7 +55,7 @@ def _belongs(ctx: Context, node: fx.Node, top: fx.Node) -> bool:
 
 
 def _terms(ctx: Context, node: Any, top: fx.Node, inner: set[fx.Node]) -> list[fx.Node]:
-    """What a sum is made of, from left to right; `inner` grows by the sums within."""
+    """Returns the terms of a sum, from left to right. Adds the nested sums to `inner`."""
     if not _is_sum(ctx, node, top):
         return [node]
     inner.add(node)
@@ -63,7 +63,7 @@ def _terms(ctx: Context, node: Any, top: fx.Node, inner: set[fx.Node]) -> list[f
 
 
 def _merge(ctx: Context, top: fx.Node, terms: list[fx.Node]) -> None:
-    """One layer for all terms that are layers of the same rows."""
+    """Replaces the terms that are layers of the same rows by one layer."""
     layers: dict[Any, list[fx.Node]] = {}
     for position, term in enumerate(terms):
         is_layer = term.target is aten.linear.default and value(term).dim() == 2 and _belongs(ctx, term, top)
@@ -76,7 +76,7 @@ def _merge(ctx: Context, top: fx.Node, terms: list[fx.Node]) -> None:
 
 
 def _layer(ctx: Context, layers: list[fx.Node]) -> fx.Node:
-    """The sum of linear layers of the same rows."""
+    """Returns one layer that equals the sum of linear layers of the same rows."""
     weight = ctx.added([layer.args[1] for layer in layers], like=layers[0])
     biases = [layer.args[2] for layer in layers if len(layer.args) > 2 and layer.args[2] is not None]
     bias = [ctx.added(biases, like=layers[0])] if biases else []

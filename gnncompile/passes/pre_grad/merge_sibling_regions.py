@@ -1,4 +1,4 @@
-"""Reductions over the same edges that read the same rows share one walk. Runs before differentiation.
+"""Reductions that read the same rows over the same edges share one walk. Runs before differentiation.
 
 Before: ``a = region([x], csr, "max")[0]; b = region([x], csr, "sum of squares")[0]``
 After:  ``both = region([x], csr, "max, sum of squares"); a = both[0]; b = both[1]``
@@ -35,7 +35,7 @@ from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
 
 MOST_REDUCTIONS = 8
-"""Reductions and softmaxes that one region may hold: each keeps a row of its own in registers."""
+"""The most reductions and softmaxes in one region: each keeps a row of its own in registers."""
 
 
 def run(ctx: Context) -> None:
@@ -57,9 +57,9 @@ class _Call:
     Attributes:
         node: The call.
         region: Its region.
-        kept: Positions of the outputs that are read.
-        rows: What the region reads once per edge, and how many elements of it.
-        mode: How many switches (of gradients, autocast) stand before it.
+        kept: Indices of the outputs that are read.
+        rows: The tensors that the region reads once per edge, and the elements per edge.
+        mode: The number of switches (of grad mode or autocast) before the call.
     """
 
     node: fx.Node
@@ -76,7 +76,7 @@ class _Call:
         return list(self.node.args[1])  # type: ignore[arg-type]
 
     def edges(self) -> tuple[Any, ...]:
-        """What the walk is made from; the other end of the edges only where it is read."""
+        """Returns the arguments of the layout, with the other end of the edges only if the region reads it."""
         index, other, num_rows, num_columns, alive = self.layout()[0].args[0].args[:5]  # type: ignore[union-attr]
         ends = (other, num_columns) if self.region.needs_opposite else ()
         return (index, num_rows, alive, *ends)
@@ -107,7 +107,7 @@ def _call(node: fx.Node, mode: int) -> _Call:
 
 
 def _group(ctx: Context, calls: list[_Call], written: set[fx.Node]) -> list[_Call]:
-    """The first call and what can share its walk."""
+    """Returns the first call, and the calls that can share its walk."""
     group = calls[:1]
     for call in calls[1:]:
         if not any(_alike(call, other) and _share(call, other) for other in group):
@@ -116,7 +116,7 @@ def _group(ctx: Context, calls: list[_Call], written: set[fx.Node]) -> list[_Cal
             continue
         tried = merge([c.part for c in (*group, call)])
         if tried.region.grid not in {c.region.grid for c in (*group, call)}:
-            continue  # rows of one, heads of another: a tile would be larger than any of them needs
+            continue  # one call tiles rows, another heads: the merged tile would be larger than each needs
         if len(tried.region.reductions) + len(tried.region.softmaxes) > MOST_REDUCTIONS:
             ctx.skip("one walk for several aggregations", f"a region holds {MOST_REDUCTIONS} reductions", call.node)
             continue
@@ -125,16 +125,14 @@ def _group(ctx: Context, calls: list[_Call], written: set[fx.Node]) -> list[_Cal
 
 
 def _alike(one: _Call, other: _Call) -> bool:
-    """Whether both walk the same edges, and compute in the same way."""
+    """Whether two calls walk the same edges, with the same compute type and the same mode."""
     if one.region.by is not other.region.by or one.region.compute != other.region.compute or one.mode != other.mode:
         return False
     return all(a is b or a == b for a, b in zip(one.edges(), other.edges(), strict=False))
 
 
 def _share(one: _Call, other: _Call) -> bool:
-    """Whether at least half of what the smaller of two regions gathers is gathered by the other one as well, or whether
-    both weigh their messages by one softmax.
-    """
+    """Whether two regions share a softmax, or at least half of the elements that the smaller region gathers."""
     common = sum(size for node, size in one.rows.items() if node in other.rows)
     if common == 0:
         return False
@@ -145,9 +143,9 @@ def _share(one: _Call, other: _Call) -> bool:
 
 
 def _before(call: _Call, group: list[_Call], written: set[fx.Node]) -> list[fx.Node] | None:
-    """What must move to stand before the first of a group so that `call` may join it; None if something can't.
+    """Returns the nodes that must move before the first call of a group, so that `call` may join. None if one cannot.
 
-    Nothing that is made of a member's result can: the merged region would wait for itself.
+    A node that depends on a member's result cannot move: the merged region would depend on itself.
     """
     first, members = group[0].node, {c.node for c in group}
     found: set[fx.Node] = set()
@@ -164,7 +162,7 @@ def _before(call: _Call, group: list[_Call], written: set[fx.Node]) -> list[fx.N
 
 
 def _movable(node: fx.Node) -> bool:
-    """Whether a node gives the same result at an earlier place; only arithmetic on values is known to."""
+    """Whether a node is known to give the same result at an earlier place: a pure operation without randomness."""
     target = node.target
     if node.op != "call_function" or mutates(node) or node.is_impure():
         return False
@@ -174,7 +172,7 @@ def _movable(node: fx.Node) -> bool:
 
 
 def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
-    """One call in the place of the first one."""
+    """Replaces the calls of a group by one merged call, at the place of the first."""
     first = group[0].node
     for k, call in enumerate(group[1:], 1):
         for node in _before(call, group[:k], written) or []:
@@ -200,7 +198,7 @@ def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:
 
 
 def _without_gradient(ctx: Context, result: fx.Node) -> fx.Node:
-    """A result beside others that have a gradient, for those who were formed to read one that has none."""
+    """Detaches a result whose original call needed no gradient, since the merged call needs one."""
     with ctx.graph.inserting_after(result):
         made = ctx.call(aten.detach.default, result, like=result)
     ctx.needs_grad.discard(made)
@@ -208,12 +206,12 @@ def _without_gradient(ctx: Context, result: fx.Node) -> fx.Node:
 
 
 def _layout(group: list[_Call]) -> list[fx.Node]:
-    """The layout that serves all: with the other end of the edges and its walk, if anyone needs them."""
+    """Returns a layout that serves all calls: with the other end of the edges and its walk, if any call needs them."""
     return max(group, key=lambda c: (c.region.needs_opposite, len(c.layout()))).layout()
 
 
 def _record(ctx: Context, group: list[_Call], region: Region, items: list[fx.Node]) -> None:
-    """The record of the first region becomes that of them all."""
+    """Replaces the log records of the group by one record, at the place of the first."""
     records, places = ctx.log.regions, []
     for call in group:
         places.append(ctx.log.position(call.region.spec, user_line(call.node)))

@@ -1,7 +1,7 @@
-"""Writes the per-edge message in front of a reduction as region nodes.
+"""Writes the per-edge message of a reduction as region nodes.
 
-Feature axes of torch tensors are mapped to the two axes of a region, (heads, channels): slot 0 and slot 1. What
-cannot be expressed becomes an input of the region, computed outside and stored per edge, and is recorded.
+Feature axes of torch tensors are mapped to the two axes of a region, (heads, channels): slot 0 and slot 1. A tensor
+that cannot be expressed becomes an input of the region: it is computed outside, stored per edge, and recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gnncompile.passes.pre_grad.normalize_sizes import Symbols
 MAX_WIDTH = 8192
 
 _INVERSE_DEGREE = -1
-"""Position of the tensor that :meth:`Message.bind` makes from the layout."""
+"""The index that stands for the tensor that :meth:`Message.bind` makes from the layout."""
 
 
 class Message:
@@ -41,25 +41,25 @@ class Message:
         self.known: dict[tuple[fx.Node, Slots], int] = {}
 
     def root(self, src: fx.Node) -> int:
-        """The message itself; raises NotFusable if it has more than two feature axes."""
+        """Returns the region node of the message. Raises NotFusable if it has more than two feature axes."""
         rank = value(src).dim() - 1
         if rank > 2:
             raise NotFusable(f"messages with {rank} feature axes have no kernel yet; found shape {_shape(src)}")
         try:
             return self.lower(src, ((), (1,), (0, 1))[rank], strict=True)
         except NotFusable:
-            # [num_edges, heads] in front of a dot product: its only axis is then the first one.
+            # [num_edges, heads] from a dot product over channels: its only axis is then slot 0.
             return self.lower(src, ((), (0,), (0, 1))[rank])
 
     def rows_per_edge(self, gather: fx.Node) -> int:
-        """Rows gathered by the index that this message is reduced by."""
+        """Returns the region node of rows gathered by the index of this message, stored per edge."""
         rank = value(gather).dim() - 1
         if rank > 2:
             raise NotFusable(f"rows with {rank} feature axes have no kernel yet")
         return self.builder.on_edges(self._gather(gather, ((), (1,), (0, 1))[rank]))
 
     def lower(self, node: fx.Node, slots: Slots, strict: bool = False) -> int:
-        """The value of a tensor with a row per edge; an input of its own if it cannot be taken apart.
+        """Returns the region node of a tensor with a row per edge. A tensor that cannot be lowered becomes an input.
 
         With `strict`, a feature sum that finds no free axis raises instead.
         """
@@ -80,7 +80,7 @@ class Message:
     # Leaves.
 
     def input(self, node: fx.Node, space: Space, slots: Slots) -> int:
-        """A tensor that the region reads; raises NotFusable if it can't."""
+        """Returns the region node of a tensor that the region reads. Raises NotFusable if no region can read it."""
         fake = value(node)
         if node in self.ctx.written:
             raise NotFusable("it reads a tensor that is written to in place")
@@ -138,12 +138,12 @@ class Message:
         return size_node(self.ctx, table, self.at)
 
     def inverse_degree(self) -> int:
-        """1 / (number of live edges of the row), for means; bound to the layout in :meth:`bind`."""
+        """Returns the node of 1 / (number of live edges of the row), for means. :meth:`bind` makes its tensor."""
         dtype = "float64" if value(self.at).dtype == torch.float64 else "float32"
         return self.builder.input(_INVERSE_DEGREE, Space.DESTINATION, (1, 1), dtype)
 
     def bind(self, region: Region, layout: list[fx.Node]) -> tuple[Region, list[fx.Node]]:
-        """The region's tensors, renumbered so that only those it reads are passed."""
+        """Returns the region with its inputs renumbered, and the tensors that it reads, in that order."""
         tensors: list[fx.Node] = []
         nodes = []
         for node in region.nodes:
@@ -170,7 +170,7 @@ class Message:
     # Operations.
 
     def visible(self, node: fx.Node) -> bool:
-        """Whether computing a node inside the region, at the reduction, means the same as where it stands."""
+        """Whether a node runs under the same grad and autocast modes as the reduction."""
         switches = self.ctx.switches
         return not switches or switches.get(node) == switches.get(self.at)
 
@@ -180,7 +180,7 @@ class Message:
         if node in self.ctx.written:
             raise NotFusable("it is written to in place")
         if self.ctx.structural.get(node) and value(node).dtype.is_floating_point:
-            return self.input(node, Space.EDGE, slots)  # computed once per graph, outside the step
+            return self.input(node, Space.EDGE, slots)  # the structure program computes it once per graph
         if node.target is aten.index_select.default and node.args[1] == 0:
             return self._gather(node, slots)
         if node.target is own.mark_dead.default:
@@ -204,7 +204,7 @@ class Message:
         raise NotFusable(f"{_name(node)} is not a pointwise operation")
 
     def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
-        """A linear layer of edge features, perhaps with its own features taken apart into heads."""
+        """Returns the region node of a linear layer of edge features. `node` may be its view as heads."""
         reason = edge_linears.refusal(self.ctx, layer)
         if not reason and not (self.visible(layer) and makes_messages(layer)):
             reason = "its rows are used otherwise as well, or made in another mode"
@@ -221,7 +221,7 @@ class Message:
         return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """An operand of a pointwise operation, broadcast as torch does."""
+        """Returns the region node of an operand of a pointwise operation, broadcast as torch does."""
         if isinstance(arg, (bool, int, float)):
             return self.builder.const(float(arg))
         if not isinstance(arg, fx.Node) or not isinstance(value(arg), torch.Tensor):
@@ -237,7 +237,7 @@ class Message:
         return self.input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
 
     def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
-        """Views that add, drop or widen axes of length 1."""
+        """Lowers a view that adds, drops or expands axes of length 1."""
         inner = node.args[0]
         assert isinstance(inner, fx.Node)
         before, after = value(inner).shape, value(node).shape
@@ -255,7 +255,7 @@ class Message:
         return self.lower(inner, tuple(-1 if is_one(s) else next(remaining) for s in before[1:]), strict)
 
     def _dropout(self, node: fx.Node, slots: Slots, strict: bool) -> int:
-        """Dropout while training: the functional pass has removed all other."""
+        """Lowers a dropout in training. The pass ``functionalize`` has removed all other dropouts."""
         inner, b = node.args[0], self.builder
         p = node.args[1] if node.target is aten.dropout.default else node.args[2]
         if not isinstance(inner, fx.Node) or not isinstance(p, (int, float)):
@@ -288,13 +288,13 @@ class Message:
         return self._sum(summed, free[0], int(value(inner).shape[axes[0]]))
 
     def _sum(self, summed: int, axis: int, length: int) -> int:
-        """The sum over a feature axis, along which a value that broadcasts has length 1."""
+        """Returns the node of the sum over a feature axis of this length, along which a value may broadcast."""
         full = self.builder.nodes[summed].shape
         full = (length, full[1]) if axis == 0 else (full[0], length)
         return self.builder.sum_to(summed, (1, full[1]) if axis == 0 else (full[0], 1), full)
 
     def _feature_softmax(self, node: fx.Node, slots: Slots, strict: bool) -> int:
-        """Softmax over a feature axis, or its logarithm."""
+        """Lowers a softmax over a feature axis, or its logarithm."""
         b, args = self.builder, node.args
         axis = int(args[1]) % value(node).dim()  # type: ignore[arg-type]
         if axis == 0 or len(args) > 2 or node.kwargs.get("dtype") is not None:
@@ -310,7 +310,7 @@ class Message:
 
 
 def makes_messages(node: fx.Node) -> bool:
-    """Whether the rows of a node reach reductions over edges, and nothing else, through what regions compute."""
+    """Whether the rows of a node reach only reductions over edges, through operations that regions compute."""
     seen: set[fx.Node] = set()
     todo = [node]
     while todo:
@@ -332,8 +332,9 @@ def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
 
 
 def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
-    """The size of a table, known before `at`: a number, or one node for one size, since layouts are shared by what they
-    are made of.
+    """Returns the size of a table along an axis: a number, or a node that is known before `at`.
+
+    Equal sizes get the same node, since regions share a layout only if its arguments are the same nodes.
     """
     rows = value(table).shape[axis]
     if isinstance(rows, int):
@@ -348,12 +349,12 @@ def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
 
 
 def narrow(sizes: Iterable[Any], slots: Slots) -> Slots:
-    """The slots of a tensor that broadcasts to one with these slots: none for its axes of length 1."""
+    """Returns the slots of a tensor that broadcasts to one with these slots: -1 for its axes of length 1."""
     return tuple(-1 if is_one(s) else k for s, k in zip(sizes, slots, strict=True))
 
 
 def number_of(number: Any) -> Any:
-    """The (symbolic) number behind a size that may be a node."""
+    """Returns the (symbolic) number of a size, which may be a node."""
     return value(number) if isinstance(number, fx.Node) else number
 
 
@@ -381,9 +382,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _is_message_op(node: fx.Node) -> bool:
-    """Whether not fusing a node costs an edge tensor that could have been avoided (an input or a linear layer could
-    not).
-    """
+    """Whether not fusing a node stores an edge tensor that fusing avoids. Inputs and linear layers do not count."""
     return node.op == "call_function" and (
         node.target in POINTWISE
         or node.target in (aten.index_select.default, own.segment_softmax.default, aten.dropout.default)
@@ -412,4 +411,4 @@ _COMPUTED = {
     own.mark_dead.default,
     own.segment_softmax.default,
 }
-"""What a region can compute per edge."""
+"""Operations that a region can compute per edge."""

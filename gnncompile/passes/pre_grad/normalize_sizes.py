@@ -1,4 +1,4 @@
-"""Sizes and constant tensors are written in terms of the graph's inputs, not of intermediate tensors.
+"""Sizes and constant tensors are computed from the graph's inputs, not from intermediate tensors.
 
 Before: ``x_j = x[col]; ones = new_ones(x_j, [sym_size(x_j, 0)])``
 After:  ``ones = full([num_edges], 1.0)``
@@ -60,9 +60,9 @@ def _replace(node: fx.Node, number: int) -> None:
 
 
 def _end(ctx: Context, names: Symbols, node: fx.Node) -> None:
-    """An open end of a slice becomes the size: where the slice is written to, Inductor must tell which is smaller.
+    """Replaces an open end of a slice by the size. For a write to the slice, Inductor compares the end with the size.
 
-    A slice of everything is left out.
+    A slice of all rows is removed.
     """
     given: list[Any] = list(node.args)
     source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
@@ -101,7 +101,7 @@ def _fill(ctx: Context, names: Symbols, node: fx.Node) -> None:
 
 
 class Symbols:
-    """Nodes for symbolic sizes, made of the graph's inputs."""
+    """Makes nodes for symbolic sizes from the graph's inputs."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -125,13 +125,13 @@ class Symbols:
             self.bound.setdefault(size.node.expr, node)
 
     def node(self, size: Any) -> Any:
-        """A node (or an int) equal to `size`, or None where the inputs do not determine it."""
+        """Returns a node or an int that equals `size`, or None if the inputs do not determine it."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         return self.expression(size.node.expr)
 
     def expression(self, expr: sympy.Expr) -> Any:
-        """Likewise for an expression of symbols."""
+        """Returns a node or an int that equals an expression of symbols, or None."""
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:

@@ -1,9 +1,9 @@
-"""Structure with a value per edge is read in the order in which a region walks the edges.
+"""Structural values per edge are stored in the order in which a region walks the edges.
 
 Before: ``region([x, norm], csr(dst, src) + csr(src, dst), "sum of x * norm")``
 After:  ``region([x, norm_by_dst, norm_by_src], ...)`` with ``norm_by_dst = index_select(norm, 0, edges_by_dst)``
-Why it pays: a walk reads numbers in sequence instead of from all over memory, and not the numbers of the edges at all.
-What depends on structure alone is put in order once per graph, outside the step.
+Why it pays: a walk reads values in sequence instead of from random addresses, and reads no edge indices. Values that
+depend on structure alone are permuted once per graph, outside the step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gnncompile.passes.context import Context
 from gnncompile.passes.log import user_line
 
 WIDEST = 8
-"""Values per edge, at most, of what is kept in three orders."""
+"""The most values per edge of a tensor that is stored in three orders."""
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     if not ctx.options.hoist:
-        return  # it would be put in order again in every step
+        return  # the values would be permuted again in every step
     structural = structural_nodes(ctx.graph, ctx.written)
     orders: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
     for call in ctx.graph.find_nodes(op="call_function", target=own.region.default):
@@ -44,9 +44,9 @@ def _fits(node: Node) -> bool:
 def _replace(
     ctx: Context, call: fx.Node, region: Region, moved: list[int], orders: dict[tuple[fx.Node, fx.Node], fx.Node]
 ) -> None:
-    """Gives the region the tensors at some positions in both orders."""
+    """Passes the tensors at the indices `moved` to the region in both orders."""
     layout: list[fx.Node] = list(call.args[1])  # type: ignore[arg-type]
-    walks = layout[2], layout[-1]  # by the region's rows, and by the other end's where a gradient needs that
+    walks = layout[2], layout[-1]  # by the region's rows, and by the other end where a gradient needs it
     tensors: list[fx.Node] = []
     place = {}
     for old, tensor in enumerate(call.args[0]):  # type: ignore[arg-type]

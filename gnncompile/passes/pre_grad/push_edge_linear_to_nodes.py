@@ -1,4 +1,4 @@
-"""Layers of edge rows that meet nothing but dot products and weighted sums are applied to nodes instead.
+"""Linear layers of edge rows that only dot products and weighted sums read are applied to nodes instead.
 
 With ``e = linear(edge_attr, w).view(-1, heads, channels)`` and the weight as ``w: [heads, channels, columns]``:
 
@@ -9,8 +9,8 @@ After:  ``linear(edge_attr, einsum("hc,hck->hk", att, w))``
 Before: ``segment_reduce((v[src] + e) * alpha, dst, n, "sum")``
 After:  ``segment_reduce(v[src] * alpha, dst, n, "sum") + einsum("nhk,hck->nhc", s, w)``,
         ``s = segment_reduce(edge_attr.unsqueeze(1) * alpha, dst, n, "sum")``
-Why it pays: `e` and its gradient, as wide as the messages, would be stored for every edge. Attention that adds features
-of edges to keys and values is written like this; a region reads the few columns of the features themselves.
+Why it pays: `e` and its gradient, as wide as the messages, would be stored for every edge. Attention that adds edge
+features to keys and values is written like this. After the pass a region reads the few columns of the edge features.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class _Use:
     """A sum over channels or edges that is linear in the rows of a layer.
 
     Attributes:
-        layer: The layer.
-        rows: Its result, seen as ``[rows, heads, channels]`` or ``[rows, channels]``.
-        steps: What is done with it before the sum: an operation (add, mul or div) and its other operand.
+        layer: The linear layer.
+        rows: The result of the layer, seen as ``[rows, heads, channels]`` or ``[rows, channels]``.
+        steps: The operations on the rows before the sum: add, mul or div, each with its other operand.
         root: The sum.
     """
 
@@ -72,12 +72,12 @@ class _Use:
 
     @property
     def features(self) -> tuple[int, ...]:
-        """(heads, channels), or channels alone."""
+        """The feature shape: (heads, channels), or (channels,)."""
         return tuple(value(self.rows).shape[1:])
 
     @property
     def dot(self) -> bool:
-        """Whether channels are summed, and not edges."""
+        """Whether the sum is over channels, not over edges."""
         return self.root.target is aten.sum.dim_IntList
 
     @property
@@ -87,13 +87,13 @@ class _Use:
 
     @property
     def index(self) -> fx.Node | None:
-        """What the wide factors are gathered by."""
+        """The index by which the wide factors are gathered, or None."""
         gathers: list[Any] = [w for w in self.wide if _is_gather(w)]
         return gathers[0].args[2] if gathers else None
 
 
 def _uses(ctx: Context, layer: Any) -> list[_Use] | None:
-    """All uses of a layer; None if there are others."""
+    """Returns all uses of a layer, or None if a reader of the layer does not fit."""
     if value(layer).dim() != 2 or not is_tensor(layer.args[1]) or not _movable(ctx, layer, layer):
         return None
     uses = list(_follow(ctx, _Use(layer, layer, (), layer)))
@@ -104,7 +104,7 @@ def _uses(ctx: Context, layer: Any) -> list[_Use] | None:
 
 
 def _follow(ctx: Context, use: _Use) -> Iterator[_Use]:
-    """The uses behind the last operation of an unfinished one, which stands for its root."""
+    """Yields the uses that continue an unfinished use, whose root is its last operation so far."""
     at = use.root
     for user in at.users:
         args: Any = user.args
@@ -143,7 +143,7 @@ def _fits(use: _Use) -> bool:
 
 
 def _of_nodes(factor: fx.Node, use: _Use) -> bool:
-    """Whether a factor is the same for all rows, or gathered by the index of the others."""
+    """Whether a factor is the same for all rows, or gathered by the same index as the other factors."""
     shape = value(factor).shape
     if _is_gather(factor):
         return factor.args[2] is use.index and tuple(shape[1:]) == use.features
@@ -151,14 +151,14 @@ def _of_nodes(factor: fx.Node, use: _Use) -> bool:
 
 
 def _pays(use: _Use) -> bool:
-    """Whether a region reads no more per edge and head than before."""
+    """Whether a region reads no more elements per edge and head after the rewrite than before."""
     channels, columns = use.features[-1], value(use.layer.args[1]).shape[1]
     folds = use.dot and use.index is None
     return bool(channels > 1 and isinstance(columns, int) and (folds or columns <= channels))
 
 
 def _rewritten(ctx: Context, use: _Use) -> fx.Node | None:
-    """The sum, in two; None where that is not possible."""
+    """Returns the sum, split into the layer's part and the rest; None if that is not possible."""
     with ctx.graph.inserting_before(use.root):
         part = _dot(ctx, use) if use.dot else _weighted_sum(ctx, use)
         rest = _without_layer(ctx, use)
@@ -171,7 +171,7 @@ def _rewritten(ctx: Context, use: _Use) -> fx.Node | None:
 
 
 def _without_layer(ctx: Context, use: _Use) -> Any:
-    """What is summed beside the product of the layer, of which the bias is left; None if that is nothing."""
+    """Returns the summands without the product of the layer, but with its bias; None if there are none."""
     bias = (*use.layer.args, None)[2]
     rest: Any = ctx.call(aten.reshape.default, bias, list(use.features), like=use.layer) if bias is not None else None
     for target, other in use.steps:
@@ -183,7 +183,7 @@ def _without_layer(ctx: Context, use: _Use) -> Any:
 
 
 def _dot(ctx: Context, use: _Use) -> fx.Node:
-    """The dot product with the layer's product."""
+    """Returns the dot product of the wide factors with the layer's product, over channels."""
     tables = [w.args[0] if _is_gather(w) else w for w in use.wide]
     table = reduce(lambda a, b: ctx.call(aten.mul.Tensor, a, b, like=use.root), tables)
     weight = _weight(ctx, use)
@@ -200,7 +200,7 @@ def _dot(ctx: Context, use: _Use) -> fx.Node:
 
 
 def _weighted_sum(ctx: Context, use: _Use) -> fx.Node:
-    """The sum over edges of the layer's product."""
+    """Returns the sum over edges of the layer's product, with the layer applied after the sum."""
     message = _scaled(ctx, use, _columns(ctx, use))
     total = ctx.call(own.segment_reduce.default, message, *use.root.args[1:], like=use.root)
     if len(use.features) > 1 and is_one(value(total).shape[1]):  # the same for all heads
@@ -212,7 +212,7 @@ def _weighted_sum(ctx: Context, use: _Use) -> fx.Node:
 
 
 def _columns(ctx: Context, use: _Use) -> Any:
-    """What the layer is applied to, in the type of its product, for all heads."""
+    """Returns the input rows of the layer, in the dtype of its product, with an axis for the heads."""
     rows: Any = use.layer.args[0]
     if value(rows).dtype != value(use.layer).dtype:
         rows = ctx.call(aten.to.dtype, rows, value(use.layer).dtype, like=use.layer)
@@ -220,7 +220,7 @@ def _columns(ctx: Context, use: _Use) -> Any:
 
 
 def _scaled(ctx: Context, use: _Use, product: Any) -> Any:
-    """A product times the factors that are the same for all channels."""
+    """Returns a product times the factors that are the same for all channels."""
     for target, other in use.steps:
         if target is not aten.add.Tensor and per_row(other):
             product = ctx.call(target, product, other, like=use.root)
@@ -228,16 +228,16 @@ def _scaled(ctx: Context, use: _Use, product: Any) -> Any:
 
 
 def _weight(ctx: Context, use: _Use) -> fx.Node:
-    """The weight as ``[heads, channels, columns]`` or ``[channels, columns]``."""
+    """Returns the weight as ``[heads, channels, columns]`` or ``[channels, columns]``."""
     weight: Any = use.layer.args[1]
     return ctx.call(aten.reshape.default, weight, [*use.features, int(value(weight).shape[1])], like=use.layer)
 
 
 def _by_head(ctx: Context, rows: Any, weight: fx.Node) -> fx.Node:
-    """``einsum("nha,hab->nhb")``, or the product of two matrices.
+    """Returns ``einsum("nha,hab->nhb")``, or the product of two matrices if there are no heads.
 
-    One product with a matrix of blocks, most of them zeros: with a batch of one product for each head, the library
-    takes 5.7 ms for the gradient of a weight that 170,000 rows of 4 heads add up to.
+    The heads share one product with a block-diagonal matrix. A batch with one product for each head would be slow: the
+    library takes 5.7 ms for the gradient of a weight that 170,000 rows of 4 heads add up to.
     """
     if value(weight).dim() == 2:
         return ctx.call(aten.mm.default, rows, weight, like=rows)
@@ -254,7 +254,7 @@ def _by_head(ctx: Context, rows: Any, weight: fx.Node) -> fx.Node:
 
 
 def _movable(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
-    """Whether a node and all it reads may be read later as well."""
+    """Whether a node and its inputs keep their values, and the node runs in the mode of the layer."""
     return ctx.same_mode(node, layer) and not ctx.written.intersection([node, *node.all_input_nodes])
 
 

@@ -1,10 +1,10 @@
-"""Linear layers, reshapes and parts of gathered rows are computed once per node.
+"""Linear layers, reshapes and slices of gathered rows are computed once per node, before the gather.
 
 Before: ``linear(cat([x[dst], x[src] - x[dst], e], 1), w, b)``; ``x[src].view(-1, heads, channels)``
 After:  ``linear(x, w1 - w2, b)[dst] + linear(x, w2)[src] + linear(e, w3)``; ``x.view(-1, heads, channels)[src]``
-Why it pays: a graph has several times more edges than nodes, the concatenation is never written, and what is left of
-the message is a sum of gathered rows that a region reads. A bias that is added to every edge is left to the region as
-well (``linear(e, w) + b``): the library copies it to all rows first, and its gradient would read all of them again.
+Why it pays: a graph has several times more edges than nodes, and the concatenation is never written. The remaining
+message is a sum of gathered rows that a region reads. A bias that is added to every edge is left to the region as well
+(``linear(e, w) + b``): the library would copy the bias to all rows first, and its gradient would read all rows again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gnncompile.passes.pre_grad.message import makes_messages
 from gnncompile.passes.pre_grad.normalize_sizes import Symbols
 
 Source = tuple[fx.Node, "fx.Node | None", tuple[int, ...]]
-"""A table, the index it is gathered by (None: it has a row per edge already), and entries picked of its axis 1."""
+"""A table, the index that gathers its rows (None: the table has a row per edge), and indices selected on axis 1."""
 
 
 _PICKS = (aten.slice.Tensor, aten.select.int)
-"""Parts of the features, where the axis is not that of the rows."""
+"""Operations that take a part of the features, if their axis is not the row axis."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
         ctx.skip("linear layer of gathered rows", "a product for each of its terms would be more work than one", node)
         return None
     total: fx.Node | None = None
-    # What is gathered comes first, so that the bias is added once per node.
+    # Gathered terms come first, so that the bias is added once per node.
     for source in dict.fromkeys(part.source for part in (*gathered, *parts)):
         columns = _weight(ctx, weight, [part for part in parts if part.source == source], like=node)
         product = ctx.call(aten.linear.default, _picked(ctx, source), columns, *([bias] if bias else []), like=node)
@@ -86,17 +86,18 @@ def _rewrite(ctx: Context, node: fx.Node) -> fx.Node | None:
             product = ctx.call(aten.index_select.default, product, 0, source[1], like=node)
         total = product if total is None else ctx.call(aten.add.Tensor, total, product, like=node)
     assert total is not None
-    # Under autocast the pieces may come out in another type than the whole.
+    # Under autocast the terms may have another dtype than the layer.
     return total if value(total).dtype == value(node).dtype else None
 
 
 _EDGES_PER_NODE = 4
-"""What is taken for the number of rows that are gathered from each row of a table with symbolic size."""
+"""The assumed number of gathered rows for each row of a table with symbolic size."""
 
 
 def _pays(layer: fx.Node, parts: list[_Part]) -> bool:
-    """Whether the products of the parts are less work than that of the layer. Where its rows are read by messages
-    alone, these gather for themselves, and one product may be of as many rows as before.
+    """Whether the products of the parts are less work than the product of the layer.
+
+    If only messages read the rows of the layer, regions do the gathers. Then a product may have as many rows as before.
     """
     rows: Any = layer.args[0]
     widths = {part.source: 0.0 for part in parts}
@@ -108,7 +109,7 @@ def _pays(layer: fx.Node, parts: list[_Part]) -> bool:
 
 
 def _share(source: Source, rows: fx.Node) -> float:
-    """Rows of a table for each row that is gathered."""
+    """Returns the number of rows of a table for each gathered row, at most 1."""
     number, now = value(source[0]).shape[0], _compat.size_now(value(rows).shape[0])
     if isinstance(number, torch.SymInt) or not now:
         return 1 / _EDGES_PER_NODE
@@ -116,7 +117,7 @@ def _share(source: Source, rows: fx.Node) -> float:
 
 
 def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
-    """A layer whose rows a message is made of, its bias added by an operation of its own."""
+    """Returns a layer without bias and an addition of the bias, if only messages read its rows. Else None."""
     rows, weight, *bias = node.args
     if not bias or bias[0] is None or node in ctx.written or not makes_messages(node):
         return None
@@ -129,7 +130,7 @@ def _bias_behind(ctx: Context, node: fx.Node) -> fx.Node | None:
 
 
 def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | None:
-    """The gathered rows of a table whose features are reshaped or picked, for the same of gathered rows."""
+    """Returns a gather from the reshaped or sliced table, for a reshape or slice of gathered rows. Else None."""
     rows: Any = node.args[0]
     if rows.target is not aten.index_select.default or rows.args[1] != 0 or rows in ctx.written:
         return None
@@ -152,7 +153,7 @@ def _before_gather(ctx: Context, symbols: Symbols, node: fx.Node) -> fx.Node | N
 
 
 def _has_fewer_rows(table: fx.Node, gathered: fx.Node) -> bool:
-    """Whether a table has, or where it has a row per node is taken to have, fewer rows than are gathered from it."""
+    """Whether a table has fewer rows than are gathered from it. A table of symbolic size is assumed to have fewer."""
     number = value(table).shape[0]
     now = _compat.size_now(value(gathered).shape[0])
     return isinstance(number, torch.SymInt) or now is None or int(number) < now
@@ -161,7 +162,7 @@ def _has_fewer_rows(table: fx.Node, gathered: fx.Node) -> bool:
 def _parts(
     ctx: Context, node: fx.Node, layer: fx.Node, picked: tuple[int, ...], start: int, factor: float
 ) -> Iterator[_Part]:
-    """What a tensor with a row per edge is a linear combination of."""
+    """Yields the parts of which a tensor with a row per edge is a linear combination."""
     args: Any = node.args
     if not _transparent(ctx, node, layer):
         yield _part(node, None, picked, start, factor)
@@ -198,7 +199,7 @@ def _part(table: fx.Node, index: fx.Node | None, picked: tuple[int, ...], start:
 
 
 def _transparent(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
-    """Whether a node may be computed otherwise: nothing writes to it, under the same gradient and autocast modes."""
+    """Whether a node may be rewritten: nothing writes to it, and it runs in the modes of the layer."""
     return node.op == "call_function" and node not in ctx.written and ctx.same_mode(node, layer)
 
 
@@ -214,7 +215,7 @@ def _picked(ctx: Context, source: Source) -> fx.Node:
 
 
 def _weight(ctx: Context, weight: fx.Node, parts: list[_Part], like: fx.Node) -> fx.Node:
-    """The sum of the columns of the weight that meet one table."""
+    """Returns the sum of the columns of the weight that multiply one table."""
     total: fx.Node | None = None
     for part in parts:
         columns = ctx.call(aten.slice.Tensor, weight, 1, part.start, part.stop, like=like)

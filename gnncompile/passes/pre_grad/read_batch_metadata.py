@@ -1,8 +1,8 @@
-"""What came with the inputs of a mini-batch is noted, and its markers leave the graph.
+"""Markers of a mini-batch (layouts, padding, hop prefixes) are noted in the context and leave the graph.
 
 Before: ``row, col = laid_out(padded(row, counts, edges, nodes), padded(col, counts, edges, nodes), [rowptr, ...])``
 After:  ``row`` and ``col`` themselves
-Why it pays: layouts that a loader built need not be built again; what is padded is known.
+Why it pays: layouts that a loader built need not be built again, and later passes know which inputs are padded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        NotPadded: The size of a padded input is no symbol, or that of two kinds.
+        NotPadded: The size of a padded input is not a symbol, or is shared by two row types.
     """
     for node in ctx.graph.find_nodes(op="call_function", target=own.padded.default):
         tensor, counts, rows, values = node.args
@@ -47,12 +47,12 @@ def _hop_prefix(row: Any, col: Any, nodes: Any, sources: Any, edges: Any) -> Hop
 
 
 def _index(node: Any) -> fx.Node:
-    """What stands for an index when the marker is gone that notes its number of segments."""
+    """Returns the index itself, without the marker of its number of segments."""
     return node.args[0] if node.target is own.sized.default else node  # type: ignore[no-any-return]
 
 
 def _leave_ends(ctx: Context, node: fx.Node) -> None:
-    """Takes a marker out; what it marked stays."""
+    """Removes a marker, and makes its users read the marked tensors."""
     for part in list(node.users):
         part.replace_all_uses_with(node.args[part.args[1]])  # type: ignore[index,arg-type]
         ctx.graph.erase_node(part)

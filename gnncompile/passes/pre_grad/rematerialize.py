@@ -1,9 +1,9 @@
-"""Rows per edge that are made of gathered rows by arithmetic alone are made again in the backward.
+"""Rows per edge that are cheap arithmetic on gathered rows are recomputed in the backward.
 
 Before: the forward keeps ``h = region([a, b], ..., "relu(a_i + b_j) per edge")`` for the gradient of ``linear(h, w)``
 After:  the forward keeps `a` and `b`, which it has anyway, and the backward runs the region again
-Why it pays: what stays on the edges (the second layer of an `EdgeConv`) is as wide as the messages, several of it live
-at once, and gathering takes a fraction of the time of the layer that reads it.
+Why it pays: tensors that stay on the edges (the second layer of an `EdgeConv`) are as wide as the messages, and several
+live at once. The gather takes a fraction of the time of the layer that reads its rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gnncompile.passes.analysis import own
 from gnncompile.passes.context import Context
 
 WIDE = 16
-"""Elements per edge from which on memory matters."""
+"""The least number of elements per edge for which saving memory matters."""
 
 
 def run(ctx: Context) -> None:
-    """Marks nodes for the partitioner of torch's autograd, which keeps or recomputes; the graph stays as it is."""
+    """Marks nodes to be recomputed by the partitioner of AOTAutograd. The graph stays as it is."""
     calls = ctx.graph.find_nodes(op="call_function", target=own.region.default)
     for k, call in enumerate(calls):
         if call in ctx.needs_grad and _cheap(parse(call.args[2])):
@@ -29,7 +29,7 @@ def run(ctx: Context) -> None:
 
 
 def _cheap(region: Region) -> bool:
-    """Whether a region computes nothing but wide rows per edge."""
+    """Whether a region computes only wide rows per edge, without a reduction or softmax."""
     if region.reductions or region.softmaxes:
         return False
     shapes = [region.nodes[out.node].shape for out in region.outputs]

@@ -1,12 +1,12 @@
-"""Linear layers and sums over edges change places where rows become narrower by it, or walks fewer.
+"""Linear layers and sums over edges change places if that makes rows narrower, or walks fewer.
 
-Before: ``linear(segment_reduce(x[src], ...), w, b)``, with fewer features behind the layer than before it
+Before: ``linear(segment_reduce(x[src], ...), w, b)``, with fewer features after the layer than before it
 After:  ``segment_reduce(linear(x, w)[src], ...) + b``
 Before: ``segment_reduce(norm * linear(x, w)[src], ...)``, with fewer features before the layer, or no gradient of `x`
 After:  ``linear(segment_reduce(norm * x[src], ...), w)``
-Why it pays: a walk over the edges takes time by the width of its rows, and the gradient of what it gathers takes
-another one. Models are written in one order for all widths: the first layer of a GraphSAGE sums the 602 features of
-Reddit to make 128 of each sum, that of a GCN makes 256 features of 100 and sums those.
+Why it pays: the time of a walk over the edges grows with the width of its rows, and the gradient of gathered rows takes
+another walk. Models are written in one order for all widths. The first layer of a GraphSAGE sums the 602 features of
+Reddit and then makes 128 features of each sum. The first layer of a GCN makes 256 features of 100 and then sums them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def run(ctx: Context) -> None:
 
 @dataclass
 class _Sums:
-    """A tensor as sums over edges of the rows of tables, each row scaled as a whole.
+    """A tensor as sums over edges of rows of tables. A factor per row may scale the rows.
 
     Attributes:
-        tables: What the sums are linear in.
-        factors: What rows are scaled with on edges.
-        walks: How many sums over edges there are.
+        tables: The tensors whose rows are summed; the sums are linear in them.
+        factors: The factors that scale rows per edge.
+        walks: The number of sums over edges.
     """
 
     tables: set[fx.Node] = field(default_factory=set)
@@ -48,7 +48,7 @@ class _Sums:
 
 
 def _layer_first(ctx: Context, layer: fx.Node) -> None:
-    """A layer of sums becomes sums of a layer's rows."""
+    """Replaces a layer of sums by sums of the layer's rows, if that pays."""
     rows, weight, *bias = _arguments(layer)
     sums = _Sums()
     if layer not in ctx.written:
@@ -67,7 +67,7 @@ def _layer_first(ctx: Context, layer: fx.Node) -> None:
 
 
 def _layer_last(ctx: Context, reduction: fx.Node) -> None:
-    """Sums of a layer's rows become a layer of sums."""
+    """Replaces sums of a layer's rows by a layer of sums, if that pays."""
     sums = _Sums()
     _read(ctx, reduction, reduction, sums)
     if not sums.walks or len(sums.tables) != 1:
@@ -94,7 +94,7 @@ def _arguments(node: fx.Node) -> Any:
 
 
 def _read(ctx: Context, node: Any, at: fx.Node, sums: _Sums, on_edges: bool = False) -> None:
-    """Follows what a tensor is made of down to the tables."""
+    """Collects the sums, factors and tables that a tensor is made of in `sums`."""
     args = node.args
     inner = node is at or (len(node.users) == 1 and node not in ctx.written and ctx.same_mode(node, at))
     scaled = _scaled(node) if inner else None
@@ -114,7 +114,7 @@ def _read(ctx: Context, node: Any, at: fx.Node, sums: _Sums, on_edges: bool = Fa
 
 
 def _rebuilt(ctx: Context, node: Any, table: fx.Node, other: fx.Node) -> fx.Node:
-    """The sums that :func:`_read` has read, of another table."""
+    """Returns the sums that :func:`_read` has found, with `other` in place of the table."""
     if node is table:
         return other
     args, scaled = list(node.args), _scaled(node)
@@ -125,7 +125,7 @@ def _rebuilt(ctx: Context, node: Any, table: fx.Node, other: fx.Node) -> fx.Node
 
 
 def _scaled(node: Any) -> int | None:
-    """Which operand of a product the other one scales row by row."""
+    """Returns the index of the operand that the other operand scales row by row, or None."""
     if node.target not in _PRODUCTS or node.kwargs:
         return None
     for k in (0,) if node.target in (aten.div.Tensor, aten.div.Scalar) else (0, 1):
@@ -135,7 +135,7 @@ def _scaled(node: Any) -> int | None:
 
 
 def _same_rows(one: Any, other: fx.Node) -> bool:
-    """Whether two nodes are matrices of the same type with as many rows: the layer costs the same behind either."""
+    """Whether two nodes are matrices of the same dtype and number of rows, so that a layer costs the same on both."""
     if not is_tensor(one):
         return False
     a, b = value(one), value(other)
@@ -143,7 +143,7 @@ def _same_rows(one: Any, other: fx.Node) -> bool:
 
 
 def _pays(ctx: Context, sums: _Sums, before: list[Any], after: list[Any], like: tuple[fx.Node, fx.Node]) -> bool:
-    """Whether the sums cost less of the second of two tables, made from `before` and `after`."""
+    """Whether the sums cost less over the second table of `like`. `before` and `after` hold the nodes it depends on."""
     costs = []
     for behind, table in zip((before, after), like, strict=True):
         gradient = any(n in ctx.needs_grad for n in (*behind, *sums.factors))
@@ -152,7 +152,10 @@ def _pays(ctx: Context, sums: _Sums, before: list[Any], after: list[Any], like: 
 
 
 def _with_bias(ctx: Context, reduction: fx.Node, layer: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """A bias behind the sums, which the layer then adds: the node that adds it, and the bias."""
+    """Returns the node that adds a bias to the sums, and the bias, so that the layer can add it.
+
+    Without a bias, returns the reduction and an empty list.
+    """
     users = list(reduction.users)
     if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs or users[0] in ctx.written:
         return reduction, []

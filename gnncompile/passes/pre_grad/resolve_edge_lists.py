@@ -1,4 +1,4 @@
-"""Rows and columns of an edge list are followed through the operations that built it.
+"""A row of an edge list is taken from the tensors that the edge list was built from.
 
 Before: ``select(cat([mark_dead(stack([row, col]), alive), loops], 1), 0, 1)``
 After:  ``cat([mark_dead(col, alive), select(loops, 0, 1)])``
@@ -35,7 +35,7 @@ def run(ctx: Context) -> None:
 
 
 def _taken(node: fx.Node) -> tuple[fx.Node, int, int] | None:
-    """The edge list, the axis and the position that a node takes a row of; None for others."""
+    """Returns the edge list, the axis and the index of the row that a node takes, or None for other nodes."""
     args: Any = node.args
     if node.target is operator.getitem:
         made = args[0]
@@ -58,7 +58,7 @@ _TO_ONE_AXIS = (aten.squeeze.dim, aten.squeeze.default, aten.view.default, aten.
 
 
 def _single(node: Any) -> tuple[fx.Node, int, int] | None:
-    """The edge list, the axis and the position of one row that stands in a tensor ``[1, num_edges]``."""
+    """Returns the edge list, the axis and the index of a row that a node keeps as ``[1, num_edges]``, or None."""
     args: Any = node.args
     if node.target is aten.slice.Tensor and value(args[0]).dim() == 2 and len(args) == 4:
         source, axis, start, _ = args
@@ -77,7 +77,7 @@ def _two(source: fx.Node, axis: int = 0) -> bool:
 
 
 def row_of(ctx: Context, source: Any, position: int, at: fx.Node, axis: int = 0) -> fx.Node | None:
-    """The 1-D tensor ``source[position]`` along an axis without building `source`, or None where it must be built."""
+    """Returns the 1-D ``source[position]`` along an axis without building `source`, or None if it must be built."""
     args: Any = source.args
     if source.op != "call_function" or not _two(source, axis):
         return None
@@ -111,8 +111,9 @@ def _row_or_select(ctx: Context, source: Any, position: int, at: fx.Node, axis: 
 
 
 def alive_of(ctx: Context, index: fx.Node) -> fx.Node | None:
-    """The mask of edges that are not dead, from how an index (or an edge list ``[2, num_edges]``) was built; None where
-    all edges live.
+    """Returns the mask of live edges of an index or of an edge list ``[2, num_edges]``; None if all edges live.
+
+    The mask is found by following the operations that built the index.
     """
     if index.op != "call_function":
         return None

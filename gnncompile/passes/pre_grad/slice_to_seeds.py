@@ -1,9 +1,9 @@
-"""Results have the rows of the seeds alone, where the user reads no others (``options={"only_seeds": True}``).
+"""Results keep only the rows of the seeds, if the user reads no others (``options={"only_seeds": True}``).
 
 Before: ``out``, with a row for each node that was sampled
 After:  ``out[:batch_size]``
-Why it pays: a loop that cuts results to the seeds does so outside of what is compiled; with the cut inside,
-        :mod:`gnncompile.passes.pre_grad.trim_to_layer` leaves out of each layer what no seed needs.
+Why it pays: a training loop slices results to the seeds outside the compiled code. With the slice inside the graph,
+        :mod:`gnncompile.passes.pre_grad.trim_to_layer` leaves out of each layer the rows that no seed needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(ctx: Context) -> None:
 
 
 def _cut(ctx: Context, known: PaddedInputs, result: Any) -> Any:
-    """The rows of the seeds, if there is a row for each node."""
+    """Returns the rows of the seeds if a result has a row for each node, or else the result itself."""
     nodes = known.values[known.hop_prefixes[0].of[1]]
     if not is_tensor(result) or not value(result).dim() or known.kind(value(result).shape[0]) != nodes:
         return result

@@ -1,9 +1,9 @@
-"""Rows that nothing reads are left out of the layers over a sampled mini-batch.
+"""Layers over a sampled mini-batch leave out rows that no later operation reads.
 
 Before: ``out = layer(layer(x, row, col), row, col)[:batch_size]``, each layer over all of the nodes that were sampled
 After:  the last layer over the seeds and the edges to them, the one before over these edges' sources, and so on
-Why it pays: a sampler finds ten times as many nodes in each hop as in the one before, and only those of the last hop's
-        features are needed for all of them.
+Why it pays: a sampler finds ten times as many nodes in each hop as in the one before. From the nodes of the last hop,
+        only the features are needed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def run(ctx: Context) -> None:
 
 
 class _Wanted:
-    """The hop whose rows are read, for nodes and for edges of the mini-batch.
+    """Finds the hop prefix whose rows are read from each value with a row per node or edge.
 
     Attributes:
-        levels: For each node of the captured graph, the hop prefix whose rows are read of its value.
-        read: For each node of the captured graph, the hop prefix that it reads of each input.
+        levels: For each node of the graph, the index of the hop prefix whose rows are read from its value.
+        read: For each node of the graph, the index of the hop prefix whose rows it reads from each input.
         everything: The level of a value whose rows are all read.
     """
 
@@ -51,7 +51,7 @@ class _Wanted:
         self._kinds: dict[fx.Node, int | None] = {}
 
     def find(self) -> None:
-        """Goes through the graph from its end."""
+        """Fills `levels` and `read`, from the end of the graph to its beginning."""
         for node in reversed(self.ctx.graph.nodes):
             found = None if node.op != "call_function" else self._read(node)
             if found is None:
@@ -64,16 +64,16 @@ class _Wanted:
                 self._read_all_alike(node)
 
     def _read_all_alike(self, node: fx.Node) -> None:
-        """Of several tensors that are made together, as many rows are made of each."""
+        """Gives all results of an operation with several results the same level."""
         for part in node.users:
             self.levels[part], self.read[part] = self.levels[node], {node: self.levels[node]}
 
     def is_short(self, node: fx.Node) -> bool:
-        """Whether not all rows of what a node makes are read."""
+        """Whether only some of the rows that a node makes are read."""
         return node.op == "call_function" and self.rows(node) is not None and self.levels[node] < self.everything
 
     def rows(self, node: fx.Node) -> int | None:
-        """Of which kind the rows of a tensor, or of each of several, are: nodes or edges; None for all else."""
+        """Returns the row type of a tensor, or of all tensors of a tuple: nodes or edges. None for other values."""
         if node not in self._kinds:
             self._kinds[node] = self._find_rows(node)
         return self._kinds[node]
@@ -90,7 +90,7 @@ class _Wanted:
         return kinds[0] if len(whole) == 1 and whole[0] == kinds[0] else None
 
     def touches(self, node: Any) -> bool:
-        """Whether a size of a tensor, or a number, is that of all nodes, or of all edges."""
+        """Whether a number, or a size of a tensor, depends on the number of all nodes or edges."""
         found = node.meta.get("val") if isinstance(node, fx.Node) else node
         parts = found if isinstance(found, (tuple, list)) else [found]
         symbols = {s for s, kind in self.known.sizes.items() if kind in (self.nodes, self.edges)}
@@ -98,7 +98,7 @@ class _Wanted:
         return any(size.node.expr.free_symbols & symbols for size in sizes)
 
     def _read(self, node: fx.Node) -> dict[fx.Node, int] | None:
-        """What an operation reads of what it is given; None where it reads everything."""
+        """Returns the level that an operation reads from each input, or None if it reads all rows."""
         rows, level = self.rows(node), self.levels.get(node, 0)
         if rows is None and _is_first_rows(node):
             return self._first_rows(node)
@@ -112,11 +112,11 @@ class _Wanted:
         return {n: level for n, level in read.items() if self.touches(n)}
 
     def _is_size(self, number: fx.Node) -> bool:
-        """Whether a number is that of nodes or edges, or has nothing to do with it."""
+        """Whether an integer is a padded size itself, or does not depend on the number of nodes or edges."""
         return self.known.kind(number.meta.get("val")) is not None or not self.touches(number)
 
     def _first_rows(self, node: fx.Node) -> dict[fx.Node, int] | None:
-        """The first rows of a tensor, as many as a hop prefix has, or no more than there are seeds."""
+        """Returns the level that a slice of first rows reads: a whole hop prefix, or at most the seeds. Else None."""
         source: Any = node.args[0]
         if self.rows(source) != self.nodes:
             return None
@@ -155,7 +155,7 @@ def _pointwise(w: _Wanted, node: fx.Node, level: int) -> Read | None:
 
 
 def _row_by_row(w: _Wanted, node: fx.Node, level: int) -> Read | None:
-    """Of the first argument; the others are the same for all rows."""
+    """Reads the same rows of the first argument. The other arguments have no row per node or edge."""
     source, *others = [n for n in node.all_input_nodes if is_tensor(n)]
     if w.rows(source) != w.rows(node) or any(w.touches(n) for n in others) or not _keeps_rows(node, source):
         return None
@@ -163,10 +163,10 @@ def _row_by_row(w: _Wanted, node: fx.Node, level: int) -> Read | None:
 
 
 def _keeps_rows(node: fx.Node, source: fx.Node) -> bool:
-    """Whether the axes that an operation works on, if it names some, are others than the first."""
+    """Whether an operation leaves the first axis alone, as far as its arguments name axes."""
     given, rank = arguments(node), value(source).dim()
     if "dims" in given:
-        return bool(given["dims"][0] % rank == 0)  # a new order of the axes
+        return bool(given["dims"][0] % rank == 0)  # a permutation of the axes
     places = rank + 1 if node.target is aten.unsqueeze.default else rank
     named = [given[name] for name in ("dim", "dim0", "dim1") if name in given]
     axes = [axis for one in named for axis in (one if isinstance(one, (list, tuple)) else [one])]
@@ -174,25 +174,25 @@ def _keeps_rows(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _normalised(w: _Wanted, node: fx.Node, level: int) -> Read | None:
-    """With statistics that are not those of the rows."""
+    """Reads the same rows of a batch norm that uses running statistics; in training it reads all rows."""
     return None if node.args[5] else _row_by_row(w, node, level)
 
 
 def _joined(w: _Wanted, node: fx.Node, level: int) -> Read | None:
-    """Rows side by side."""
+    """Reads the same rows of tensors that are joined along another axis than the first."""
     parts: Any = node.args[0]
     dim = arguments(node)["dim"] % value(node).dim()
     return dict.fromkeys(parts, level) if dim != 0 and all(w.rows(p) == w.rows(node) for p in parts) else None
 
 
 def _part(w: _Wanted, node: fx.Node, level: int) -> Read | None:
-    """One of several tensors."""
+    """Reads the same rows of the tuple that a tensor is taken from."""
     source: Any = node.args[0]
     return {source: level} if w.rows(source) == w.rows(node) else None
 
 
 def _made(w: _Wanted, node: fx.Node, level: int) -> Read | None:
-    """Made of a size alone."""
+    """Reads no rows: the tensor is made from a size alone."""
     counts = node.target in (aten.arange.start, aten.arange.start_step)
     return None if counts and node.args[0] != 0 else {}
 
@@ -291,11 +291,11 @@ _RULES: dict[Any, Callable[[_Wanted, fx.Node, int], Read | None]] = {
         _row_by_row,
     ),
 }
-"""What is read where only the first rows of a result are; pointwise operations need no entry."""
+"""Rules for the rows that an operation reads to make a level of its result. Pointwise operations need no entry."""
 
 
 class _Shorter:
-    """Has operations make the rows that are read of them."""
+    """Rewrites operations so that they make only the rows that are read."""
 
     def __init__(self, ctx: Context, wanted: _Wanted) -> None:
         self.ctx, self.wanted = ctx, wanted
@@ -310,7 +310,7 @@ class _Shorter:
                 self._lay_out(hop_prefix, level)
 
     def _lay_out(self, hop_prefix: HopPrefix, level: int) -> None:
-        """Notes the layouts that came with the edges of a hop prefix; by destination these edges are sorted."""
+        """Notes the layouts that came with a hop prefix. Its edges are already sorted by destination."""
         wanted, layouts = self.wanted, self.ctx.layouts
         row, col = (self.ctx.call(aten.to.dtype, end, torch.int64) for end in hop_prefix.ends)
         self.parts[wanted.row, level], self.parts[wanted.col, level] = row, col
@@ -328,14 +328,14 @@ class _Shorter:
         drop_unused(self.ctx.graph)
 
     def _size(self, node: fx.Node, level: int) -> fx.Node:
-        """The number of nodes or edges in a hop prefix, in place of the number of all."""
+        """Returns the number of nodes or edges in a hop prefix, if `node` is the number of all nodes or edges."""
         kind = self.wanted.known.kind(node.meta.get("val"))
         if kind == self.wanted.nodes:
             return self.nodes[level]
         return self.edges[level] if kind == self.wanted.edges else node
 
     def _first(self, node: fx.Node, level: int) -> fx.Node:
-        """The rows of a hop prefix."""
+        """Returns the rows of `node` in a hop prefix, sliced if the node makes more rows."""
         if level == (self.wanted.levels[node] if self.wanted.is_short(node) else self.wanted.everything):
             return node
         if (node, level) not in self.parts:

@@ -1,9 +1,9 @@
-"""Negative entries of an index count from the end where Python's indexing says so, and are an error elsewhere.
+"""Negative entries of an index count from the end in Python indexing, and are an error in other operations.
 
 Before: ``index_select(x, 0, idx)``, which stands for the user's ``x[idx]`` as well
 After:  ``x[idx]`` where the user wrote that
-Why it pays: it does not; compiled code takes and refuses the indices that eager takes and refuses. The layouts of
-regions replace negative entries while they are built: see :func:`gnncompile.layout.csr.csr`.
+Why it pays: it does not; compiled code accepts and refuses the same indices as eager mode. Layouts of regions replace
+negative entries while they are built: see :func:`gnncompile.layout.csr.csr`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def note_markers(ctx: Context) -> None:
 
 
 def note(node: fx.Node, index: fx.Node) -> None:
-    """Notes what the operation `node` of the user's makes of negative entries of its index."""
+    """Notes whether the user's operation `node` counts negative entries of its index from the end, or refuses them."""
     _note(index, _COUNTS if node.target in _INDEXING else _REFUSES)
 
 
 def note_indexing(index: fx.Node) -> None:
-    """Notes that an index is one of Python's indexing."""
+    """Notes that an index is used in Python indexing."""
     _note(index, _COUNTS)
 
 
@@ -47,14 +47,15 @@ def _note(index: Any, what: str) -> None:
 
 
 def take_over(index: fx.Node, other: fx.Node) -> None:
-    """Notes for an index what is noted for an equal one, which it replaces."""
+    """Copies the notes of an equal index, which `index` replaces."""
     index.meta.update({what: True for what in (_COUNTS, _REFUSES) if what in other.meta})
 
 
 def counts(ctx: Context, index: fx.Node) -> bool:
     """Whether negative entries of an index count from the end.
 
-    Where another operation refuses them they are an error in any case. The end of a padded mini-batch is padding.
+    If another operation refuses them, they are an error anyway. A padded mini-batch ends with padding, so its
+    entries never count from the end.
     """
     return ctx.padded is None and _COUNTS in index.meta and _REFUSES not in index.meta
 
@@ -70,7 +71,7 @@ def run(ctx: Context) -> None:
         if fused:
             node.target, node.args = aten.index.Tensor, (source, [index])
             continue
-        # The gradient of ``x[idx]`` is slow. With structure, entries are replaced once for each graph.
+        # The gradient of ``x[idx]`` is slow. In the structure program, entries are replaced once per graph.
         with ctx.graph.inserting_before(node):
             rows = size_node(ctx, source, node)
             key = index, rows
