@@ -1,4 +1,4 @@
 """Benchmarks of gnncompile against eager PyTorch and `torch.compile`: `python -m benchmarks --help`.
 
-Correctness comes before speed: no time is reported for a row whose outputs or gradients are not right.
+Correctness comes before speed: a row with wrong outputs or gradients gets no time.
 """

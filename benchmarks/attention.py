@@ -1,6 +1,6 @@
-"""The core of attention and of max alone: queries, keys and values are given, and every tensor gets its gradient.
+"""Attention and max without linear layers: queries, keys and values are inputs, and every input gets a gradient.
 
-The modules are written with PyG's utilities, as a user would.
+The modules are written with PyG's utilities, as a user would write them.
 """
 
 import math
@@ -36,7 +36,7 @@ class DotProduct(nn.Module):
         Args:
             q: `[num_destinations, heads, channels]`.
             k: `[num_sources, heads, channels]`.
-            v: as `k`.
+            v: `[num_sources, heads, channels]`.
             edge_index: `[2, num_edges]`.
             edge_attr: `[num_edges, heads * channels]`.
         """
@@ -52,9 +52,9 @@ class DotProduct(nn.Module):
 
 
 class HeadByHead(nn.Module):
-    """:class:`DotProduct` with edge features, one head at a time, which the backward computes again.
+    """:class:`DotProduct` with edge features, one head at a time; the backward computes each head again.
 
-    In float64 the largest case takes about 55 GB this way, and 104 GB at once.
+    In float64 the largest case takes about 55 GB this way, and 104 GB with all heads at once.
     """
 
     def __init__(self, heads: int, channels: int) -> None:
@@ -68,7 +68,7 @@ class HeadByHead(nn.Module):
         return cls(core.heads, core.channels)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Returns what :class:`DotProduct` does of the same arguments."""
+        """Returns the same result as :class:`DotProduct`, for the same arguments."""
         columns = edge_attr.chunk(self.heads, dim=1)
         rows = zip(*(tensor.split(1, dim=1) for tensor in (q, k, v)), strict=True)
         outs = [
@@ -88,7 +88,7 @@ class GATv2(nn.Module):
         self.att = nn.Parameter(torch.randn(1, heads, channels) / math.sqrt(channels))
 
     def forward(self, x_l: Tensor, x_r: Tensor, edge_index: Tensor) -> Tensor:
-        """Returns `[num_nodes, heads, channels]`, from `x_l` of sources and `x_r` of destinations, of the same form."""
+        """Returns `[num_nodes, heads, channels]`; so are the shapes of `x_l` (sources) and `x_r` (destinations)."""
         source, destination = edge_index[0], edge_index[1]
         x_j = x_l.index_select(0, source)
         x = nn.functional.leaky_relu(x_j + x_r.index_select(0, destination), 0.2)
@@ -101,7 +101,7 @@ class Max(nn.Module):
     """The maximum over neighbours."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Returns `[num_nodes, channels]`, 0 where there is no neighbour, from `x` of the same form."""
+        """Returns `[num_nodes, channels]`, the shape of `x` too; nodes without neighbours get 0."""
         x_j = x.index_select(0, edge_index[0])
         out: Tensor = scatter(x_j, edge_index[1], dim=0, dim_size=x.size(0), reduce="max")
         return out
@@ -109,7 +109,7 @@ class Max(nn.Module):
 
 @dataclass(frozen=True)
 class Core:
-    """One of the modules in one form, for a graph of any size whose `channels` are those of all heads."""
+    """One of the modules with fixed heads and dtype, for any graph; the graph's `channels` count all heads together."""
 
     name: str
     heads: int
@@ -120,7 +120,7 @@ class Core:
     reference: Callable[[nn.Module], nn.Module] | None = None
 
     def layer(self, milliseconds: float) -> Layer:
-        """Returns what a case is made of, to be reached in a time on an H200."""
+        """Returns the layer of a case; `milliseconds` is its target time on an H200."""
         return Layer(
             lambda graph: self.make(self.heads, graph.channels // self.heads).to(self.dtype),
             self.make_inputs,
@@ -183,7 +183,7 @@ def maximum(dtype: torch.dtype) -> Core:
 
 
 def _rows(rows: int, graph: Graph, generator: Generator, dtype: torch.dtype, heads: int | None = None) -> Tensor:
-    """Random rows `[rows, channels]`, or `[rows, heads, channels of a head]`, rounded to the dtype."""
+    """Returns random rows `[rows, channels]`, or `[rows, heads, channels // heads]`, rounded to the dtype."""
     values = torch.randn(rows, graph.channels, generator=generator).to(dtype)
     return values if heads is None else values.view(rows, heads, -1)
 

@@ -29,7 +29,7 @@ class Case:
 
     Attributes:
         order: the order of the edges, `random` or `sorted` by destination.
-        layer: the layer that is the model; None for a model of several layers.
+        layer: the layer, if the model is a single layer; None for a model of several layers.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Case:
             return self.make_model(self.graph.channels).to(device)
 
     def inputs(self, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
-        """Returns the model's arguments: features, edges, and what else it takes (see `benchmarks.inputs`)."""
+        """Returns the model's arguments: features, edges, and further ones (see `benchmarks.inputs`)."""
         generator = torch.Generator().manual_seed(seed)
         arguments = self.make_inputs(self.graph, self.order, generator)
         return tuple(map_tensors(lambda tensor: tensor.to(device), argument) for argument in arguments)
 
     def with_gradients(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Makes the features ask for a gradient, or all floating-point inputs if the layer says so."""
+        """Makes the features require a gradient, or all floating-point inputs if the layer has `all_grads`."""
         asking = len(inputs) if self.layer is not None and self.layer.all_grads else 1
 
         def ask(tensor: Tensor) -> Tensor:
@@ -63,13 +63,13 @@ class Case:
         return (*map_tensors(ask, inputs[:asking]), *inputs[asking:])
 
     def reference(self, model: nn.Module) -> nn.Module:
-        """Returns what gives the right numbers: the model itself, or a form of it that needs less memory."""
+        """Returns the module whose results are right: the model itself, or a form of it that needs less memory."""
         if self.layer is None or self.layer.reference is None:
             return model
         return self.layer.reference(model)
 
     def target(self, device: torch.device) -> Target | None:
-        """Returns what is to be reached on a device; None if nothing was set."""
+        """Returns the target on a device; None if no target was set."""
         if self.layer is None:
             return None
         return self.layer.cuda if device.type == "cuda" else self.layer.cpu
@@ -79,7 +79,7 @@ class Case:
         return self.layer.ends_cuda if self.layer is not None and device.type == "cuda" else ""
 
     def limit(self) -> Work | None:
-        """Returns the least work of one step; None if nobody has counted it."""
+        """Returns the least work of one step; None if it was not counted."""
         if self.layer is None:
             return None
         graph = self.graph
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What tells it from the others of its graph."""
+        """A label that is unique among the cases of the graph."""
         return f"{self.name} {self.order}"
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Case:
         return f"{self.name}, {layers}, {self.graph.channels} channels; {self.graph}{order}"
 
 
-# PyG's own models with their default options: what `num_layers=3` alone gives, self loops included.
+# PyG's own models with `num_layers=3` and otherwise default options, self loops included.
 GUIDE_MODELS: dict[str, ModelFactory] = {
     "GCN": lambda channels: GCN(channels, channels, num_layers=3),
     "GraphSAGE": lambda channels: GraphSAGE(channels, channels, num_layers=3),
@@ -111,7 +111,7 @@ def layer_case(name: str, graph: Graph, order: str = "random") -> Case:
 
 
 def attention_case(name: str, graph: Graph, layer: Layer) -> Case:
-    """Returns the case of the core of attention, or of max, on any graph."""
+    """Returns a case of the suite `attention` on any graph."""
     return _case_of(layer, name, "attention", graph, "sorted")
 
 
@@ -129,9 +129,9 @@ CASES = (
 def select(
     suite: str, graph: str | None, models: Iterable[str] | None = None, orders: Sequence[str] = ("random",)
 ) -> list[Case]:
-    """Returns the cases of a suite on one graph, all of them or the named models in the order given.
+    """Returns the cases of a suite on one graph: all cases, or those of the named models in the given order.
 
-    Without a graph they are those on the suite's graphs one after the other, where a graph need not have all models.
+    Without a graph, the cases of all graphs of the suite follow each other; a graph need not have all models.
 
     Raises:
         UnknownNameError: a model, an order or the graph is not among the suite's cases.

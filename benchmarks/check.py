@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from .nested import map_tensors
 from .step import Step
 
-# A row may be this many times less exact than eager is in the same dtype ...
+# The error of a row may be this many times eager's error in the same dtype ...
 EAGER_FACTOR = 8.0
-# ... and is never asked for more than this relative error, about 80 roundings of float32 ...
+# ... or this relative error, about 80 roundings of float32 ...
 FLOOR = 1e-5
-# ... or this many roundings of a coarser dtype: an output, and what leads to it, is stored in that dtype.
+# ... or this many roundings of a coarser dtype, because outputs and intermediate results are stored in that dtype.
 FLOOR_ROUNDINGS = 4.0
-# A gradient jumps where rounding flips the sign of something that a ReLU or a maximum sees: with millions of
-# activations a flip or two is likely in every float32 run, eager's included (seen: 3e-3 on one weight of GIN). The
-# unit tests compare gradients to rounding on graphs small enough to have no flip.
+# A gradient jumps if rounding flips a sign before a ReLU or changes the winner of a maximum. With millions of
+# activations a flip or two is likely in every float32 run, also eager's (seen: 3e-3 on one weight of GIN). The unit
+# tests compare gradients to rounding, on graphs too small for a flip.
 KINK_FLOOR = 1e-2
 
 Results = dict[str, Tensor | None]
@@ -26,7 +26,7 @@ Results = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The tensor that came closest to (or went furthest beyond) its tolerance."""
+    """The tensor whose error is largest relative to its tolerance."""
 
     ok: bool
     name: str
@@ -41,12 +41,12 @@ class Verdict:
 
 
 class Reference:
-    """What a model should return, and how far eager is from it in the dtype of `weights`.
+    """The right results of a model, in float64, and the error of eager in the dtype of `weights`.
 
     Args:
         model: the model in its usual dtype; it is copied.
         inputs: its arguments.
-        weights: of the weighted sum of the output that is differentiated.
+        weights: the weights of the sum over the output that is differentiated.
     """
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], weights: Tensor) -> None:
@@ -57,7 +57,7 @@ class Reference:
         self.exact = step.results()
         eps = torch.finfo(weights.dtype).eps
         norms = [tensor.norm().item() for tensor in self.exact.values() if tensor is not None]
-        # A gradient that cancels to nothing is judged by the size of the others.
+        # A gradient that cancels to almost zero is compared with the size of the others.
         self.smallest_norm = max(norms) * eps
         eager = copy.deepcopy(model)
         step = Step(eager, eager, inputs, weights)
@@ -73,7 +73,7 @@ class Reference:
         return max(FLOOR if name == "output" else KINK_FLOOR, FLOOR_ROUNDINGS * eps)
 
     def error(self, name: str, found: Tensor | None) -> float:
-        """Returns `||found - exact|| / ||exact||`; infinite where one is missing or the shapes differ."""
+        """Returns `||found - exact|| / ||exact||`; infinite if a tensor is missing or the shapes differ."""
         exact = self.exact[name]
         if exact is None or found is None:
             return 0.0 if exact is found else float("inf")
@@ -89,7 +89,7 @@ class Reference:
         worst: Verdict | None = None
         for name, tolerance in self.tolerances.items():
             error = self.error(name, results[name])
-            # Written so that a NaN is wrong, and the worst.
+            # The comparison is written so that a NaN counts as wrong, and as the worst.
             verdict = Verdict(error <= tolerance, name, error, tolerance, self._reason(name, results[name]))
             if worst is None or not error / tolerance <= worst.error / worst.tolerance:
                 worst = verdict

@@ -1,7 +1,7 @@
-"""Compares two files of results, row by row: what got slower, or takes more memory, or fails where it did not.
+"""Compares two files of results row by row: which rows got slower, take more memory, or fail only now.
 
-A row has got worse if a median, or its peak memory, is more than --threshold times what it was. Rows that stand in one
-file only are named. The exit status is 1 if something got worse.
+A row got worse if a median or its peak memory grew by a factor above --threshold. Rows that are in only one file are
+listed. The exit status is 1 if a row got worse.
 """
 
 import argparse
@@ -29,13 +29,13 @@ QUANTITIES = {
     "second_seconds": "second s",
     "peak_mib": "peak MiB",
 }
-"""Columns that are compared, less being better."""
+"""Columns that are compared; lower values are better."""
 
 LEAST_MIB = 1.0
-"""Memory that does not count: what allocators round, and what a few small tensors take."""
+"""Smaller amounts of memory are ignored: they come from the allocator's rounding and from a few small tensors."""
 
 MACHINE = ("cpu", "gpu", "torch", "triton", "torch-geometric")
-"""Facts of the environment without which times do not compare."""
+"""Facts of the environment that must be equal for times to be comparable."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Change:
     """One quantity of one row.
 
     Attributes:
-        ratio: what it is over what it was; infinite where a row has failed since, None where one file lacks it.
+        ratio: the later value over the earlier one; infinite if the row fails only now, None if a file lacks it.
         verdict: `worse`, `better`, `same`, `gone` or `new`.
     """
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares."""
+    """Compares two files; returns the exit status."""
     if not args.threshold >= 1:
         print(f"error: --threshold: got {args.threshold:g}, expected 1 or more", file=sys.stderr)
         return 2
@@ -94,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
 def compare(
     before: Sequence[Record], after: Sequence[Record], threshold: float, names: Sequence[str] | None = None
 ) -> list[Change]:
-    """Returns what became of every quantity of every row, what got worse first.
+    """Returns the change of every quantity of every row; quantities that got worse come first.
 
     Args:
-        before: rows of results.
-        after: rows of later results.
-        threshold: of the ratio, above which a quantity got worse; below its reciprocal it got better.
-        names: of the rows to compare; all if left out.
+        before: rows of the earlier results.
+        after: rows of the later results.
+        threshold: a quantity got worse if its ratio is above this, and better if it is below the reciprocal.
+        names: the names of the rows to compare; None for all.
     """
     first, second = ({_key(row): row for row in rows} for rows in (before, after))
     changes = []
@@ -126,9 +126,9 @@ def _changes(key: tuple[str, ...], before: Record | None, after: Record | None, 
     changes = []
     for column, what in QUANTITIES.items():
         one, other = before.get(column), after.get(column)
-        if not one or not other:  # not measured, or nothing
+        if not one or not other:  # not measured, or zero
             continue
-        if min(one, other) < 0:  # memory of CUDA graphs that was taken before
+        if min(one, other) < 0:  # memory of CUDA graphs that was allocated before the measurement
             continue
         ratio = other / one
         verdict = "worse" if ratio > threshold else "better" if ratio < 1 / threshold else "same"
@@ -139,7 +139,7 @@ def _changes(key: tuple[str, ...], before: Record | None, after: Record | None, 
 
 
 def text(changes: Sequence[Change]) -> str:
-    """Returns what changed as a table, and how much did not."""
+    """Returns the changes as a table, and the number of unchanged quantities."""
     header = ["case", "row", "", "before", "after", "ratio", ""]
     shown = [change for change in changes if change.verdict != "same"]
 

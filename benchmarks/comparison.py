@@ -1,4 +1,4 @@
-"""Runs one case in every variant: build, check, time in turns, check again."""
+"""Runs one case in every variant: builds and checks each, times them in turns, and checks again."""
 
 import copy
 import time
@@ -24,14 +24,14 @@ class Options:
     """How a case is measured.
 
     Attributes:
-        seconds: timed per row.
-        rounds: turns of each row.
-        input_grad: whether features ask for a gradient, and whatever else the case wants one for.
-        sync_check: whether one step of ours runs with every host synchronisation an error (CUDA only).
-        seed: of parameters and inputs.
-        warmup: untimed steps before the first turn.
-        row_limit: seconds after which building and checking a row is given up; None for no limit.
-        timed: whether rows are timed; otherwise they are checked, and their memory is measured.
+        seconds: the time to measure each row for.
+        rounds: the number of turns of each row.
+        input_grad: whether the features, and further inputs that the case names, require a gradient.
+        sync_check: whether one step of gnncompile runs with every host sync raising an error (CUDA only).
+        seed: the seed of parameters and inputs.
+        warmup: the number of untimed steps before the first turn.
+        row_limit: seconds after which building and checking a row is stopped; None for no limit.
+        timed: whether rows are timed; if not, they are only checked and their memory is measured.
     """
 
     seconds: float = 3.0
@@ -61,7 +61,7 @@ class Row:
     syncs: str | None = None
 
     def fail(self, status: str, message: str) -> None:
-        """Marks the row; nothing measured of it is kept."""
+        """Marks the row as wrong or failed, and drops its measurements."""
         self.status, self.message, self.timing, self.memory = status, message, None, None
 
 
@@ -70,9 +70,9 @@ def run_case(
 ) -> list[Row]:
     """Measures one case; the rows come in the order of `variants`.
 
-    Nothing that goes wrong with a row, or with the reference of all rows, is raised: the row says so.
+    Errors of a row, or of the reference of all rows, are not raised: the row's message holds them.
     """
-    # Not before each row: a reset forgets the rows already compiled, and all must be alive to be timed in turns.
+    # Reset only once: a reset drops compiled code, and all rows must stay compiled to be timed in turns.
     counting.reset()
     model = case.model(device, options.seed)
     inputs = case.inputs(device, options.seed)
@@ -87,7 +87,7 @@ def run_case(
             row.fail("FAILED", f"no reference: {first_line(error)}")
         return rows
 
-    # All rows share the code of the model's classes, so the limit on compiled versions of it must not be met.
+    # All rows share the code of the model's classes, so Dynamo's limit on recompiles must be high enough for all.
     with torch._dynamo.config.patch(recompile_limit=64):
         for row in rows:
             if row.variant.is_baseline and case.ends_process(device):
@@ -109,7 +109,7 @@ def run_case(
 
 
 def reference_of(case: Case, model: nn.Module, inputs: tuple[Any, ...], seed: int) -> Reference:
-    """Returns what all rows of a case are checked against, with random weights of the output."""
+    """Returns the reference that all rows of a case are checked against, with random weights for the output."""
     generator = torch.Generator().manual_seed(seed + 1)
     model = case.reference(model)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def _prepare(
     device: torch.device,
     options: Options,
 ) -> Step | None:
-    """Builds and checks one row; measures all but its time. None if it failed or is wrong."""
+    """Builds and checks one row, and measures everything except its time. Returns None if it failed or is wrong."""
     alive_before = measure.alive(device)
     try:
         own = copy.deepcopy(model)
@@ -148,7 +148,9 @@ def _prepare(
 
 
 def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device, options: Options) -> Verdict:
-    """Checks the first step and, after a recording or an automatic recompile may have come, the third; counts both."""
+    """Checks the first step and the third, by which a recording or an automatic recompile may have happened; counts
+    captured graphs, graph breaks and recompiles in these steps.
+    """
     start = counting.mark()
     begin = time.perf_counter()
     step()
@@ -197,6 +199,6 @@ def _time(
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type of an error and its first line that says something."""
+    """Returns the type of an error and its first line that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,9 +1,8 @@
-"""Time until the first forward and backward have run, each in a process of its own.
+"""Time until the first forward and backward have run; each start is a process of its own.
 
-With empty cache folders (cold), with those that this left (second), and with empty ones after
-`torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are compared with
-float64 before any time is reported. Cores that others use lengthen the wall clock, so the time of the processors is
-reported below it.
+There are three starts: with empty cache folders (cold), with the folders that the cold start left (second), and with
+empty folders after `torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are
+compared with float64 before any time is reported. Other programs lengthen the wall clock, so CPU time is reported too.
 """
 
 import argparse
@@ -33,12 +32,12 @@ HELP = "the same models: time of the first step with and without caches on disk,
 ROWS = ("compile", "compile dynamic", "gnncompile")
 STARTS = ("cold", "second", "artifacts")
 LIMIT = 600
-"""Seconds after which a process is given up."""
+"""Seconds after which a process is stopped."""
 
 
 @dataclass
 class StartsOfRow:
-    """What the processes of one row reported; times only if `status` is `ok`."""
+    """The reports of the processes of one row; times only if `status` is `ok`."""
 
     variant: Variant
     status: str = "ok"  # or WRONG or FAILED
@@ -46,12 +45,12 @@ class StartsOfRow:
     found: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {start: [] for start in STARTS})
 
     def median(self, start: str, quantity: str) -> float | None:
-        """The median over the rounds."""
+        """Returns the median of a quantity over the rounds."""
         values = [one[quantity] for one in self.found[start]]
         return statistics.median(values) if values else None
 
     def phases(self, start: str) -> dict[str, float]:
-        """The median of each phase; they need not add up."""
+        """Returns the median of each phase; the medians need not add up to the median of the total."""
         of = [one["phases"] for one in self.found[start]]
         return {name: statistics.median(one[name] for one in of) for name in of[0]} if of else {}
 
@@ -89,7 +88,7 @@ def run_case(
     seed: int,
     progress: Callable[[str], None],
 ) -> list[StartsOfRow]:
-    """Starts the processes of one case, rows in turns; the rows come in the order of `variants`."""
+    """Runs the processes of one case, taking rows in turns; returns the rows in the order of `variants`."""
     rows = [StartsOfRow(variant) for variant in variants]
     with tempfile.TemporaryDirectory(prefix="compile-time-") as name:
         folder = Path(name)
@@ -115,7 +114,7 @@ def run_case(
 
 
 def _run_row(row: StartsOfRow, start: Start, folder: Path, progress: Callable[[str], None]) -> None:
-    """The three starts of a row, in fresh folders."""
+    """Runs the three starts of a row in fresh folders."""
     file = str(folder / "artifacts")
     kept, empty = folder / "kept", folder / "empty"
     plan = {
@@ -134,7 +133,7 @@ def _run_row(row: StartsOfRow, start: Start, folder: Path, progress: Callable[[s
 
 
 def run_process(start: Start, caches: Path) -> dict[str, Any]:
-    """Runs one start with all caches on disk in one folder; whatever goes wrong, the result says so."""
+    """Runs one start with all disk caches in one folder; errors are not raised but stored in the result."""
     caches.mkdir(parents=True, exist_ok=True)
     variables = {"TORCHINDUCTOR_CACHE_DIR": "torch", "GNNCOMPILE_CACHE_DIR": "gnncompile", "TRITON_CACHE_DIR": "triton"}
     places = {variable: str(caches / name) for variable, name in variables.items()}
@@ -165,7 +164,7 @@ def ratios(row: StartsOfRow, rows: Sequence[StartsOfRow], quantity: str = "secon
 
 
 def format_case(rows: Sequence[StartsOfRow]) -> str:
-    """Returns the tables of one case: times with their ratios, then where the time of the starts goes."""
+    """Returns the tables of one case: the times with their ratios, then the time of each phase."""
     header = ["", *(f"{start} s" for start in STARTS), *ratios(rows[0], rows), "hits", "misses"]
     cells, notes = [], []
     for row in rows:
@@ -193,7 +192,7 @@ def format_case(rows: Sequence[StartsOfRow]) -> str:
 
 
 def record(case: Case, row: StartsOfRow, rows: Sequence[StartsOfRow]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     found = stored.labelled(row.variant, row, graph=case.graph.name, model=case.name)
     for start in STARTS:
         for quantity in ("seconds", "cpu_seconds", "hits", "misses"):

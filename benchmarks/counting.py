@@ -14,10 +14,10 @@ class Counts:
     """Dynamo's work since a mark.
 
     Attributes:
-        graphs: captured graphs, those captured again in a recompile included.
-        recompiles: how often a piece of code (a function, or what follows a graph break) was compiled once more because
-            a guard failed. The limit on recompiles ends the count, and the compiling.
-        graph_breaks: captured graphs, each piece of code counted once, less one; meaningful after one call.
+        graphs: the number of captured graphs, including graphs captured again in a recompile.
+        recompiles: the number of times that a piece of code (a function, or the rest after a graph break) was compiled
+            again because a guard failed. At Dynamo's limit on recompiles both compiling and counting stop.
+        graph_breaks: the number of pieces of code with a captured graph, minus one; meaningful after one call.
     """
 
     graphs: int
@@ -42,19 +42,19 @@ def reset() -> None:
 
 
 def mark() -> Mark:
-    """Returns the present point; a `reset` after it makes it meaningless."""
+    """Returns the present point; it becomes invalid by a later `reset`."""
     return Mark(dynamo_utils.counters["stats"]["unique_graphs"], len(dynamo_utils.get_compilation_metrics()))
 
 
 def since(start: Mark) -> Counts:
     """Returns what was counted since a mark."""
-    # A compile id reads `<frame>/<version>`. The version is not used: models of one class share their code, so that the
-    # first compilation of one may be the second version of that code.
+    # A compile id reads `<frame>/<version>`. The version is not used: models of one class share their code, so the
+    # first compilation of a model may be the second version of that code.
     seen, seen_with_graph = set(), set()
     recompiles = 0
     for entry in dynamo_utils.get_compilation_metrics()[start.compilations :]:
         if not entry.is_forward or entry.compile_id is None:
-            continue  # the backward of a graph counted already
+            continue  # the backward of a graph that is already counted
         frame = entry.compile_id.rsplit("/", 1)[0]
         recompiles += frame in seen
         seen.add(frame)
@@ -65,9 +65,9 @@ def since(start: Mark) -> Counts:
 
 
 def cache_hits() -> tuple[int, int]:
-    """Returns how many compiled graphs torch's caches on disk had, and how many they had not.
+    """Returns the numbers of hits and misses of compiled graphs in torch's caches on disk.
 
-    AOTAutograd's has forward and backward in one; what it has not, Inductor's may have.
+    An entry of AOTAutograd's cache holds forward and backward; a graph that it lacks may be in Inductor's cache.
     """
     aot, inductor = dynamo_utils.counters["aot_autograd"], dynamo_utils.counters["inductor"]
     return aot["autograd_cache_hit"], aot["autograd_cache_miss"] + inductor["fxgraph_cache_miss"]

@@ -1,4 +1,4 @@
-"""Ends what takes too long, from within the same process."""
+"""Stops code that takes too long, from within the same process."""
 
 import signal
 import threading
@@ -9,9 +9,9 @@ from types import FrameType
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[None]:
-    """Raises TimeoutError in the block once the time is over; None, or a thread other than the main one, has no limit.
+    """Raises TimeoutError in the block once the time is over. None means no limit; only the main thread has a limit.
 
-    Python code is interrupted, compilers written in it included; a call into a library is left to finish first.
+    Python code is interrupted, also that of compilers; a call into a native library finishes first.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -21,7 +21,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
         raise TimeoutError(f"took longer than {seconds:g} s")
 
     previous = signal.signal(signal.SIGALRM, stop)
-    # Again after a while: a compiler may have taken the first error for one of its own and gone on without.
+    # The signal repeats, because a compiler may catch the first error as one of its own and continue.
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 10.0)
     try:
         yield

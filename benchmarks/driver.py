@@ -1,4 +1,4 @@
-"""What the subcommands that measure cases share: their options, the loop over the cases, and where results go."""
+"""Shared parts of the subcommands that measure cases: options, the loop over the cases, and the files of results."""
 
 import argparse
 import sys
@@ -21,8 +21,13 @@ Records = list[dict[str, Any]]
 def add_arguments(
     parser: argparse.ArgumentParser, seconds: float | None, rounds: int | None, rows: str = "all"
 ) -> None:
-    """Declares the options that every subcommand has, with its own defaults of time (None: it does not time steps) and
-    turns (None: it has none), and what `--rows` says of rows that are not named, which the subcommand chooses.
+    """Declares the options that every subcommand has.
+
+    Args:
+        parser: the subcommand's parser.
+        seconds: the default time per row; None if the subcommand does not time steps.
+        rounds: the default number of turns; None if the subcommand has no turns.
+        rows: the text in the help of `--rows` for its default.
     """
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default_device, help="cpu, cuda or cuda:1 (default: %(default)s)")
@@ -54,7 +59,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def options(args: argparse.Namespace, **others: Any) -> Options:
-    """Returns how cases are measured, as the command line says; `others` are fields that it does not set."""
+    """Returns the settings that the command line gives; `others` are fields that it does not set."""
     how = replace(Options(), seed=args.seed, **others)
     if not how.timed:
         return how
@@ -63,28 +68,28 @@ def options(args: argparse.Namespace, **others: Any) -> Options:
 
 
 def _facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:
-    """Returns the environment that is printed and stored beside the numbers."""
+    """Returns the environment, which is printed and stored with the results."""
     return environment.describe(device, ["python", "-m", "benchmarks", *args.argv])
 
 
 def _folder(args: argparse.Namespace, device: torch.device) -> Path:
-    """Returns where results are written."""
+    """Returns the folder for results."""
     root = environment.ROOT
     default = root / "out" / "benchmarks" if args.quick else root / "benchmarks" / "results"
     return args.out or default / environment.machine_slug(device)
 
 
 def _print_written(results: tables.Results) -> None:
-    """Names the files written, relative to the repository where they are in it."""
+    """Prints the paths of the written files, relative to the repository if they are inside."""
     root = environment.ROOT
     print("\nwritten:", *(path.relative_to(root) if path.is_relative_to(root) else path for path in results.paths))
 
 
 class Budget:
-    """Time that has to do for all cases.
+    """A time limit for all cases together.
 
     Args:
-        seconds: after which no case is started; None for no limit.
+        seconds: no case is started after this time; None for no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -93,7 +98,7 @@ class Budget:
         self._start = time.monotonic()
 
     def allows(self, name: str) -> bool:
-        """Whether a case may start; remembers those that may not."""
+        """Whether a case may start; remembers the cases that may not."""
         if self.seconds is None or time.monotonic() - self._start < self.seconds:
             return True
         self.left_out.append(name)
@@ -104,7 +109,7 @@ class Budget:
 
 
 class Benchmark(Protocol):
-    """What can be measured: it has a name, a label that tells it from the others, and prints itself in full."""
+    """A case that can be measured; `str()` describes it in full."""
 
     @property
     def name(self) -> str:
@@ -112,7 +117,7 @@ class Benchmark(Protocol):
 
     @property
     def label(self) -> str:
-        """The name with what tells it from cases of the same name."""
+        """The name, extended so that it differs from all other cases."""
 
 
 B = TypeVar("B", bound=Benchmark)
@@ -131,19 +136,19 @@ def run(
     budget: Budget | None = None,
     others_may_be_wrong: bool = False,
 ) -> int:
-    """Measures, prints and stores case by case, so that a run that is cut short has left what it measured.
+    """Measures, prints and stores case by case, so that an interrupted run keeps the results so far.
 
     Args:
         args: the command line.
-        stem: of the names of the files with results.
-        cases: what to measure, in this order.
+        stem: the stem of the names of the result files.
+        cases: the cases to measure, in order.
         measure: measures a case; returns the table to print and the rows to store, each with its `row` (the name),
             `status` and `ours`.
-        more: of the environment, beside what every subcommand has.
-        key: columns that name a case, where the files keep cases of earlier runs (see `tables.Results`).
-        summary: makes what is printed in the end.
-        budget: of time; None for no limit.
-        others_may_be_wrong: whether a row of others may give wrong numbers.
+        more: further facts of the environment.
+        key: columns that name a case, if the files keep cases of earlier runs (see `tables.Results`).
+        summary: makes the text that is printed at the end.
+        budget: the time limit; None for no limit.
+        others_may_be_wrong: whether rows other than gnncompile's may have wrong results.
 
     Returns:
         The exit status: 1 if a row is wrong or one of gnncompile failed.
@@ -182,14 +187,14 @@ def measure_steps(
     record: Callable[[Case, Row, Sequence[Row]], dict[str, Any]] = step_rows.record,
     describe: Callable[[Case, Sequence[Row]], str] = lambda case, rows: "",
 ) -> Callable[[Case, Progress], tuple[str, Records]]:
-    """Returns what `run` needs for cases whose steps are timed.
+    """Returns the argument `measure` of `run`, for cases whose steps are timed.
 
     Args:
         variants: the rows of each table.
-        device: where.
+        device: the device to run on.
         how: the settings.
-        record: makes one row what is stored.
-        describe: lines to print under the table of a case.
+        record: converts a row to the record that is stored.
+        describe: returns lines to print under the table of a case.
     """
 
     def measure(case: Case, progress: Progress) -> tuple[str, Records]:
@@ -201,7 +206,9 @@ def measure_steps(
 
 
 def progress(prefix: str) -> Progress:
-    """On a terminal one line that changes, and ends with an empty message; in a log one line per message."""
+    """Returns a function that shows progress: on a terminal in one line, which an empty message clears; in a log with
+    one line per message.
+    """
     terminal = sys.stderr.isatty()
 
     def show(message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a number must have beside it: machine, versions and command."""
+"""The facts that belong to every measured number: machine, versions and command."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(device: torch.device, command: Sequence[str]) -> dict[str, str]:
-    """Returns the environment as ordered names and values, ready to be printed and stored."""
+    """Returns the environment as names and values, in the order to print and store."""
     facts = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(command),
@@ -42,7 +42,7 @@ def machine_slug(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """Returns the processor's name as the system gives it."""
+    """Returns the processor's name as reported by the system."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""The figures of the README, made from stored results: bars as SVG, without a library, so that equal numbers give equal
+"""Draws the figures of the README from stored results, as SVG bars. No library is used, so equal numbers give equal
 files. Colours follow the reader's light or dark mode.
 """
 
@@ -11,7 +11,9 @@ from .readme_tables import COMPILE, number, times
 from .stored import Stored, best
 
 WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 760, 96, 150, 16, 16, 64
-"""Pixels: of the whole, left and right of the longest bar, of a bar, between groups, above the first."""
+"""Pixels: width of the figure, margins left and right of the longest bar, height of a bar, gap between groups, space
+above the first group.
+"""
 
 STYLE = """
     .page { fill: #ffffff; }
@@ -30,14 +32,14 @@ NAMES = ("eager", "torch.compile", "gnncompile")
 
 @dataclass(frozen=True)
 class Group:
-    """Bars that are compared: what they are of, and the milliseconds of each of `NAMES`."""
+    """Bars that are compared: a title, and the milliseconds of each row in `NAMES`."""
 
     name: str
     values: Sequence[float]
 
 
 def bars(title: str, groups: Sequence[Group]) -> str:
-    """Returns a chart of bars as SVG; each of ours says how many times faster than the bar above it is."""
+    """Returns a bar chart as SVG. Each bar of gnncompile shows its speed-up over the bar above it."""
     longest = max(value for group in groups for value in group.values)
     height = TOP + len(groups) * (len(NAMES) * BAR + GAP)
     lines = [
@@ -88,4 +90,4 @@ FIGURES: dict[str, Callable[[Path], str]] = {
         "cpu-xeon-2-cores/guide-guide-cpu.json",
     ),
 }
-"""Files of docs/figures."""
+"""The files of docs/figures, and the functions that draw them."""

@@ -1,4 +1,4 @@
-"""Graphs that benchmarks run on: generated from a seed on the CPU, so that every device gets the same graph."""
+"""Generates the graphs of the benchmarks from a seed on the CPU, so that every device gets the same graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
 def power_law(
     num_nodes: int, num_edges: int, max_degree: int, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """The edges of :func:`gnncompile.testing.power_law`, `[2, num_edges]`, int64, on that device."""
+    """Returns the edges of :func:`gnncompile.testing.power_law`, `[2, num_edges]`, int64, drawn on `device`."""
     data = testing.power_law(num_nodes, num_edges, max_degree, channels=None, seed=seed, device=device)
     edge_index: Tensor = data.edge_index
     return edge_index
 
 
 def bipartite(num_sources: int, num_destinations: int, degree: int, seed: int = 0) -> Tensor:
-    """So many edges to each destination, from sources drawn uniformly; repeated edges may occur.
+    """Draws `degree` edges to each destination, from uniformly random sources; repeated edges may occur.
 
     Returns:
         `edge_index`, `[2, num_destinations * degree]`, int64, sorted by destination.
@@ -40,19 +40,19 @@ def bipartite(num_sources: int, num_destinations: int, degree: int, seed: int = 
 
 
 def hub(num_nodes: int, seed: int = 0) -> Tensor:
-    """Every node has one edge to node 0, in random order: a star, `[2, num_nodes]`, int64."""
+    """Returns a star: one edge from every node to node 0, in random order, `[2, num_nodes]`, int64."""
     source = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))
     return torch.stack([source, torch.zeros_like(source)])
 
 
 def even(num_nodes: int, seed: int = 0) -> Tensor:
-    """The sources of :func:`hub` in the same order, each with a destination of its own, `[2, num_nodes]`, int64."""
+    """Returns the edges of :func:`hub`, but each with its own destination, `[2, num_nodes]`, int64."""
     source = hub(num_nodes, seed)[0]
     return torch.stack([source, torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed + 1))])
 
 
 def large_power_law(num_nodes: int, num_edges: int, max_degree: int) -> Tensor:
-    """A power-law graph of so many edges that it is drawn on a GPU if there is one: seconds rather than minutes."""
+    """Draws a large power-law graph, on a GPU if there is one: this takes seconds instead of minutes."""
     return power_law(num_nodes, num_edges, max_degree, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -61,7 +61,8 @@ class Graph:
     """A named graph and the feature width it is benchmarked with.
 
     Attributes:
-        num_sources: of a bipartite graph, whose `num_nodes` are destinations; None if both are the same nodes.
+        num_sources: the number of sources of a bipartite graph, whose `num_nodes` are destinations; None if sources and
+            destinations are the same nodes.
     """
 
     name: str
@@ -97,7 +98,7 @@ GRAPHS = {
     )
 }
 
-# Of the size of a weather model's mesh, and of the step from its mesh to the grid.
+# Graphs with the sizes of a weather model's mesh, and of its step from the mesh to the grid.
 MESH = Graph("mesh", 40_962, 327_660, 128, lambda: uniform(40_962, 327_660), "uniformly random")
 MESH_TO_GRID = Graph(
     "mesh-to-grid",
@@ -109,7 +110,7 @@ MESH_TO_GRID = Graph(
     num_sources=40_962,
 )
 
-# For one aggregation alone, which is measured at several widths: `channels` says nothing here.
+# For a single aggregation, which is measured at several widths: `channels` is not used here.
 KERNEL_GRAPHS = {
     graph.name: graph
     for graph in (

@@ -1,6 +1,6 @@
 """The benchmark of PyG's compile guide: GCN, GraphSAGE, GIN and GAT, 3 layers, default options, forward + backward.
 
-The features do not require a gradient, as in training; --input-grad makes them, as PyG's own benchmark helper does.
+The features do not require a gradient, as in training. With --input-grad they do, as in PyG's own benchmark helper.
 """
 
 import argparse

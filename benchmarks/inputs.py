@@ -1,4 +1,4 @@
-"""Arguments of the benchmarked models, from a graph and a seed: drawn on the CPU, the same for every device and row."""
+"""Draws the arguments of benchmarked models from a graph and a seed, on the CPU: equal for every device and row."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,16 +27,16 @@ MakeInputs = Callable[[Graph, str, Generator], tuple[Any, ...]]
 
 @lru_cache(maxsize=1)
 def _generated(graph: Graph) -> Tensor:
-    """The edges of the last graph asked for: all cases of one run have the same, and a large one takes seconds."""
+    """Returns a graph's edges. The last graph is cached: all cases of a run share it, and drawing it takes seconds."""
     return graph.make()
 
 
 def ordered(graph: Graph, order: str, *of_edges: Tensor) -> tuple[Tensor, ...]:
-    """Returns `edge_index`, `[2, num_edges]`, and tensors with a row per edge, in the order asked for.
+    """Returns `edge_index`, `[2, num_edges]`, and tensors with a row per edge, in the given order.
 
     Args:
-        graph: whose edges are generated.
-        order: `random`, as they are generated, or `sorted`, stably by destination.
+        graph: the graph to generate.
+        order: `random`, as the edges are generated, or `sorted`, stably by destination.
         of_edges: features or types of the generated edges, `[num_edges, ...]`.
 
     Raises:
@@ -80,7 +80,7 @@ def typed(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
     """
     x = _features(graph, generator)
     is_author = torch.randperm(graph.num_nodes, generator=generator) >= 2 * graph.num_nodes // 3
-    # Numbers within a type follow the order of the nodes: what is sorted by destination stays sorted.
+    # Indices within a type follow the order of the nodes, so edges sorted by destination stay sorted.
     local = torch.where(is_author, is_author.cumsum(0), (~is_author).cumsum(0)) - 1
     (edge_index,) = ordered(graph, order)
     code = 2 * is_author[edge_index[0]].long() + is_author[edge_index[1]].long()

@@ -1,4 +1,4 @@
-"""The ways to sum over neighbours that are compared: each is one row of a table, with its structure made beforehand."""
+"""The ways to sum over neighbours that are compared. Each is a row of a table, and its structure is made beforehand."""
 
 import types
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Aggregate = Callable[[Tensor], Tensor]
 
 
 class Structure:
-    """The edges of a graph, in every form that a row may want to have ready.
+    """The edges of a graph in every form that a row needs ready.
 
     Args:
         edge_index: `[2, num_edges]`, int64, sources above destinations, in any order.
@@ -30,7 +30,7 @@ class Structure:
 
     @property
     def num_edges(self) -> int:
-        """How many rows one aggregation gathers."""
+        """The number of edges, and so of rows that one aggregation gathers."""
         return self.edge_index.size(1)
 
     @cached_property
@@ -65,7 +65,7 @@ _numbers = count()
 
 
 def _compile(structure: Structure, dtype: torch.dtype, options: dict[str, Any] | None = None) -> Aggregate:
-    # Compiled code is kept by code object: one of its own for each case, or sizes become symbolic in the second.
+    # Dynamo keeps compiled code by code object. Each case has its own, or sizes would become symbolic in the second.
     code = index_add.__code__.replace(co_name=f"index_add_{next(_numbers)}")
     compiled = torch.compile(types.FunctionType(code, index_add.__globals__), options=options)
     return lambda x: compiled(x, structure.edge_index)
@@ -96,14 +96,14 @@ def _scatter(x: Tensor, edge_index: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _compiled_scatter() -> Callable[[Tensor, Tensor], Tensor]:
-    # Here, not at the top: a benchmark without this row must run where gnncompile cannot be imported.
+    # Imported here: a benchmark without this row must run even if gnncompile cannot be imported.
     import gnncompile
 
     return gnncompile.compile(_scatter)
 
 
 def _gnncompile(structure: Structure, dtype: torch.dtype) -> Aggregate:
-    compiled = _compiled_scatter()  # one for graphs of every size, as a user would have it
+    compiled = _compiled_scatter()  # one compiled function for all graphs, as a user would have
     return lambda x: compiled(x, structure.edge_index)
 
 
@@ -112,13 +112,13 @@ class KernelRow:
     """One way to sum over neighbours.
 
     Attributes:
-        name: as the table has it.
-        build: makes the function from `x`, `[num_nodes, channels]`, to the sums, for a graph and a type.
-        devices: where it makes sense.
+        name: the name in the table.
+        build: returns, for a graph and a type, the function from `x`, `[num_nodes, channels]`, to the sums.
+        devices: the device types on which it makes sense.
         stores_messages: whether the gathered rows, `[num_edges, channels]`, are written to memory.
-        is_sparse: whether this is the vendor's sparse product, to which all are compared.
-        package: what must be installed.
-        option: of Inductor, which some releases of torch lack.
+        is_sparse: whether this is the vendor's sparse product, with which all rows are compared.
+        package: the package that must be installed.
+        option: an option of Inductor that must exist; some releases of torch lack it.
     """
 
     name: str
@@ -148,9 +148,13 @@ KERNEL_ROWS = (
 
 
 def rows_for(device: torch.device, names: str | None = None) -> list[KernelRow]:
-    """Returns the rows that make sense on a device, all or those named (comma-separated), in the order of the table.
+    """Returns the rows that make sense on a device, in the order of the table: all, or those in `names`.
+
+    Args:
+        device: the device.
+        names: the names of rows, separated by commas; None for all.
 
     Raises:
-        UnknownNameError: a name is not among them.
+        UnknownNameError: a name is not among the rows.
     """
     return chosen([row for row in KERNEL_ROWS if device.type in row.devices], names)

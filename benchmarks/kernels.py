@@ -1,6 +1,6 @@
-"""One aggregation, the sum over in-edges of `x`, forward only, with every structure made beforehand.
+"""One aggregation, the sum of `x` over incoming edges, forward only; all structure is made beforehand.
 
-On a GPU `us` is the device's time per call, with the next calls queued already; `call us` is the wall clock of one call
+On a GPU `us` is the device's time per call while further calls are queued. `call us` is the wall clock of a single call
 with synchronisation, the host's work included. Data that fits into the caches stays there from call to call.
 """
 
@@ -24,8 +24,9 @@ NAME = "kernels"
 HELP = "the sum over neighbours alone, against cuSPARSE and others"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Of ||found - exact|| / ||exact||. Adding up 100,000 values one by one in float32 is off by about 1e-5. A result that
-# is rounded to bfloat16 once is off by 2e-3; what adds in bfloat16 passes where few rows meet, and is wrong on hubs.
+# Tolerances of ||found - exact|| / ||exact||. Adding 100,000 values one by one in float32 has an error of about 1e-5. A
+# result that is rounded to bfloat16 once has an error of 2e-3. Adding in bfloat16 passes for rows with few edges, and
+# fails on hubs.
 TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 2e-2}
 SMALL_GRAPHS = ("guide", "hub", "even")
 
@@ -40,17 +41,17 @@ class KernelCase:
 
     @property
     def gathered_bytes(self) -> int:
-        """Of the rows gathered along edges."""
+        """Bytes of the rows that are gathered along edges."""
         return self.graph.num_edges * self.width * self.dtype.itemsize
 
     @property
     def name(self) -> str:
-        """Graph, width and type."""
+        """The graph, width and type."""
         return f"{self.graph.name}, {self.width} x {str(self.dtype).removeprefix('torch.')}"
 
     @property
     def label(self) -> str:
-        """The same: it tells the case from all others."""
+        """The name, which differs from those of all other cases."""
         return self.name
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ class KernelCase:
 
 @dataclass
 class KernelResult:
-    """The outcome of one row: a time only if `status` is `ok`; also FAILED, WRONG or SKIPPED."""
+    """The outcome of one row: `status` is `ok` (only then there is a time), FAILED, WRONG or SKIPPED."""
 
     row: KernelRow
     status: str = "ok"
@@ -134,14 +135,14 @@ def run_kernels(
     how: Options,
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[KernelResult]:
-    """Measures one case: builds and checks each row, then times those that are right in turns."""
+    """Measures one case: builds and checks each row, then times the right rows in turns."""
     generator = torch.Generator(device).manual_seed(how.seed)
-    # From 0 to 1: where values cancel out, rounding would look larger than it is.
+    # Values are from 0 to 1, because rounding would look larger than it is if values cancelled out.
     x = torch.rand(structure.num_nodes, case.width, generator=generator, device=device).to(case.dtype)
     progress("sums in float64")
     expected = exact(structure, x)
     results, steps = [KernelResult(row) for row in rows], {}
-    # One function of gnncompile meets every width and type: the limit on compiled versions of it must not be met.
+    # One function compiled by gnncompile runs every width and type, so Dynamo's limit on recompiles must be high.
     with torch._dynamo.config.patch(recompile_limit=64):
         for result in results:
             progress(f"{result.row.name}: build and check")
@@ -166,7 +167,7 @@ def run_kernels(
 def _prepare(
     result: KernelResult, case: KernelCase, structure: Structure, x: Tensor, expected: Tensor, device: torch.device
 ) -> Callable[[], Tensor] | None:
-    """Builds and checks one row; None if it has no time to offer."""
+    """Builds and checks one row; returns None if it must not be timed."""
     missing = _why_skipped(result.row, case, device)
     if missing:
         result.status, result.message = "SKIPPED", missing
@@ -190,7 +191,7 @@ def _prepare(
 
 
 def _why_skipped(row: KernelRow, case: KernelCase, device: torch.device) -> str:
-    """Why a row is not even tried. A CPU that runs out of memory ends the process: there it is told beforehand."""
+    """Returns why a row is not tried; "" if it is. On a CPU, memory is checked first: running out ends the process."""
     if not row.is_installed:
         return f"torch {torch.__version__} has no {row.option}" if row.option else f"{row.package} is not installed"
     if device.type == "cpu" and row.stores_messages and hasattr(os, "sysconf"):
@@ -203,7 +204,7 @@ def _why_skipped(row: KernelRow, case: KernelCase, device: torch.device) -> str:
 def _time(
     steps: Mapping[str, Callable[[], Tensor]], device: torch.device, how: Options
 ) -> dict[str, tuple[measure.Timing, float]]:
-    """Returns the time of each row, on a GPU the device's alone, and the median of single calls, in ms."""
+    """Returns the time of each row (on a GPU that of the device alone), and the median time of single calls, in ms."""
     if device.type != "cuda":
         timings = measure.interleaved(steps, device, how.seconds, how.rounds, warmup=2)
         return {name: (timing, timing.median) for name, timing in timings.items()}
@@ -221,12 +222,12 @@ def over_sparse(result: KernelResult, results: Sequence[KernelResult]) -> float 
 
 
 def terabytes_per_second(case: KernelCase, result: KernelResult) -> float | None:
-    """Returns gathered bytes over time; each edge counts one row, whatever caches save."""
+    """Returns gathered bytes over time; each edge counts as one row, and caches are ignored."""
     return case.gathered_bytes / result.timing.median / 1e9 if result.timing else None
 
 
 def format_case(case: KernelCase, results: Sequence[KernelResult]) -> str:
-    """Returns the table of one case; a row without a time says why."""
+    """Returns the table of one case; a row without a time gives the reason."""
     sparse = next((result.row.name for result in results if result.row.is_sparse), "sparse")
     header = ["", "us", "p10 .. p90", "call us", "TB/s", f"x {sparse}", "error"]
     cells, notes = [], []
@@ -249,7 +250,7 @@ def format_case(case: KernelCase, results: Sequence[KernelResult]) -> str:
 
 
 def record(case: KernelCase, result: KernelResult, results: Sequence[KernelResult]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     timing = result.timing
     dtype = str(case.dtype).removeprefix("torch.")
     return {
@@ -265,7 +266,7 @@ def record(case: KernelCase, result: KernelResult, results: Sequence[KernelResul
 
 
 def summary(records: Sequence[dict[str, Any]], rows: Sequence[KernelRow]) -> str:
-    """Returns one line per case: microseconds of each row, and gnncompile's gathered TB/s and ratio."""
+    """Returns one line per case: the microseconds of each row, then gnncompile's gathered TB/s and its ratio."""
     ours = next((row.name for row in rows if row.is_ours), "")
     header = ["us", *(row.name for row in rows), "TB/s", "x sparse"]
     lines: dict[tuple[str, int, str], list[str]] = {}

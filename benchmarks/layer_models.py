@@ -1,4 +1,4 @@
-"""One layer of each kind, of PyG's own classes: how to make it, what it takes, what is to be reached, its limit."""
+"""One layer of each kind, by PyG's own classes: how to make it, its arguments, its target and its limit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ class Layer:
     """One layer with `graph.channels` channels in and out.
 
     Attributes:
-        make: builds it for a graph.
+        make: builds the layer for a graph.
         make_inputs: makes its arguments, features first.
-        limit: its least work.
-        cuda: what is to be reached on a GPU.
-        cpu: what is to be reached on a CPU.
-        reference: turns it into a module with the same numbers and parameters that needs less memory; None if there is
-            no need to.
+        limit: the least work of a step.
+        cuda: the target on a GPU.
+        cpu: the target on a CPU.
+        reference: turns the layer into a module with the same results and parameters that needs less memory; None if
+            this is not needed.
         all_grads: whether every floating-point argument gets a gradient, not only the features.
-        ends_cuda: why `torch.compile`'s rows are not run on a GPU, where nothing could be run after them.
+        ends_cuda: why `torch.compile`'s rows are not run on a GPU: after them the process could run nothing more.
     """
 
     make: Callable[[Graph], nn.Module]
@@ -46,7 +46,7 @@ class Layer:
 
 
 class Concatenated(nn.Module):
-    """A layer on typed graphs, its outputs put into one tensor `[num_nodes, channels]` in the order of their types."""
+    """Concatenates the outputs of a layer on typed graphs to `[num_nodes, channels]`, in the order of node types."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ LAYERS: dict[str, Layer] = {
     "CGConv": Layer(lambda graph: pyg.CGConv(graph.channels), PLAIN, limits.cg_conv, _over_compile(6.0)),
     "RGCN": Layer(_square(pyg.RGCNConv, NUM_RELATIONS), TYPES, limits.rgcn, _over_compile(2.0)),
     "HGT": Layer(_hgt, TYPED, limits.hgt, _over_compile(1.5)),
-    # A matrix per edge is 153 GB on the larger graph: the row may run out of memory, the reference must not.
+    # A matrix per edge takes 153 GB on the larger graph. A row may run out of memory, but the reference must not.
     "RGAT": Layer(
         _multi_head(pyg.RGATConv, num_relations=NUM_RELATIONS),
         TYPES,

@@ -1,7 +1,7 @@
-"""One PyG layer at a time, forward + backward, against eager PyTorch, `torch.compile` and what the machine allows.
+"""One PyG layer at a time, forward + backward, against eager PyTorch, `torch.compile` and the machine's limit.
 
-Gradients of the parameters and of the features are computed, as between the layers of a model; edge features need none.
-The suite `attention` measures the core of attention and of max without linear layers, with gradients of everything.
+Parameters and features get gradients, as between the layers of a model; edge features do not. The suite `attention`
+measures attention and max without linear layers; there every input gets a gradient.
 """
 
 import argparse
@@ -25,10 +25,10 @@ HELP = "one PyG layer at a time, forward + backward, with targets and the machin
 
 @dataclass(frozen=True)
 class Suite:
-    """What is measured where the command line does not say.
+    """The defaults of a suite, for options that the command line does not give.
 
     Attributes:
-        graph: None for all graphs of the suite, whose results are then in one file.
+        graph: the graph; None for all graphs of the suite, with the results in one file.
     """
 
     graph: str | None
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def limit_ms(case: Case, device: torch.device) -> float | None:
-    """Returns the least milliseconds of a case; None where the device's rates were not measured."""
+    """Returns the least milliseconds of a case; None if the device's rates were not measured."""
     rates = rates_of(device_name(device))
     work = case.limit()
     return work.milliseconds(rates) if work and rates else None
@@ -139,7 +139,7 @@ def record_layer(case: Case, row: Row, rows: Sequence[Row], device: torch.device
 
 
 def describe_layer(case: Case, rows: Sequence[Row], device: torch.device) -> str:
-    """Returns what stands under the table of a case: its limit, and whether the target is reached."""
+    """Returns the lines under the table of a case: its limit, and whether the target is reached."""
     work, least_ms = case.limit(), limit_ms(case, device)
     lines = [f"limit: {work}" + (f": {least_ms:.3f} ms" if least_ms else "")]
     for row in rows:
@@ -151,7 +151,7 @@ def describe_layer(case: Case, rows: Sequence[Row], device: torch.device) -> str
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
-    """Returns one line per case from what `record_layer` made of their rows; with their graph if there are several."""
+    """Returns one line per case, from the records of `record_layer`; it names the graph if there are several."""
     cases: dict[tuple[str, ...], dict[str, Any]] = {}
     for record in records:
         cases.setdefault(tuple(record[column] for column in KEY), {})[record["row"]] = record

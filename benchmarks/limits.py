@@ -1,20 +1,20 @@
-r"""What a layer must move and multiply at least, forward and backward, and the time that takes on a known GPU.
+r"""The least that a layer must move and multiply, forward and backward, and the time for this on a known GPU.
 
 A layer is a list of phases that run one after the other. A phase is either a product of node rows with a matrix or a
-walk over the edges. It takes as long as its memory traffic or as its products, whichever is longer:
+walk over the edges. Its time is that of its memory traffic or that of its products, whichever is longer:
 
 .. math::
     t = \sum_{\text{phases}} \max\left(\frac{\text{gathered}}{r_g} + \frac{\text{streamed}}{r_s},
     \frac{\text{flops}}{r_f}\right)
 
-Counted are: a row for each edge of a walk (gathered); the column index of each edge (int32) and its features, and each
-node tensor that a walk or a product reads or writes, once (streamed); two flops for each multiplication in a matrix
-product. Not counted: weights, biases, activations and norms (taken to be fused) and building the CSR layout (once per
-graph). What caches save of the gathers is not taken off. Values are float32 unless a layer says otherwise.
+Gathered bytes: a row for each edge of a walk. Streamed bytes: the column index (int32) and the features of each edge,
+and once each node tensor that a walk or a product reads or writes. Flops: two for each multiplication in a matrix
+product. Not counted are weights, biases, activations and norms (assumed to be fused), and building the CSR layout (once
+per graph). Nothing is subtracted for caches. Values are float32 unless a layer says otherwise.
 
-Below, :math:`n`, :math:`e` and :math:`c` are the numbers of nodes, edges and channels, `walk(k)` a walk that gathers
-:math:`kc` values per edge, `linear(i, o)` the three products of a linear layer (output, gradient of the input, gradient
-of the weight) of :math:`n` rows, :math:`ic` to :math:`oc` wide.
+Below, :math:`n`, :math:`e` and :math:`c` are the numbers of nodes, edges and channels. `walk(k)` is a walk that gathers
+:math:`kc` values per edge. `linear(i, o)` stands for the three products of a linear layer (output, gradient of the
+input, gradient of the weight) on :math:`n` rows, from width :math:`ic` to width :math:`oc`.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,12 @@ HEADS = 4
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a case: the limits of a layer are a function of it.
+    """The size of a case, which determines the limits of a layer.
 
     Attributes:
-        sources: of a bipartite graph, whose destinations are `nodes`; None if both are the same nodes.
-        value_bytes: of a feature; an index has 4 bytes.
+        sources: the number of sources of a bipartite graph, whose destinations are `nodes`; None if sources and
+            destinations are the same nodes.
+        value_bytes: bytes of a feature; an index has 4 bytes.
     """
 
     nodes: int
@@ -68,9 +69,9 @@ class Size:
             gathered: rows gathered per edge, in units of `channels` values.
             nodes: node tensors read in order or written, in the same unit.
             per_edge: values read or written per edge besides its column index.
-            flops: of matrix products of edges.
-            edges: how many are walked (default: the graph's).
-            sources: like `nodes`, of tensors with a row per source.
+            flops: flops of matrix products on edges.
+            edges: the number of edges that are walked (default: all edges of the graph).
+            sources: like `nodes`, for tensors with a row per source.
         """
         edges = self.edges if edges is None else edges
         rows = self.nodes * nodes + (self.nodes if self.sources is None else self.sources) * sources
@@ -82,7 +83,7 @@ Limit = Callable[[Size], Work]
 
 
 def aggregation(num_linear: int) -> Limit:
-    """GCN, SAGE mean, GraphConv, GIN: walk(1) forward, walk(1) backward, and so many linear(1, 1)."""
+    """GCN, SAGE mean, GraphConv, GIN: walk(1) forward, walk(1) backward, and `num_linear` linear(1, 1)."""
 
     def limit(size: Size) -> Work:
         work = size.walk(1, nodes=1) + size.walk(1, nodes=1)
@@ -94,21 +95,21 @@ def aggregation(num_linear: int) -> Limit:
 
 
 def max_core(size: Size) -> Work:
-    """walk(1) that also writes where each maximum came from; its gradient has one value per node and channel, which
-    goes straight there (three node tensors).
+    """walk(1) that also writes the position of each maximum. The gradient has one value per node and channel, and goes
+    straight to that position (three node tensors).
     """
     return size.walk(1, nodes=2) + _stream(size, 3)
 
 
 def sage_max(size: Size) -> Work:
-    """:func:`max_core`; two linear(1, 1)."""
+    """:func:`max_core` and two linear(1, 1)."""
     return max_core(size) + size.linear() + size.linear()
 
 
 def gine(size: Size) -> Work:
-    r"""walk(1) forward and backward, each reads the edge features and multiplies them with the edge weights (the ReLU
-    is taken again rather than stored); the backward also sums the weights' gradient: in all three products of
-    :math:`2 \cdot 16 ec` flops; two linear(1, 1) of the MLP.
+    r"""walk(1) forward and backward. Each reads the edge features and multiplies them with the edge weights; the
+    backward computes the ReLU again. The backward also sums the weights' gradient, so there are three products of
+    :math:`2 \cdot 16 ec` flops. The MLP has two linear(1, 1).
     """
     flops = 2 * EDGE_DIM * size.edges * size.channels
     forward = size.walk(1, nodes=1, per_edge=EDGE_DIM, flops=flops)
@@ -116,9 +117,9 @@ def gine(size: Size) -> Work:
 
 
 def gat(size: Size) -> Work:
-    """walk(1) forward; walk(1) by source, which gathers the output's gradient; a walk by destination over the logits'
-    gradients that the other handed over. Logits, log-sum-exp and the like are one value per head and node; one self
-    loop per node; one linear(1, 1).
+    """walk(1) forward; walk(1) by source, which gathers the output's gradient and writes the logits' gradients; a walk
+    by destination over the logits' gradients. Logits, log-sum-exp and the like are one value per head and node. Each
+    node has one self loop. One linear(1, 1).
     """
     return _additive_attention(size, size.edges + size.nodes) + size.linear()
 
@@ -157,24 +158,25 @@ def res_gated(size: Size) -> Work:
 
 
 def gen_softmax(size: Size) -> Work:
-    """walk(1) forward, which also writes the log-sum-exp of each channel; walk(3) by source (output's gradient, output,
-    log-sum-exp); the MLP's linear(1, 2) and linear(2, 1).
+    """walk(1) forward, which also writes the log-sum-exp of each channel; walk(3) by source, which gathers the output's
+    gradient, the output and the log-sum-exp; the MLP's linear(1, 2) and linear(2, 1).
     """
     return size.walk(1, nodes=2) + size.walk(3, nodes=2) + size.linear(1, 2) + size.linear(2, 1)
 
 
 def pna(size: Size) -> Work:
     """Two linear(1, 1) in place of the message's linear layer on edges; walk(1) forward, which writes 4 aggregates and
-    2 positions; walk(2) by source (gradients of mean and deviation), where those of minimum and maximum go straight to
-    their sources (4 node tensors); linear(13, 1) of aggregates and scalers, and linear(1, 1).
+    2 positions; walk(2) by source, which gathers the gradients of mean and deviation. The gradients of minimum and
+    maximum go straight to their sources (4 node tensors). linear(13, 1) of aggregates and scalers, and linear(1, 1).
     """
     walks = size.walk(1, nodes=6) + size.walk(2, nodes=2) + _stream(size, 4)
     return walks + size.linear() + size.linear() + size.linear(13, 1) + size.linear()
 
 
 def edge_conv(size: Size) -> Work:
-    r"""Two linear(1, 1) in place of the MLP's first layer on edges; walk(1) with its second layer, :math:`2ec^2` flops;
-    walk(1) backward, with :math:`4nc^2` flops, since a maximum has a gradient at one edge per node and channel.
+    r"""Two linear(1, 1) in place of the MLP's first layer on edges; walk(1) forward with the MLP's second layer,
+    :math:`2ec^2` flops; walk(1) backward with :math:`4nc^2` flops, because the maximum of a node and channel has its
+    gradient at one edge.
     """
     square = size.channels * size.channels
     forward = size.walk(1, nodes=3, flops=2 * size.edges * square)
@@ -182,23 +184,23 @@ def edge_conv(size: Size) -> Work:
 
 
 def cg_conv(size: Size) -> Work:
-    """Two linear layers of both ends are four linear(1, 1); walk(2) forward and by destination (both sources' terms),
-    walk(3) by source (both destinations' terms, output's gradient).
+    """Two linear layers of both ends, computed as four linear(1, 1); walk(2) forward and by destination, which gather
+    two terms of the source; walk(3) by source, which gathers two terms of the destination and the output's gradient.
     """
     walks = size.walk(2, nodes=3) + size.walk(2, nodes=5) + size.walk(3, nodes=4)
     return walks + size.linear() + size.linear() + size.linear() + size.linear()
 
 
 def rgcn(size: Size) -> Work:
-    """walk(1) forward and backward; linear(1, 1) of the roots, and of as many rows as there are pairs of a node and a
-    relation, at most one per edge.
+    """walk(1) forward and backward; linear(1, 1) of the nodes themselves, and one with a row per pair of a node and a
+    relation, at most one pair per edge.
     """
     return size.walk(1, nodes=1) + size.walk(1, nodes=1) + _per_relation(size) + size.linear()
 
 
 def rgat(size: Size) -> Work:
-    """Attention as in GAT, without self loops; linear(1, 1) of the pairs of a node and a relation, at most one per
-    edge; logits of both ends for each relation and head from a narrow linear layer.
+    """Attention as in GAT, without self loops; linear(1, 1) with a row per pair of a node and a relation, at most one
+    pair per edge; a narrow linear layer for the logits of both ends, for each relation and head.
     """
     logits = size.linear(1, 2 * NUM_RELATIONS * HEADS / size.channels)
     return _additive_attention(size, size.edges) + _per_relation(size) + logits
@@ -222,19 +224,19 @@ def hetero_sage(size: Size) -> Work:
 
 
 def core(limit: Limit, dtype: torch.dtype, heads: int) -> Limit:
-    """The limit in a dtype and with heads of its own."""
+    """Returns the limit with another dtype and number of heads."""
     return lambda size: limit(replace(size, heads=heads, value_bytes=dtype.itemsize))
 
 
 def dot_product_core(size: Size) -> Work:
-    """What :func:`transformer` walks."""
+    """The walks of :func:`transformer`."""
     return _dot_product_attention(size, 0)
 
 
 def dot_product_edge_core(size: Size) -> Work:
-    """As :func:`dot_product_core`, with a row of `channels` features per edge and its gradient: walk(2) forward, which
-    reads the features; walk(2) by destination, which reads them, writes their gradient, and hands over the softmax and
-    its gradient, one value per head and edge each; walk(2) by source, which reads these two.
+    """As :func:`dot_product_core`, with `channels` features per edge and their gradient: walk(2) forward, which reads
+    the features; walk(2) by destination, which reads the features, and writes their gradient, the softmax and the
+    gradient of the softmax (one value per head and edge each); walk(2) by source, which reads the last two.
     """
     handed_over = 2 * size.heads
     forward = size.walk(2, nodes=2, per_edge=size.channels)
@@ -243,7 +245,7 @@ def dot_product_edge_core(size: Size) -> Work:
 
 
 def gatv2_core(size: Size) -> Work:
-    """What :func:`gatv2` walks, without self loops."""
+    """The walks of :func:`gatv2`, without self loops."""
     return _gatv2_attention(size, size.edges)
 
 
@@ -257,7 +259,7 @@ def _per_head(size: Size) -> float:
 
 
 def _blocks(size: Size, columns: int) -> Work:
-    """A linear layer of `channels` to `columns` made of one block per head: a quarter of the flops."""
+    """A linear layer from `channels` to `columns` with one block per head, which has a quarter of the flops."""
     work = size.linear(1, columns / size.channels)
     return Work(tuple(Phase(phase.gathered, phase.streamed, phase.flops / HEADS) for phase in work.phases))
 

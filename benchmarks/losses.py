@@ -13,7 +13,7 @@ from .variants import Runner
 LEARNING_RATE = 1e-3
 
 TOLERANCE = 1e-3
-"""Relative, of each loss: rounding grows from step to step."""
+"""The largest relative difference of each loss; rounding errors grow from step to step."""
 
 Loss = Callable[[Tensor, Any], Tensor]
 Step = Callable[[tuple[Any, ...], Any], Tensor]
@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 def plain_loop(build: Callable[[nn.Module], Runner]) -> Make:
-    """Returns what makes a step in plain PyTorch of a model that is run as `build` says."""
+    """Returns a function that makes a training step in plain PyTorch; `build` returns the runner of a model."""
 
     def make(model: nn.Module, loss: Loss) -> Step:
         runner = build(model)
@@ -33,7 +33,7 @@ def plain_loop(build: Callable[[nn.Module], Runner]) -> Make:
 
         def step(inputs: tuple[Any, ...], target: Any) -> Tensor:
             if on_gpu:
-                # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
+                # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer needed.
                 torch.compiler.cudagraph_mark_step_begin()
             optimizer.zero_grad()
             found = loss(runner(*inputs), target)
@@ -57,10 +57,10 @@ def whole_step(model: nn.Module, loss: Loss) -> Step:
 
 @dataclass
 class Outcome:
-    """What became of a row: it is worth timing only if `status` is `ok`.
+    """The outcome of checking a row; only rows whose `status` is `ok` are timed.
 
     Attributes:
-        status: or WRONG or FAILED.
+        status: `ok`, WRONG or FAILED.
         error: the largest relative difference of a loss.
     """
 
@@ -79,11 +79,11 @@ def check(
     """Builds and checks a row.
 
     Args:
-        outcome: is told what became of it.
-        build: makes its step.
-        losses: runs the first steps, returns `[steps]`.
+        outcome: gets the status, message and error.
+        build: makes the row's step.
+        losses: runs the first steps and returns their losses, `[steps]`.
         expected: the losses in float64.
-        tolerance: of their relative difference.
+        tolerance: the largest relative difference of a loss.
 
     Returns:
         The step; None if it failed or is wrong.

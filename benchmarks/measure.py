@@ -1,4 +1,4 @@
-"""Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift hits all alike."""
+"""Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift affects all alike."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def free(device: torch.device) -> None:
-    """Gives back what an earlier row held, so that it does not run the next one out of memory."""
+    """Frees the memory of an earlier row, so that the next row does not run out of memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -64,15 +64,15 @@ def interleaved(
     warmup: int = 5,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Times several steps in turns; a step slower than `is_slow` says gets two turns of one step, without warming up.
+    """Times several steps in turns. A step that is slow (`is_slow`) gets two turns of one step, without warm-up.
 
     Args:
-        steps: what to time, by name.
-        device: where they run.
-        seconds: how long each is timed in all, roughly.
-        rounds: how often the turn comes to each.
-        warmup: untimed steps of each before the first round; one more comes before each turn.
-        on_round: called with the number of rounds done, to show progress.
+        steps: the steps to time, by name.
+        device: the device that they run on.
+        seconds: the approximate time to measure each step for.
+        rounds: the number of turns of each step.
+        warmup: untimed runs of each step before the first round; one more precedes each turn.
+        on_round: called with the number of finished rounds, to show progress.
     """
     _wait_for_builds()
     per_round, slow = {}, set()
@@ -98,8 +98,8 @@ def interleaved(
 
 
 def _wait_for_builds() -> None:
-    """Waits for what gnncompile builds in the background, once on a machine, as `gnncompile.warmup` does."""
-    native = sys.modules.get("gnncompile.cudagraphs.native")  # a benchmark of others runs where it can't be imported
+    """Waits for the extension that gnncompile builds in the background once per machine, like `gnncompile.warmup`."""
+    native = sys.modules.get("gnncompile.cudagraphs.native")  # not imported if gnncompile is not measured
     if native is not None and native.begun():
         native.wait()
 
@@ -107,16 +107,16 @@ def _wait_for_builds() -> None:
 def queued(
     steps: Mapping[str, StepFunction], device: torch.device, seconds: float = 0.3, rounds: int = 5
 ) -> dict[str, Timing]:
-    """Times calls on a CUDA device in turns, without what the host needs to launch them.
+    """Times calls on a CUDA device in turns, without the host's time to launch them.
 
-    The device is kept waiting until all calls of a turn are queued; events around them then see it work without a
-    pause, unless a call waits for the device itself. One measurement is a turn, divided by its calls.
+    The device is kept waiting until all calls of a turn are queued. So between two events the device works without a
+    pause, unless a call waits for the device itself. One measurement is the time of a turn, divided by its calls.
 
     Args:
-        steps: what to time, by name.
+        steps: the calls to time, by name.
         device: a CUDA device.
-        seconds: how long each is timed in all, roughly.
-        rounds: how often the turn comes to each.
+        seconds: the approximate time to measure each call for.
+        rounds: the number of turns of each call.
     """
     alone = {name: [time_step(step, device) for _ in range(4)][-1] for name, step in steps.items()}
     samples: dict[str, list[float]] = {name: [] for name in steps}
@@ -125,8 +125,8 @@ def queued(
             calls = max(1, min(50, round(seconds * 1e3 / rounds / alone[name])))
             step()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # torch has no public way to keep the device busy. A cycle is about half a nanosecond; a call that takes
-            # milliseconds keeps it busy by itself.
+            # torch has no public function to keep the device busy. A cycle is about half a nanosecond. A call that
+            # takes milliseconds keeps the device busy by itself.
             torch.cuda._sleep(round(calls * min(alone[name], 0.5) * 1.5e-3 * 2e9))
             start.record()
             for _ in range(calls):
@@ -138,27 +138,27 @@ def queued(
 
 
 def is_slow(step_ms: float, seconds: float) -> bool:
-    """Whether one step takes longer than all the time it was given, and than a second."""
+    """Whether one step takes longer than `seconds`, and longer than a second."""
     return step_ms > 1e3 * max(seconds, 1.0)
 
 
 def least_ms(step_ms: float, seconds: float, rounds: int, warmup: int) -> float:
-    """Returns how long `interleaved` takes for a step at least."""
+    """Returns the least time in milliseconds that `interleaved` needs for a step."""
     return step_ms * (3 if is_slow(step_ms, seconds) else warmup + 1 + 3 * rounds)
 
 
 def peak_memory_definition(device: torch.device) -> str:
-    """Says what `memory` returns on this device."""
+    """Returns a text that says what `memory` measures on this device."""
     if device.type == "cuda":
         return "torch.cuda.max_memory_allocated over one step, less what was alive before the row was built"
     return "largest sum of bytes that one step holds from torch's CPU allocator, parameters and inputs not counted"
 
 
 def alive(device: torch.device) -> int:
-    """Bytes in use on a CUDA device, the workspaces of the matrix products among them; 0 on a CPU.
+    """Returns the bytes in use on a CUDA device, including workspaces of matrix products; 0 on a CPU.
 
-    Those workspaces are made by the first product and dropped by CUDA graph recording: without them in every reading,
-    they would be charged to whichever row comes next.
+    The first matrix product allocates these workspaces, and CUDA graph recording drops them. If some readings lacked
+    them, they would be charged to the next row.
     """
     if device.type != "cuda":
         return 0
@@ -173,9 +173,9 @@ class Memory:
     """MiB of one step, as `peak_memory_definition` says.
 
     Attributes:
-        peak: the most at any time.
-        forward: the most during the forward.
-        kept: what the forward leaves for the backward, its result included.
+        peak: the most memory at any time.
+        forward: the most memory during the forward.
+        kept: the memory that the forward keeps for the backward, its result included.
     """
 
     peak: float
@@ -187,10 +187,10 @@ def memory(forward: StepFunction, backward: StepFunction, device: torch.device, 
     """Measures one step.
 
     Args:
-        forward: its first half; leaves nothing of an earlier step alive (clear it before).
-        backward: its second half.
-        device: where it runs.
-        alive_before: bytes on a CUDA device that do not belong to what is measured.
+        forward: the first half of the step. Nothing of an earlier step may be alive, so clear it before.
+        backward: the second half of the step.
+        device: the device that it runs on.
+        alive_before: bytes on a CUDA device that do not belong to the step.
     """
     if device.type != "cuda":
         return _memory_of_cpu_allocator(forward, backward)
@@ -206,13 +206,13 @@ def memory(forward: StepFunction, backward: StepFunction, device: torch.device, 
 
 
 def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0) -> float:
-    """Returns the peak memory of a step that is not taken apart, in MiB; see `memory`."""
+    """Returns the peak memory of a step without separate halves, in MiB; see `memory`."""
     return memory(step, lambda: None, device, alive_before).peak
 
 
 def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> Memory:
-    """The profiler logs each allocation and release of torch's allocator, also those of compiled code."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no notes of the profiler in between the progress
+    """Measures memory on a CPU by the profiler, which logs torch's allocations and releases, also of compiled code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler's messages out of the progress
     activities, mark = [torch.profiler.ProfilerActivity.CPU], "benchmarks: backward"
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         forward()
@@ -234,7 +234,7 @@ def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> M
 
 
 def sync_error(step: StepFunction, device: torch.device) -> str | None:
-    """Runs one step with every synchronisation an error; returns None, or the first line of the error (CUDA only)."""
+    """Runs one step in which every sync raises an error; returns the error's first line, or None (CUDA only)."""
     torch.cuda.synchronize(device)
     previous = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

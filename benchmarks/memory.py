@@ -1,7 +1,7 @@
 """Peak memory of forward and backward, in every way to run a model; outputs and gradients are checked first.
 
-Parameters and inputs are not counted. `kept` is what the forward leaves for the backward. `edge tensors` is the peak
-in units of one float32 tensor of size [num_edges, channels].
+Parameters and inputs are not counted. `kept` is the memory that the forward keeps for the backward. `edge tensors` is
+the peak in units of one float32 tensor of size [num_edges, channels].
 """
 
 import argparse
@@ -21,7 +21,7 @@ HELP = "peak memory of forward + backward, of the guide's models or of one layer
 
 SUITES = ("guide", "layers", "attention")
 ROWS = ("eager", "compile", "compile dynamic", "gnncompile")
-"""Not those of CUDA graphs: what these hold, they took when they were recorded."""
+"""The rows to measure. Rows with CUDA graphs are left out: they allocate their memory when they are recorded."""
 
 HEADER = ["", "peak MiB", "x eager", "x compile", "forward MiB", "kept MiB", "edge tensors", "error"]
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     found, verdict = row.memory, row.verdict
     over_eager, over_compile = ratios(row, rows)
     columns = {"suite": case.suite, "graph": case.graph.name, "model": case.name, "order": case.order}
@@ -79,7 +79,7 @@ def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def ratios(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Returns how many times less a row takes than eager, and than the best row of plain `torch.compile`."""
+    """Returns the peak of eager, and of the best row of plain `torch.compile`, each over the peak of a row."""
     if row.memory is None or row.memory.peak <= 0:
         return None, None
     eager = [other.memory.peak for other in rows if other.variant.name == "eager" and other.memory]
@@ -88,7 +88,7 @@ def ratios(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
 
 
 def edge_tensor_mib(case: Case) -> float:
-    """Returns the size of a float32 tensor `[num_edges, channels]`."""
+    """Returns the size of a float32 tensor `[num_edges, channels]` in MiB."""
     return case.graph.num_edges * case.graph.channels * 4 / measure.MIB
 
 

@@ -47,7 +47,7 @@ class MiniBatchRow:
     """One way to train: `make` makes a step of a model, `load` wraps the loader.
 
     Attributes:
-        only_seeds: whether it is for loops that cut results to the seeds, and say so.
+        only_seeds: whether the row is only for loops that cut results to the seeds; it tells gnncompile so.
     """
 
     name: str
@@ -89,11 +89,11 @@ class MiniBatchResult(Outcome):
     """The outcome of one row.
 
     Attributes:
-        timing: of a step on mini-batches that are on the device already.
-        device_ms: the time of the device alone, of such a step.
-        loop_ms: of a mini-batch in the whole loop, loading included.
-        recompiles: in the whole loop, after what was checked and timed before.
-        sync: what waits for the device in a step, if anything does.
+        timing: the time of a step on mini-batches that are on the device already.
+        device_ms: the time of such a step on the device alone.
+        loop_ms: the time per mini-batch in the whole loop, loading included.
+        recompiles: the number of recompiles in the whole loop, after the checks and timings before it.
+        sync: the operation that waits for the device in a step, if there is one.
     """
 
     row: MiniBatchRow = field(kw_only=True)
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Measurement:
-    """One case: builds and checks each row, times steps in turns, then whole loops one after the other."""
+    """Measures one case: builds and checks each row, times steps in turns, then whole loops one after the other."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ class _Measurement:
         return torch.stack(found)
 
     def _prepare(self, result: MiniBatchResult, model: nn.Module, expected: Tensor) -> Step | None:
-        """Builds and checks one row; None if it failed or is wrong."""
-        # Rounding of float32 grows from step to step, in eager mode as well, which is what the others are held to.
+        """Builds and checks one row; returns None if it failed or is wrong."""
+        # Rounding errors of float32 grow from step to step, also in eager. So three times eager's error is allowed.
         plain = next((one.error for one in self.results if one.row.name == "eager" and one.error is not None), 0.0)
         tolerance = float("inf") if result.row.name == "eager" else max(TOLERANCE, 3 * plain)
         build = partial(self._step, result.row.make, copy.deepcopy(model))
@@ -241,7 +241,7 @@ def _over(result: MiniBatchResult, other: str, results: Sequence[MiniBatchResult
 
 
 def format_case(results: Sequence[MiniBatchResult]) -> str:
-    """Returns the table of one case; a row without a time says why."""
+    """Returns the table of one case; a row without a time gives the reason."""
     header = [
         "",
         "step ms",
@@ -280,7 +280,7 @@ def format_case(results: Sequence[MiniBatchResult]) -> str:
 
 
 def record(case: MiniBatchCase, result: MiniBatchResult, results: Sequence[MiniBatchResult]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     timing = result.timing
     return {
         **stored.labelled(result.row, result, case=case.name),

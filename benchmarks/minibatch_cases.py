@@ -1,4 +1,4 @@
-"""Streams of mini-batches whose sizes change: what is trained, on which graphs, and how they are loaded."""
+"""Streams of mini-batches whose sizes change: the models, the graphs, and the loaders."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ class MiniBatchCase:
     """One stream.
 
     Attributes:
-        name: Of the case.
-        description: What it is, for the table.
-        model: Makes the model, on the CPU.
-        loader: Makes the loader, given the number of mini-batches and of worker processes.
-        arguments: What the model takes of a mini-batch.
-        target: What the loss takes.
-        loss: Of the model's result and the target.
-        kept: How many mini-batches are kept on the device to time steps without loading.
+        name: The name of the case.
+        description: A description for the table.
+        model: Makes the model on the CPU.
+        loader: Makes the loader, given the numbers of mini-batches and of worker processes.
+        arguments: Returns the model's arguments from a mini-batch.
+        target: Returns the loss's target from a mini-batch.
+        loss: Computes the loss from the model's result and the target.
+        kept: The number of mini-batches that are kept on the device, to time steps without loading.
         cut_in_loop: Whether the loop, not the model, cuts results to the seeds.
     """
 
@@ -49,7 +49,7 @@ class MiniBatchCase:
 
     @property
     def label(self) -> str:
-        """What tells it from the others."""
+        """A label that is unique among the cases."""
         return self.name
 
     def __str__(self) -> str:
@@ -65,13 +65,13 @@ class GraphClassifier(nn.Module):
         self.lin = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        """Classes of graphs, `[num_graphs, classes]`."""
+        """Returns the scores of classes for each graph, `[num_graphs, classes]`."""
         out: Tensor = self.lin(global_add_pool(self.gnn(x, edge_index), batch))
         return out
 
 
 class NodeClassifier(nn.Module):
-    """PyG's GraphSAGE on rows of a table of features that stays on the device."""
+    """PyG's GraphSAGE; the features are rows of a table that stays on the device."""
 
     def __init__(self, features: Tensor, channels: int, num_layers: int, classes: int) -> None:
         super().__init__()
@@ -80,16 +80,15 @@ class NodeClassifier(nn.Module):
         self.gnn = GraphSAGE(features.size(1), channels, num_layers=num_layers, out_channels=classes)
 
     def forward(self, nodes: Tensor, edge_index: Tensor, seeds: int | None = None) -> Tensor:
-        """Classes of all nodes, `[num_nodes, classes]`, or of the first ones."""
+        """Returns the scores of classes for each node, `[num_nodes, classes]`, or for the first `seeds` nodes."""
         out: Tensor = self.gnn(self.features[nodes], edge_index)
         return out if seeds is None else out[:seeds]
 
 
 @lru_cache(maxsize=1)
 def molecules(number: int = 16_384, seed: int = 0) -> list[Data]:
-    """Trees of 10 to 38 atoms (normally distributed around 24) with a few rings: 2.2 edges per atom, both directions.
-
-    Node features ``[num_nodes, 32]``, a class of each graph.
+    """Returns random molecules: trees of 10 to 38 atoms (normally distributed around 24) with a few rings. They have
+    2.2 edges per atom, counting both directions, node features ``[num_nodes, 32]``, and a class of each graph.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -108,14 +107,14 @@ def molecules(number: int = 16_384, seed: int = 0) -> list[Data]:
 def _graphs(load: Callable[[], list[Data]], batch_size: int, batches: int, workers: int) -> DataLoader:
     graphs = load()
     generator = torch.Generator().manual_seed(0)
-    # The last one is smaller, as last ones are.
+    # The last mini-batch is smaller, as usual in an epoch.
     number = batches * batch_size - batch_size // 3
     sampler = RandomSampler(graphs, replacement=True, num_samples=number, generator=generator)
     return DataLoader(graphs, batch_size=batch_size, sampler=sampler, num_workers=workers, pin_memory=True)
 
 
 def digits() -> list[Data]:
-    """The demo's graphs of handwritten digits, those to train on."""
+    """Returns the demo's training graphs of handwritten digits."""
     from examples.digits.data import images_as_graphs
 
     return images_as_graphs()[0]
@@ -124,13 +123,13 @@ def digits() -> list[Data]:
 class NeighbourSampler:
     """Samples the neighbourhoods of seeds, hop by hop, as PyG's ``NeighborLoader`` does.
 
-    That needs pyg-lib or torch-sparse, which not every machine has.
+    ``NeighborLoader`` needs pyg-lib or torch-sparse, which not every machine has.
 
     Args:
-        edge_index: ``[2, num_edges]``.
-        num_nodes: Of the graph.
-        fan_out: Neighbours of a node in each hop, at most.
-        labels: ``[num_nodes]``.
+        edge_index: The edges, ``[2, num_edges]``.
+        num_nodes: The number of nodes.
+        fan_out: For each hop, the most neighbours to sample per node.
+        labels: The class of each node, ``[num_nodes]``.
     """
 
     def __init__(self, edge_index: Tensor, num_nodes: int, fan_out: tuple[int, ...], labels: Tensor) -> None:
@@ -142,7 +141,7 @@ class NeighbourSampler:
         self.fan_out, self.labels, self.num_nodes = fan_out, labels, num_nodes
 
     def __call__(self, seeds: list[int]) -> Data:
-        """The subgraph around some nodes, which are its first ones."""
+        """Samples the subgraph around the seeds, which are its first nodes."""
         rng = np.random.default_rng(seeds[0])
         frontier = np.unique(np.array(seeds))
         number = len(frontier)
@@ -164,13 +163,17 @@ class NeighbourSampler:
         return data
 
     def _distinct(self, nodes: Any) -> Any:
-        """Each of some nodes once, in order: by a mark per node of the graph, for `np.unique` takes twice the rest."""
+        """Returns the sorted nodes without duplicates. It marks nodes, because `np.unique` takes twice the time of all
+        the rest.
+        """
         marks = np.zeros(self.num_nodes, np.bool_)
         marks[nodes] = True
         return np.flatnonzero(marks)
 
     def _hop(self, frontier: Any, fan_out: int, rng: np.random.Generator) -> tuple[Any, Any]:
-        """Sources and destinations of up to `fan_out` edges to each node; all where a node has no more."""
+        """Samples `fan_out` edges to each node, or takes all edges if there are no more; returns sources and
+        destinations.
+        """
         start, degree = self.rowptr[frontier], np.diff(self.rowptr)[frontier]
         few = degree <= fan_out
         times = np.where(few, degree, fan_out)
@@ -194,7 +197,7 @@ def _sampler() -> NeighbourSampler:
 
 def _sampled(batch_size: int, batches: int, workers: int) -> Any:
     generator = torch.Generator().manual_seed(0)
-    # Epochs without their last, smaller mini-batch: no seed comes twice in one.
+    # Each epoch leaves out its last, smaller mini-batch, so that no mini-batch holds a seed twice.
     whole = SAMPLED_NODES // batch_size * batch_size
     epochs = -(-batches * batch_size // whole)
     seeds: Any = torch.cat([torch.randperm(SAMPLED_NODES, generator=generator)[:whole] for _ in range(epochs)])
@@ -266,6 +269,6 @@ CASES = (
 
 
 def take(loader: Any, number: int) -> Iterator[Data]:
-    """The first mini-batches of a loader."""
+    """Yields the first `number` mini-batches of a loader."""
     for _, data in zip(range(number), loader, strict=False):
         yield data

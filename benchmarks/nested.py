@@ -1,4 +1,4 @@
-"""Arguments of models are tensors, or tuples, lists and dicts of them: how to look at every tensor in such a nest."""
+"""Visits every tensor in the arguments of a model, which are tensors, or nested tuples, lists and dicts of tensors."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor in a nest with its place, for example `input 0.paper`; anything else is passed over."""
+    """Yields every tensor in a nest with its place, for example `input 0.paper`; other values are skipped."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where the time of a first step goes: each moment belongs to the innermost of some named functions that runs."""
+"""Splits the time of a first step into phases: each moment belongs to the innermost named function that is running."""
 
 import functools
 import importlib
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 OTHER = "other"
-"""What belongs to no named function: running the graph, mostly."""
+"""The phase for time outside all named functions, which is mostly the run of the graph."""
 
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "Dynamo": (("torch._dynamo.convert_frame", "_compile"),),
@@ -20,8 +20,8 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "compilers": (("torch._inductor.async_compile", "AsyncCompile.wait"),),
     "our kernels": (("gnncompile.runtime.launch", "kernel"),),
 }
-"""Columns, and the functions that each is made of. `vectors` is Inductor's trial of what the C++ compiler and the
-processor can do, `compilers` what is waited for C++ and Triton; caches are read within AOTAutograd."""
+"""The columns, and the functions of each. In `vectors` Inductor tries which vector instructions the C++ compiler and
+the processor support. In `compilers` the process waits for C++ and Triton. Caches are read within AOTAutograd."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def exclusive(ours: bool) -> Iterator[dict[str, float]]:
     """Sums the seconds that this thread spends in each phase within the block.
 
     Args:
-        ours: Whether gnncompile is there to be looked into.
+        ours: Whether gnncompile runs, so that its functions are watched too.
 
     Yields:
         The seconds by phase, complete after the block.

@@ -1,4 +1,4 @@
-"""The tables of README and speed guide, made from stored results: each is named by a marker."""
+"""Makes the tables of README and speed guide from stored results; a marker in the text names each table."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from .stored import Record, Stored, best
 
 COMPILE = ("compile", "compile dynamic", "partitioned scatter")
-"""Rows of `torch.compile` without CUDA graphs, the best of which is shown."""
+"""Rows of `torch.compile` without CUDA graphs; tables show the best of them."""
 
 Cells = Sequence[str]
 
@@ -20,7 +20,7 @@ def markdown(header: Cells, rows: Sequence[Cells]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or two behind the point."""
+    """Returns a number as text with three digits, but at most two after the decimal point."""
     if value is None:
         return ""
     for digits, limit in ((2, 10), (1, 100)):
@@ -31,12 +31,12 @@ def number(value: float | None) -> str:
 
 
 def with_memory(milliseconds: float | None, peak: float | None) -> str:
-    """A time, and behind it the peak memory in brackets where one is known."""
+    """Returns a time, followed by the peak memory in brackets if it is known."""
     return number(milliseconds) + (f" ({peak:.0f})" if peak is not None and peak > 0 else "")
 
 
 def times(base: float | None, value: float | None, digits: int | None = None) -> str:
-    """How many times faster `value` is than `base`; with two digits at least where it is not said how many follow."""
+    """Returns how many times faster `value` is than `base`, as text with `digits` decimals; None for two digits."""
     if base is None or value is None:
         return ""
     ratio = base / value
@@ -44,7 +44,7 @@ def times(base: float | None, value: float | None, digits: int | None = None) ->
 
 
 def steps(folder: Path) -> str:
-    """Forward and backward, and whole steps of training, without overhead of the host."""
+    """Times of forward and backward, and of whole training steps, without overhead of the host."""
     header = [
         "",
         "forward, backward: eager",
@@ -193,7 +193,7 @@ def memory_cpu(folder: Path) -> str:
 
 
 def layers_gpu(folder: Path) -> str:
-    """One layer at a time on the large graph, by the order of its edges; times, with peak memory in brackets."""
+    """One layer at a time on the large graph, for each order of the edges: times, with peak memory in brackets."""
     found: dict[str, dict[str, dict[str, Record]]] = {}
     with (folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -213,7 +213,7 @@ def layers_gpu(folder: Path) -> str:
 
 
 def _against_compile(found: dict[str, Record]) -> list[str]:
-    """The better row of `torch.compile`, ours, and the ratio; that over eager where nothing else ran."""
+    """Returns the best row of `torch.compile`, gnncompile's row, and their ratio; over eager if no other row ran."""
     compiled, ours = best(found, COMPILE, "median_ms"), found["gnncompile"]
     ran = "fails" if compiled is None else with_memory(compiled, best(found, COMPILE, "peak_mib"))
     ratio = times(compiled, ours["median_ms"], 2)
@@ -230,7 +230,7 @@ def attention_gpu(folder: Path) -> str:
 
 
 def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
-    """The medians of eager, of the better row of `torch.compile`, and ours."""
+    """Returns the medians of eager, of the best row of `torch.compile`, and of gnncompile."""
     return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
 
 
@@ -249,4 +249,4 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "memory-cpu": memory_cpu,
     "guide-cpu": guide_cpu,
 }
-"""What a marker may name."""
+"""The tables that a marker may name."""

@@ -1,8 +1,8 @@
-"""Makes tables and figures of README and docs again from the results that are stored in benchmarks/results.
+"""Makes the tables and figures of README and docs again, from the results that are stored in benchmarks/results.
 
-In the README and in docs/speed.md a table stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`;
-docs/benchmarks.md and the figures in docs/figures are made whole.
-With --check nothing is written, and the exit status is 1 if something would change.
+In the README and in docs/speed.md, a table is between `<!-- benchmarks: NAME -->` and `<!-- end -->`.
+docs/benchmarks.md and the figures in docs/figures are written completely.
+With --check nothing is written, and the exit status is 1 if a file would change.
 """
 
 import argparse
@@ -18,7 +18,7 @@ NAME = "report"
 HELP = "makes the tables and figures of README and docs from stored results"
 
 WITH_TABLES = ("README.md", "docs/speed.md")
-"""Pages written by hand in which tables stand."""
+"""Pages that are written by hand and contain tables."""
 
 MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes, or compares, the files that have tables."""
+    """Writes or compares the files; returns the exit status."""
     status = 0
     for path, text in made(args.root).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def made(root: Path) -> dict[Path, str]:
-    """Returns the files as they should be."""
+    """Returns the text that each file should have."""
     results, docs = root / "benchmarks" / "results", root / "docs"
     texts = [path for path in (root / name for name in WITH_TABLES) if path.exists()]
     return {
@@ -55,7 +55,7 @@ def made(root: Path) -> dict[Path, str]:
 
 
 def with_tables(text: str, results: Path) -> str:
-    """Returns a text whose marked tables are made from results.
+    """Returns a text with its marked tables made again from results.
 
     Raises:
         ValueError: a marker names no table, or has no end.

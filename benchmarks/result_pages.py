@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: all stored results, one line per case, one column per way to run it."""
+"""Makes docs/benchmarks.md: all stored results, one line per case, one column per way to run it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ QUANTITIES = {
     "peak_mib": "peak MiB of forward and backward",
     "kept_mib": "MiB kept from the forward for the backward",
 }
-"""Columns of results that are shown, each in a table of its own, with what they are."""
+"""The columns of results that are shown, each in its own table, with their descriptions."""
 
 HEAD = """# Everything measured
 

@@ -1,4 +1,4 @@
-"""RGAT in less memory: PyG's layer copies the weight matrix of its relation for every edge."""
+"""RGAT in less memory: PyG's layer copies the weight matrix of the relation for every edge."""
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from torch_geometric.utils import softmax
 class RelationByRelation(RGATConv):
     r"""`RGATConv` with its default attention (additive, over all relations), one product per relation.
 
-    :math:`\mathbf{W}_r \mathbf{x}_j` is taken for the edges of one relation at a time, so that nothing is larger than
-    `[num_edges, heads * channels]`.
+    :math:`\mathbf{W}_r \mathbf{x}_j` is computed for the edges of one relation at a time, so that no tensor is larger
+    than `[num_edges, heads * channels]`.
     """
 
     @classmethod

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.start`: one process that compiles one model; called by `benchmarks.compile_time`.
+"""`python -m benchmarks.start`: a process that compiles one model; started by `benchmarks.compile_time`.
 
-Its argument is a JSON object with the fields of `Start`; it writes another one to `Start.result`.
+Its argument is a JSON object with the fields of `Start`. The process writes another JSON object to `Start.result`.
 """
 
 import importlib
@@ -24,18 +24,18 @@ from .variants import VARIANTS, named
 
 @dataclass(frozen=True)
 class Start:
-    """What one process does.
+    """The settings of one process.
 
     Attributes:
-        model: name of a case of the guide.
-        graph: name of its graph.
-        row: name of the way to run it.
-        device: where.
-        seed: of parameters and inputs.
-        reference: file of the right numbers, a `Reference`.
-        result: file to write.
-        load: file of cache artifacts to load first; empty for none.
-        save: file to write them to; empty for none.
+        model: the name of a case of the guide.
+        graph: the name of its graph.
+        row: the name of the way to run it.
+        device: the device to run on.
+        seed: the seed of parameters and inputs.
+        reference: the file of a `Reference`, which holds the right results.
+        result: the file to write.
+        load: a file of cache artifacts to load first; empty for none.
+        save: a file to write cache artifacts to; empty for none.
     """
 
     model: str
@@ -49,21 +49,21 @@ class Start:
     save: str = ""
 
     def text(self) -> str:
-        """The argument of the process."""
+        """Returns the argument of the process as JSON."""
         return json.dumps(asdict(self))
 
 
 def run(start: Start) -> dict[str, Any]:
-    """Compiles, times the first step, checks it.
+    """Compiles the model, times the first step and checks its results.
 
     Returns:
-        `status` and `message`; `seconds` of the first step and of loading artifacts, `cpu_seconds` of all threads and
-        of the compilers that were run, `phases`, `hits` and `misses` of torch's caches.
+        `status` and `message`; `seconds` of the first step and of loading artifacts; `cpu_seconds` of all threads and
+        of the compilers that were run; `phases`; and `hits` and `misses` of torch's caches.
     """
     device = torch.device(start.device)
     (case,) = select("guide", start.graph, [start.model])
     (variant,) = named(VARIANTS, [start.row])
-    importlib.import_module("torch._inductor.compile_fx")  # imports are no part of the time
+    importlib.import_module("torch._inductor.compile_fx")  # imports are not timed
     model, inputs = case.model(device, start.seed), case.inputs(device, start.seed)
     reference: Reference = torch.load(start.reference, map_location=device, weights_only=False)
     step = Step(variant.build(model), model, inputs, reference.weights)

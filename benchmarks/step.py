@@ -1,4 +1,4 @@
-"""One training-like step: forward, and the gradients of every parameter and of inputs that ask for one."""
+"""One training-like step: forward, and the gradients of all parameters and inputs that require one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Step:
     r"""Calls a model and back-propagates :math:`\sum \mathbf{w} \odot \mathbf{y}`, whose gradient is the given weights.
 
     Calling the object runs one step from cleared gradients. The weighted sum itself is not computed: its gradient is
-    handed to `backward`, so that only the model is timed.
+    passed to `backward`, so that only the model is timed.
     """
 
     runner: Callable[..., Any]
@@ -34,12 +34,12 @@ class Step:
         """Runs the first half of a step, from cleared gradients."""
         self.clear()
         if self.weights.is_cuda:
-            # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer looked at.
+            # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer needed.
             torch.compiler.cudagraph_mark_step_begin()
         self.output = self.runner(*self.inputs)
 
     def backward(self) -> None:
-        """Runs the second half."""
+        """Runs the second half of a step."""
         if self.output is None:
             raise RuntimeError("backward: no forward was run yet; call forward first")
         torch.autograd.backward(self.output, self.weights)
@@ -55,14 +55,16 @@ class Step:
         return results
 
     def clear(self) -> None:
-        """Drops the output and the gradients, so that only what outlives a step stays alive."""
+        """Drops the output and the gradients, so that their memory is free between steps."""
         self.output = None
         for tensor in self._leaves.values():
             tensor.grad = None
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
-        """What gets gradients, by name: looked for once, as an optimizer does, and not in the time of a step."""
+        """Parameters and inputs that get gradients, by name. As in an optimizer they are collected once, not in each
+        step.
+        """
         leaves: dict[str, Tensor] = dict(self.model.named_parameters())
         for position, value in enumerate(self.inputs):
             leaves.update(

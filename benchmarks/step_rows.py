@@ -1,4 +1,4 @@
-"""How the rows of a case whose steps are timed are printed and stored."""
+"""Prints and stores the rows of cases whose steps are timed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def speedups(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]
 
 
 def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     timing, verdict = row.timing, row.verdict
     over_eager, over_compile = speedups(row, rows)
     return {

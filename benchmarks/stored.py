@@ -1,4 +1,4 @@
-"""Results as they were stored: read again, case by case."""
+"""Reads stored results, case by case."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,21 @@ from typing import Any, Protocol
 Record = dict[str, Any]
 
 CASE = ("suite", "graph", "model", "case", "order", "dtype", "width")
-"""Columns that name a case, of which each benchmark has some."""
+"""Columns that name a case; each benchmark has some of them."""
 
 
 class Stored:
     """One JSON file that a benchmark wrote.
 
     Args:
-        path: the file.
+        path: the path of the file.
 
     Attributes:
-        environment: names and values.
-        rows: all rows, in their order.
+        environment: the facts of the environment, by name.
+        rows: all rows, in their stored order.
 
     Raises:
-        ValueError: the file is not one of a benchmark.
+        ValueError: the file was not written by a benchmark.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,18 +37,20 @@ class Stored:
 
     @property
     def columns(self) -> list[str]:
-        """Those that name a case in this file, `suite` left out: a file has one."""
+        """The columns that name a case in this file, except `suite`: a file has a single suite."""
         return [name for name in CASE[1:] if any(row.get(name) is not None for row in self.rows)]
 
     def cases(self, by: Sequence[str] | None = None) -> dict[tuple[Any, ...], dict[str, Record]]:
-        """The rows of each case by their names; cases by the given columns, or by all that name one."""
+        """Returns the rows of each case by their names. The key of a case is its values in the columns `by`, or in all
+        `columns`.
+        """
         found: dict[tuple[Any, ...], dict[str, Record]] = {}
         for row in self.rows:
             found.setdefault(tuple(row.get(name) for name in by or self.columns), {})[row["row"]] = row
         return found
 
     def by(self, column: str) -> dict[str, dict[str, Record]]:
-        """The same by one column that tells the cases apart."""
+        """Returns the rows of each case, as `cases` does, if a single column tells the cases apart."""
         return {str(case): rows for (case,), rows in self.cases([column]).items()}
 
 
@@ -57,26 +59,26 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the row, the same in all cases."""
+        """The name of the row, the same in all cases."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether gnncompile is measured."""
+        """Whether the row measures gnncompile."""
 
 
 class Outcome(Protocol):
-    """How a row went: a message unless its status is `ok`."""
+    """The outcome of a row: it has a message unless its status is `ok`."""
 
     status: str
     message: str
 
 
 def labelled(row: Named, outcome: Outcome, **case: Any) -> Record:
-    """What each stored row begins with: the columns that name its case, its own name, how it went."""
+    """Returns the first columns of a stored row: those that name its case, its own name, and its outcome."""
     return {**case, "row": row.name, "ours": row.is_ours, "status": outcome.status, "message": outcome.message}
 
 
 def best(rows: Mapping[str, Record], names: Sequence[str], column: str) -> float | None:
-    """The least of a column over some rows; None if none has it."""
+    """Returns the least value of a column over the named rows; None if no row has one."""
     values = [rows[name][column] for name in names if name in rows and rows[name].get(column) is not None]
     return min(values) if values else None

@@ -31,15 +31,15 @@ def header_lines(facts: Mapping[str, str]) -> str:
 
 
 class Results:
-    """One JSON (environment and rows) and one CSV (rows), written again whenever there are more rows.
+    """One JSON file (environment and rows) and one CSV file (rows), written again whenever there are more rows.
 
     Args:
-        folder: made if it is not there.
-        name: of both files, without extension.
+        folder: the folder of the files; it is made if it does not exist.
+        name: the name of both files, without extension.
         facts: the environment.
         key: columns that name a case. Cases of an earlier run on the same machine with the same versions stay in the
             files until they are measured again, so that a long list can be measured in several runs. Without a key
-            the files are those of one run.
+            the files hold a single run.
     """
 
     def __init__(self, folder: Path, name: str, facts: Mapping[str, str], key: Sequence[str] = ()) -> None:
@@ -49,11 +49,11 @@ class Results:
 
     @property
     def paths(self) -> list[Path]:
-        """JSON and CSV."""
+        """The paths of the JSON and the CSV file."""
         return [self.json_path, self.csv_path]
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes both files: rows of earlier runs, then these."""
+        """Writes both files: first the rows of earlier runs, then the given rows."""
         measured = {self._case(row) for row in rows}
         everything = [row for row in self.earlier if self._case(row) not in measured] + [dict(row) for row in rows]
         self.json_path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,5 +76,5 @@ class Results:
         return list(stored["rows"]) if same else []
 
 
-# What differs between runs whose numbers may stand in one file; their rows say it themselves.
+# Facts that may differ between the runs of one file; each row stores its own.
 OF_ONE_RUN = ("date", "command", "commit")

@@ -1,19 +1,19 @@
-"""How much faster than others a row is meant to be, and how fast on a known GPU."""
+"""Targets: the speed-up that a row should reach over other rows, and its time on a known GPU."""
 
 from dataclasses import dataclass
 
-# Times in milliseconds are judged on GPUs with this in their names.
+# Times in milliseconds are only judged on GPUs whose names contain this.
 TIMED_ON = "H200"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Least ratios of the others' times to ours, and the longest time; None where there is nothing to reach.
+    """The least speed-ups of gnncompile and its longest time; None where there is no target.
 
     Attributes:
-        over_eager: over eager PyTorch.
-        over_compile: over the faster of `torch.compile` and `torch.compile(dynamic=True)`.
-        milliseconds: on an H200; other devices are not judged by it.
+        over_eager: the speed-up over eager PyTorch.
+        over_compile: the speed-up over the faster of `torch.compile` and `torch.compile(dynamic=True)`.
+        milliseconds: the time on an H200; other devices are not judged by it.
     """
 
     over_eager: float | None = None
@@ -23,11 +23,11 @@ class Target:
     def verdict(
         self, over_eager: float | None, over_compile: float | None, milliseconds: float | None = None, device: str = ""
     ) -> str:
-        """Compares measured ratios, and the time if the device's name says that it may be; None means no time.
+        """Compares measured speed-ups, and the time if the device is an H200; None stands for a missing measurement.
 
         Returns:
-            `ok` if all that was measured is reached, `SHORT` if something is missed, and `no baseline` if nothing could
-            be compared, because the others crashed or were left out, or the device is another one.
+            `ok` if every measured target is reached, `SHORT` if a target is missed, and `no baseline` if nothing could
+            be compared: the other rows crashed or were left out, or the device is another one.
         """
         wanted = ((self.over_eager, over_eager), (self.over_compile, over_compile))
         compared = [found >= least for least, found in wanted if least is not None and found is not None]

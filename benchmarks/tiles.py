@@ -1,9 +1,9 @@
-"""Tiles of the Triton kernels of a layer: the one that is chosen for each region, and those around it.
+"""Times tiles of a layer's Triton kernels: for each region the chosen tile, and tiles near it.
 
-A layer's forward and backward are run once, and every region that they launch is run again with other tiles, on the
-same tensors. What a tile gives is compared with what the chosen one gives before it is timed: numbers for the tables in
-gnncompile/codegen/triton/tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) it runs on a CPU, where times say
-nothing.
+A layer's forward and backward are run once. Then every region that they launch is run again with other tiles, on the
+same tensors. A tile is timed only after its result was compared with that of the chosen tile. The times are for the
+tables in gnncompile/codegen/triton/tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) this also runs on a CPU,
+but the times mean nothing there.
 """
 
 import argparse
@@ -34,14 +34,14 @@ NAME = "tiles"
 HELP = "other tiles for the Triton kernels of a layer"
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""Of the largest difference, over the largest number: other tiles add up in another order."""
+"""Tolerances of the largest difference over the largest value: other tiles add in another order."""
 
 COLUMNS = ["", "ms", "over chosen", "difference"]
 
 
 @dataclass
 class Launch:
-    """A region as it was launched, with copies of all that it was given."""
+    """A launch of a region, with copies of all its arguments."""
 
     region: Region
     tensors: list[Tensor]
@@ -50,13 +50,13 @@ class Launch:
 
     @property
     def degree(self) -> float:
-        """Edges per row, on average."""
+        """The average number of edges per row."""
         return self.layout.col.numel() / max(self.layout.rowptr.numel() - 1, 1)
 
 
 @dataclass
 class TileResult:
-    """The outcome of one tile: a time only if `status` is `ok`; also FAILED or WRONG."""
+    """The outcome of one tile: `status` is `ok` (only then there is a time), FAILED or WRONG."""
 
     tile: Tile
     status: str = "ok"
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
-    """Runs one step of a case; returns its regions that walk edges, each once."""
+    """Runs one step of a case; returns a launch of each distinct region that walks edges."""
     found: dict[str, Launch] = {}
 
     def watch(
@@ -128,7 +128,7 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
 
 
 def tiles_around(region: Region, degree: float, edges: Sequence[int], stages: Sequence[int]) -> list[Tile]:
-    """Returns the tile for a graph of so many edges per row, then those with other edges and stages, rows or heads."""
+    """Returns the tile chosen for `degree` edges per row, then tiles with other edges and stages, rows or heads."""
     (_, first), *denser = tiles_by_degree(region, schedule(region))
     chosen = of_degree(denser, degree, first)
     return list(dict.fromkeys([chosen, *_others(region, chosen, edges, stages)]))
@@ -147,7 +147,7 @@ def _others(region: Region, chosen: Tile, edges: Sequence[int], stages: Sequence
 
 def measure_tiles(one: Launch, tiles: Sequence[Tile], device: torch.device, how: Options) -> list[TileResult]:
     """Checks and times tiles, the chosen one first."""
-    # Here, not at the top: Triton must be told of its interpreter before it is imported.
+    # Imported here, because Triton's interpreter must be chosen before Triton is imported.
     from gnncompile.codegen.triton.kernel import TritonKernel
 
     results, steps = [TileResult(tile) for tile in tiles], {}
@@ -172,7 +172,7 @@ def measure_tiles(one: Launch, tiles: Sequence[Tile], device: torch.device, how:
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, bool]:
-    """The largest difference of a tensor over its largest number, and whether all are within their tolerances."""
+    """Returns the largest difference relative to the largest value, and whether all tensors are within tolerance."""
     worst, within = 0.0, True
     for one, other in zip(found, expected, strict=True):
         if one.numel() == 0 or not one.is_floating_point():
@@ -184,7 +184,7 @@ def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[fl
 
 
 def name_of(tile: Tile) -> str:
-    """A tile in words."""
+    """Returns the description of a tile in words."""
     heads = f", {tile.heads} heads" if tile.heads else ""
     return f"{tile.rows} row(s), {tile.edges} edge(s), {tile.stages} stage(s), {tile.num_warps} warp(s){heads}"
 
@@ -211,13 +211,13 @@ def format_region(number: int, region: Region, results: Sequence[TileResult]) ->
 
 
 def _over_chosen(result: TileResult, results: Sequence[TileResult]) -> float | None:
-    """The time of a tile over that of the chosen one."""
+    """Returns the time of a tile over the time of the chosen tile."""
     chosen = results[0].timing
     return result.timing.median / chosen.median if result.timing and chosen else None
 
 
 def record(case: Case, number: int, result: TileResult, results: Sequence[TileResult]) -> dict[str, Any]:
-    """Returns one tile as it is stored; what was not measured is None."""
+    """Returns one tile as it is stored; quantities that were not measured are None."""
     return {
         "graph": case.graph.name,
         "model": case.name,

@@ -1,4 +1,4 @@
-"""Whole steps of training, Adam included: the models of PyG's compile guide, in every way to run them.
+"""Whole training steps, Adam included: the models of PyG's compile guide, in every way to run them.
 
 The losses of the first steps are compared with those of a plain loop in float64 before any time is reported.
 """
@@ -48,7 +48,7 @@ class TrainingResult(Outcome):
     """The outcome of one row.
 
     Attributes:
-        device_ms: the time of the device alone, on a GPU.
+        device_ms: the time on the GPU alone, without the host.
     """
 
     row: TrainingRow = field(kw_only=True)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def run_training(
     case: Case, rows: Sequence[TrainingRow], device: torch.device, how: Options, progress: driver.Progress
 ) -> list[TrainingResult]:
-    """Measures one case: builds and checks each row, then times those that are right in turns."""
+    """Measures one case: builds and checks each row, then times the right rows in turns."""
     counting.reset()
     model, inputs = case.model(device, how.seed), case.inputs(device, how.seed)
     generator = torch.Generator().manual_seed(how.seed + 2)
@@ -128,7 +128,7 @@ def speedups(result: TrainingResult, results: Sequence[TrainingResult]) -> tuple
 
 
 def format_case(results: Sequence[TrainingResult]) -> str:
-    """Returns the table of one case; a row without a time says why."""
+    """Returns the table of one case; a row without a time gives the reason."""
     header = ["", "ms", "p10 .. p90", "x eager", "x best compile", "device ms", "error of losses"]
     cells, notes = [], []
     for result in results:
@@ -149,7 +149,7 @@ def format_case(results: Sequence[TrainingResult]) -> str:
 
 
 def record(case: Case, result: TrainingResult, results: Sequence[TrainingResult]) -> dict[str, Any]:
-    """Returns one row as it is stored; what was not measured is None."""
+    """Returns one row as it is stored; quantities that were not measured are None."""
     timing = result.timing
     over_eager, over_compile = speedups(result, results)
     return {

@@ -12,7 +12,7 @@ Runner = Callable[..., Any]
 
 def _gnncompile(**options: Any) -> Callable[[nn.Module], Runner]:
     def build(model: nn.Module) -> Runner:
-        # Here, not at the top: a benchmark without this row must run where gnncompile cannot be imported.
+        # Imported here: a benchmark without this row must run even if gnncompile cannot be imported.
         import gnncompile
 
         runner: Runner = gnncompile.compile(model, **options)
@@ -30,13 +30,13 @@ def _compile(**options: Any) -> Callable[[nn.Module], Runner]:
 
 
 PARTITIONED = "partitioned_scatter_enabled"
-"""Inductor's option, off by default: a sum by index in several buffers, so that fewer atomic additions meet. Inductor
-takes it where the index is added up by `index_put` (as `index_add`, and the gradient of `x[index]`) and sizes are
+"""An option of Inductor, off by default: it sums by index into several buffers, so that fewer atomic additions collide.
+Inductor applies it to `index_put` with accumulation (such as `index_add`, and the gradient of `x[index]`) if sizes are
 static."""
 
 
 def has_option(name: str) -> bool:
-    """Whether this torch's Inductor has an option; every one has an empty name's."""
+    """Whether this torch's Inductor has an option; True for an empty name."""
     if not name:
         return True
     import torch._inductor
@@ -51,9 +51,9 @@ class Variant:
     name: str
     build: Callable[[nn.Module], Runner]
     devices: tuple[str, ...] = ("cpu", "cuda")
-    is_baseline: bool = False  # one of torch.compile's rows, the best of which is to be beaten
+    is_baseline: bool = False  # a row of torch.compile; the best of these rows is to be beaten
     is_ours: bool = False
-    option: str = ""  # of Inductor, which some releases of torch lack
+    option: str = ""  # an option of Inductor that some releases of torch lack
 
 
 VARIANTS = (
@@ -79,11 +79,11 @@ def for_device(device: torch.device) -> list[Variant]:
 
 
 class UnknownNameError(ValueError):
-    """Something that the command line names is not known; the exit status is 2."""
+    """The command line contains an unknown name; the exit status is 2."""
 
 
 class Named(Protocol):
-    """What has a name in a table."""
+    """A row that has a name in a table."""
 
     @property
     def name(self) -> str:

@@ -1,12 +1,12 @@
 """Reference GNNs to copy from, installed as `gnncompile.models`.
 
-Each file is one model in the form that compiles well, with or without gnncompile: tensors in, tensors out; sizes taken
-from the arguments, never from the data (`index.max()`); no branch on a tensor's values. What a PyG layer does inside
-(GCN's and GAT's self loops) stays in the layer: gnncompile makes it free of synchronisation.
+Each file is one model in a form that compiles well, with or without gnncompile: tensors in, tensors out; sizes come
+from the arguments, never from the data (`index.max()`); no branch depends on a tensor's values. Work inside PyG's
+layers (the self loops of GCN and GAT) stays there: gnncompile runs it without synchronisation.
 
-`GCN`, `GraphSAGE`, `GAT`, `GATv2` (PyG's `GAT(v2=True)`), `PNA` and `EdgeCNN` hold the same `state_dict` keys as
-`torch_geometric.nn.models`, `GIN` the same for its convolutions and `DeepGCN` for its `DeepGCNLayer`s, so that weights
-move both ways. `Readout` makes rows of graphs of the rows of nodes.
+`GCN`, `GraphSAGE`, `GAT`, `GATv2` (PyG's `GAT(v2=True)`), `PNA` and `EdgeCNN` have the same `state_dict` keys as
+`torch_geometric.nn.models`, so that weights move both ways. The same holds for the convolutions of `GIN` and the
+`DeepGCNLayer`s of `DeepGCN`. `Readout` reduces the rows of each graph's nodes to one row.
 """
 
 from .deep_gcn import DeepGCN

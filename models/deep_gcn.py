@@ -17,7 +17,7 @@ class DeepGCN(nn.Module):
         \hat{\mathbf{x}} = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{Norm}(\mathbf{x})))
 
     with a learned temperature of the softmax. The first layer is the convolution alone. The layers are PyG's
-    `DeepGCNLayer`, so their part of the `state_dict` has its keys.
+    `DeepGCNLayer`, so their `state_dict` keys are the same as there.
 
     Args:
         in_channels: width of the input features.
@@ -25,7 +25,7 @@ class DeepGCN(nn.Module):
         num_layers: number of layers, at least 1.
         out_channels: width of the output.
         dropout: probability of dropping a hidden feature while training.
-        edge_dim: number of features of an edge, None for edges without.
+        edge_dim: number of features of an edge; None for edges without features.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch_geometric.nn import MLP, EdgeConv
 
 class EdgeCNN(nn.Module):
     r"""The edge convolutions of `"Dynamic Graph CNN for Learning on Point Clouds" <https://arxiv.org/abs/1801.07829>`_
-    (Wang et al., 2019), on edges that are given.
+    (Wang et al., 2019), on given edges.
 
     .. math::
         \mathbf{x}^{\prime}_i = \max_{j \in \mathcal{N}(i)} \mathrm{MLP} \left(

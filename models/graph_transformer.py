@@ -17,9 +17,9 @@ class GraphTransformer(nn.Module):
         \mathbf{V}_h \mathbf{x}_j \Bigr), \qquad
         \mathbf{x}^{\prime}_i = \mathrm{Norm} \left( \hat{\mathbf{x}}_i + \mathrm{FFN}(\hat{\mathbf{x}}_i) \right)
 
-    between a linear layer in front and one behind. Positional encodings are features: append them to `x`. Features
-    of edges, if there are any, are added to keys and values (`"Masked Label Prediction"
-    <https://arxiv.org/abs/2009.03509>`_, Shi et al., 2021).
+    between a first and a last linear layer. Positional encodings are features: append them to `x`. Features of edges,
+    if given, are added to keys and values (`"Masked Label Prediction" <https://arxiv.org/abs/2009.03509>`_, Shi et al.,
+    2021).
 
     Args:
         in_channels: width of the input features.
@@ -28,7 +28,7 @@ class GraphTransformer(nn.Module):
         out_channels: width of the output.
         dropout: probability of dropping a hidden feature, and an attention weight, while training.
         heads: number of attention heads.
-        edge_dim: number of features of an edge, None for edges without.
+        edge_dim: number of features of an edge; None for edges without features.
 
     Raises:
         ValueError: `hidden_channels` is not a multiple of `heads`.

@@ -18,17 +18,17 @@ class PNA(nn.Module):
         \left( \mathrm{scalers} \right) \otimes \left( \mathrm{aggregators} \right)
 
     where a scaler multiplies by a power of :math:`\log(d_i + 1) / \delta`, :math:`\delta` being the mean of
-    :math:`\log(d + 1)` over the training graphs. ReLU and dropout stand between layers.
+    :math:`\log(d + 1)` over the training graphs, with ReLU and dropout between layers.
 
     Args:
         in_channels: width of the input features.
         hidden_channels: width of the hidden layers.
         num_layers: number of convolutions, at least 1.
         out_channels: width of the output.
-        deg: how many training nodes have each in-degree, `[max_degree + 1]`, int64 (`PNAConv.get_degree_histogram`).
+        deg: number of training nodes with each in-degree, `[max_degree + 1]`, int64 (`PNAConv.get_degree_histogram`).
         dropout: probability of dropping a hidden feature while training.
         aggregators: reductions over the neighbours.
-        scalers: what each of them is multiplied by.
+        scalers: functions of the degree that each reduction is multiplied by.
     """
 
     def __init__(

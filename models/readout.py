@@ -1,4 +1,4 @@
-"""From nodes to graphs: pooling that is told the number of graphs."""
+"""Pooling from nodes to graphs, with the number of graphs as an argument."""
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ class Readout(nn.Module):
     The number of graphs is an argument, so that no size is read from the device; a graph without nodes gets zeros.
 
     Args:
-        reduce: `"sum"`, `"mean"` or `"max"`, or several of them, whose rows are concatenated.
+        reduce: one or more of `"sum"`, `"mean"` and `"max"`; the rows of several reductions are concatenated.
 
     Raises:
-        ValueError: an unknown reduction, or none.
+        ValueError: a reduction is unknown, or none is given.
     """
 
     def __init__(self, *reduce: str) -> None:
@@ -46,5 +46,5 @@ class Readout(nn.Module):
         return torch.cat([_POOLS[name](x, batch, batch_size) for name in self.reduce], dim=-1)
 
     def extra_repr(self) -> str:
-        """The reductions."""
+        """Returns the reductions, for `repr`."""
         return ", ".join(self.reduce)

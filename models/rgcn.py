@@ -24,7 +24,7 @@ class RGCN(nn.Module):
         out_channels: width of the output.
         num_relations: number of types of edges.
         dropout: probability of dropping a hidden feature while training.
-        num_bases: if given, each relation's weight is a combination of so many matrices.
+        num_bases: if given, each relation's weight is a combination of this number of shared matrices.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 They are ordinary PyG transforms (`BaseTransform`): compose them with PyG's own, or pass them to a dataset as
 `transform` or `pre_transform`. None is needed for correctness: a compiled model gives the same numbers without them.
-`prepare` finds out which of them a model asks for, and makes it rely on them.
+`prepare` finds the transforms that do a model's own work on the edges, and changes the model to rely on them.
 """
 
 from .add_self_loops import AddSelfLoops

@@ -1,4 +1,4 @@
-"""One self loop at every node, with the edges in the order of their destinations."""
+"""Gives every node one self loop, and sorts the edges by destination."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,26 +20,27 @@ class AddSelfLoops(BaseTransform):
     .. math::
         \mathcal{E}^{\prime} = \{ (j, i) \in \mathcal{E} : j \neq i \} \cup \{ (i, i) : i \in \mathcal{V} \}
 
-    This is what layers like :class:`~torch_geometric.nn.GCNConv` and :class:`~torch_geometric.nn.GATConv` do to the
-    edges in every forward. Unlike PyG's transform of the same name it doubles no self loop, extends all edge
-    attributes, and keeps the order that makes a layout (CSR) free of a permutation: the edges of one destination keep
-    their order, its self loop is the last of them.
+    Layers like :class:`~torch_geometric.nn.GCNConv` and :class:`~torch_geometric.nn.GATConv` do this to the edges in
+    every forward. Unlike PyG's transform of the same name, this one never doubles a self loop, extends all edge
+    attributes, and sorts the edges by destination, so that a layout (CSR) needs no permutation. The edges of each
+    destination keep their order, and its self loop comes last.
 
     Works on :class:`Data`, :class:`HeteroData` (edge types that join nodes of one type; others are left alone) and
     batches of either, which can still be taken apart. The input object and its tensors are not changed.
 
     Args:
-        fill_value: what edge attributes of new self loops are: a number, a tensor :obj:`[*]` that fits a row, or how to
-            reduce those of the edges that lead to the node (:obj:`"add"`, :obj:`"mean"`, :obj:`"min"`, :obj:`"max"`,
-            :obj:`"mul"`); or a dictionary of these by attribute, which attributes of integers need.
-        existing: what becomes of the attributes of self loops that are there: :obj:`"keep"` them as
-            :class:`~torch_geometric.nn.GCNConv` does, or :obj:`"replace"` them as :class:`~torch_geometric.nn.GATConv`
-            does.
-        edge_types: of :class:`HeteroData`, the edge types that get self loops; all by default.
+        fill_value: the edge attributes of new self loops: a number, a tensor :obj:`[*]` that fits a row, or a reduction
+            over the attributes of the node's incoming edges (:obj:`"add"`, :obj:`"mean"`, :obj:`"min"`,
+            :obj:`"max"`, :obj:`"mul"`). A dictionary gives a value for each attribute; integer attributes need one.
+        existing: whether to :obj:`"keep"` the attributes of existing self loops, as
+            :class:`~torch_geometric.nn.GCNConv` does, or to :obj:`"replace"` them, as
+            :class:`~torch_geometric.nn.GATConv` does.
+        edge_types: the edge types of :class:`HeteroData` that get self loops; all by default.
 
     Raises:
-        ValueError: an unknown `existing`; edges held as a matrix (:obj:`adj_t`), unknown `edge_types`, an edge
-            attribute that is no tensor or needs a value of its own, or a batch made with :obj:`follow_batch`.
+        ValueError: an unknown `existing`; edges held as a matrix (:obj:`adj_t`); unknown `edge_types`; an edge
+            attribute that is no tensor, or that `fill_value` gives no value for; or a batch made with
+            :obj:`follow_batch`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a compiled model would otherwise find out about a graph in its call, attached to the graph's tensors."""
+"""Attaches sizes and layouts to a graph's tensors, which a compiled model would otherwise compute in its call."""
 
 from typing import Any
 
@@ -14,16 +14,17 @@ from gnncompile.batches.prepare import prepared_on
 class AttachSizes(BaseTransform):
     r"""Attaches sizes and layouts to a graph or mini-batch (functional name: :obj:`attach_sizes`).
 
-    What :func:`gnncompile.loader` does to each mini-batch, for those that come from elsewhere: edges are sorted by
-    destination (stably, edge attributes alike), and the tensors carry what compiled models ask for: the numbers of
-    nodes, edges and graphs, the largest index, and the layouts (CSR) by destination and by source. So a model sorts
-    nothing, and :func:`~torch_geometric.nn.pool.global_mean_pool` without a size does not wait for the device.
+    :func:`gnncompile.loader` does this to each mini-batch; use the transform for mini-batches from elsewhere. Edges are
+    sorted by destination; the sort is stable, and edge attributes are permuted alike. The tensors carry the numbers of
+    nodes, edges and graphs, the largest index, and the layouts (CSR) by destination and by source. So a compiled model
+    sorts nothing, and :func:`~torch_geometric.nn.pool.global_mean_pool` without a size does not wait for the device.
 
-    This goes with the tensors themselves, not with their copies: let it be the last transform, applied to what the
-    model takes (to a mini-batch, not to its graphs), and name the device here rather than by :obj:`data.to` afterwards.
+    The attachment stays with the tensors themselves and is lost in copies. So let this be the last transform, apply it
+    to the model's input (to a mini-batch, not to its graphs), and name the device here instead of calling
+    :obj:`data.to` afterwards.
 
     Args:
-        device: Where the result is; None for where the graph is.
+        device: The device of the result; None for the device of the graph.
 
     Example:
         >>> data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1, 2], [2, 0, 1]]))
@@ -35,7 +36,7 @@ class AttachSizes(BaseTransform):
         self.device = device
 
     def forward(self, data: Data | HeteroData) -> Any:
-        """Returns a copy of `data` that is ready."""
+        """Returns a copy of `data` with sorted edges, sizes and layouts."""
         return prepared_on(data, self.device, None)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The scaled Laplacian of Chebyshev convolutions as weights of edges, sorted by destination."""
+"""Stores the scaled Laplacian of Chebyshev convolutions as weights of edges sorted by destination."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,22 +27,25 @@ class ChebNorm(BaseTransform):
         \quad \textrm{or} \quad \mathbf{I} - \mathbf{D}^{-1/2} \mathbf{A} \mathbf{D}^{-1/2} \quad \textrm{or} \quad
         \mathbf{I} - \mathbf{D}^{-1} \mathbf{A}
 
-    Its entries become :obj:`edge_weight`, :obj:`[num_edges]`, of the edges, without the self loops there were and with
-    one at every node, sorted by destination (see :class:`AddSelfLoops`). :class:`~torch_geometric.nn.ChebConv` computes
-    them in every forward; :func:`prepare` makes it use these. :math:`\lambda_{\max}` is :obj:`data.lambda_max`, a
-    number or :obj:`[num_graphs]` (:class:`~torch_geometric.transforms.LaplacianLambdaMax`), else twice the largest
-    entry, in a batch of all graphs as in the layer: give it where graphs are normalised before they are batched.
+    The entries of :math:`\mathbf{\hat{L}}` become :obj:`edge_weight`, :obj:`[num_edges]`. Existing self loops are
+    removed, every node gets one self loop, and the edges are sorted by destination (see :class:`AddSelfLoops`).
+    :class:`~torch_geometric.nn.ChebConv` computes these entries in every forward; :func:`prepare` makes it use the
+    stored ones.
+
+    :math:`\lambda_{\max}` is :obj:`data.lambda_max`, a number or :obj:`[num_graphs]`
+    (:class:`~torch_geometric.transforms.LaplacianLambdaMax`). Without it, as in the layer, it is twice the largest
+    entry, taken over all graphs of a batch. So give :obj:`lambda_max` if graphs are normalised before they are batched.
 
     Works on :class:`Data`, :class:`HeteroData` (edge types that join nodes of one type) and batches of either, which
     can still be taken apart. The input object and its tensors are not changed.
 
     Args:
         normalization: the Laplacian: None, :obj:`"sym"` or :obj:`"rw"`, in the order of the formula.
-        fill_value: what other edge attributes of new self loops are, as for :class:`AddSelfLoops`.
-        edge_types: of :class:`HeteroData`, the edge types to replace; all by default.
+        fill_value: the other edge attributes of new self loops, as for :class:`AddSelfLoops`.
+        edge_types: the edge types of :class:`HeteroData` to replace; all by default.
 
     Raises:
-        ValueError: an unknown `normalization`; otherwise as :class:`AddSelfLoops`.
+        ValueError: an unknown `normalization`; otherwise as for :class:`AddSelfLoops`.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ChebNorm(BaseTransform):
         self.normalization, self.fill_value, self.edge_types = normalization, fill_value, edge_types
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        """Returns `data` with the Laplacian as edges of each edge type among nodes of one type."""
+        """Returns `data` with the scaled Laplacian as the edges of each edge type that joins nodes of one type."""
         for store in square_stores(data, self.edge_types):
             fill = fills(store, self.fill_value)
             store.edge_weight = weights(data, store)
@@ -69,7 +72,7 @@ class ChebNorm(BaseTransform):
         return data
 
     def _laplacian(self, edges: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-        """Entries of the Laplacian; `weight` is 0 at the self loops, which are there."""
+        """Returns the entries of the Laplacian, `[num_edges]`. Every node has a self loop, whose `weight` is 0."""
         row, col = edges
         degree = scatter(weight, row, 0, dim_size=num_nodes, reduce="sum")
         if self.normalization is None:
@@ -86,7 +89,7 @@ class ChebNorm(BaseTransform):
 
 
 def _largest(data: Any, store: Any) -> tuple[Any, Any]:
-    """The largest eigenvalue that is given, and the graph of each node where there is one for each graph."""
+    """Returns `lambda_max` or None; and, if each graph has its own value, the graph of each node (else None)."""
     nodes = data if store._key is None else data[store._key[0]]
     found = store.get("lambda_max")
     if isinstance(found, Tensor) and found.numel() > 1:

@@ -1,4 +1,4 @@
-"""What transforms of edges share: the edges of a store as a plain tensor, its edge attributes, the order."""
+"""Functions that transforms of edges share: plain edge tensors, edge attributes, and the order by destination."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,13 +14,15 @@ from .slices import is_batch, refuse_followed
 
 
 def plain(edge_index: Tensor) -> Tensor:
-    """The same edges without the class that remembers their order."""
+    """Returns the edges as a plain tensor, without PyG's `EdgeIndex` class."""
     edges: Tensor = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     return edges
 
 
 def like(edge_index: Tensor, edges: Tensor, sort_order: str | None) -> Tensor:
-    """`edges` as an `EdgeIndex` of the same size, in the given order, if `edge_index` is one."""
+    """Returns `edges` as an `EdgeIndex` with the size of `edge_index` and the given order, if `edge_index` is an
+    `EdgeIndex`; else `edges`.
+    """
     if not isinstance(edge_index, EdgeIndex):
         return edges
     size, undirected = edge_index.sparse_size(), edge_index.is_undirected
@@ -29,14 +31,14 @@ def like(edge_index: Tensor, edges: Tensor, sort_order: str | None) -> Tensor:
 
 
 def edge_attributes(store: Any) -> list[str]:
-    """The names of what has one row per edge, by PyG's own rule; not `edge_index`, nor edges to predict."""
+    """Returns the names of the edge attributes by PyG's own rule, except `edge_index` and edges to predict."""
     return [
         key for key in store if key != "edge_index" and not key.startswith("edge_label") and store.is_edge_attr(key)
     ]
 
 
 def take(value: Any, index: Tensor, dim: int) -> Any:
-    """Rows of an attribute in the given order: of a tensor, an array, a list, a tuple or a TensorFrame."""
+    """Returns the rows of an attribute in the given order; it is a tensor, array, list, tuple or TensorFrame."""
     if isinstance(value, Tensor):
         return value.index_select(dim, index.to(value.device))
     if isinstance(value, np.ndarray):
@@ -47,11 +49,15 @@ def take(value: Any, index: Tensor, dim: int) -> Any:
 
 
 def square_stores(data: Any, edge_types: Sequence[tuple[str, str, str]] | None) -> Iterator[Any]:
-    """The edge stores whose sources and destinations are the same nodes, of all or of some types.
+    """Yields the edge stores whose sources and destinations have the same node type.
+
+    Args:
+        data: the object that holds the stores.
+        edge_types: the edge types to yield; None for all.
 
     Raises:
-        ValueError: the edges are held as a matrix, a type that was asked for is absent or joins two types of nodes, or
-            the batch was made with `follow_batch`.
+        ValueError: the edges are held as a matrix; one of `edge_types` is absent or joins two node types; or the batch
+            was made with `follow_batch`.
     """
     found = [store for store in data.edge_stores if edge_types is None or store._key in edge_types]
     if edge_types is not None and len(found) < len(set(edge_types)):
@@ -74,11 +80,11 @@ def square_stores(data: Any, edge_types: Sequence[tuple[str, str, str]] | None) 
 
 
 def number_of_nodes(store: Any) -> int:
-    """The number of nodes that a square store's edges may name."""
+    """Returns the number of nodes for an edge store whose sources and destinations have the same node type."""
     size: int = store.size(0) if store._key is not None else store.num_nodes
     return size
 
 
 def by_destination(edge_index: Tensor) -> Tensor:
-    """The stable order of edges by destination, `[num_edges]`."""
+    """Returns the permutation that sorts edges stably by destination, `[num_edges]`, int64."""
     return torch.argsort(edge_index[1], stable=True)

@@ -1,4 +1,4 @@
-"""GCN's normalisation as weights of edges, with the edges in the order of their destinations."""
+"""Stores GCN's normalisation as weights of edges sorted by destination."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,21 +22,24 @@ class GCNNorm(BaseTransform):
     .. math::
         \hat{e}_{j,i} = \frac{e_{j,i}}{\sqrt{\hat{d}_j \hat{d}_i}}, \qquad \hat{d}_i = \sum_j e_{j,i}
 
-    over the edges with their self loops, where an absent :obj:`edge_weight`, :obj:`[num_edges]`, is 1. A layer with
-    :obj:`normalize=False` then computes the same from :obj:`edge_weight` as it does by itself otherwise, in every
-    forward. With self loops the edges come out sorted by destination (see :class:`AddSelfLoops`), without they keep
-    their order. Works on :class:`Data`, :class:`HeteroData` (edge types that join nodes of one type) and batches of
-    either, which can still be taken apart. The input object and its tensors are not changed.
+    over the edges and their self loops. If :obj:`edge_weight`, :obj:`[num_edges]`, is absent, all weights are 1. A
+    layer with :obj:`normalize=False` then gives the results that it would otherwise get by normalising in every
+    forward. If self loops are added, the edges are sorted by destination (see :class:`AddSelfLoops`); otherwise they
+    keep their order.
+
+    Works on :class:`Data`, :class:`HeteroData` (edge types that join nodes of one type) and batches of either, which
+    can still be taken apart. The input object and its tensors are not changed.
 
     Args:
         add_self_loops: whether nodes without a self loop get one.
-        improved: whether its weight is 2 rather than 1; as in the layer, only where there are weights of edges.
-        flow: by which end of the edges nodes are normalised: :obj:`"source_to_target"` by the destination.
-        fill_value: what other edge attributes of new self loops are, as for :class:`AddSelfLoops`.
-        edge_types: of :class:`HeteroData`, the edge types to normalise; all by default.
+        improved: whether new self loops have weight 2 instead of 1; as in the layer, only if there is an
+            :obj:`edge_weight`.
+        flow: the direction of messages; :obj:`"source_to_target"` computes degrees over the edges of each destination.
+        fill_value: the other edge attributes of new self loops, as for :class:`AddSelfLoops`.
+        edge_types: the edge types of :class:`HeteroData` to normalise; all by default.
 
     Raises:
-        ValueError: as :class:`AddSelfLoops`.
+        ValueError: an unknown `flow`; otherwise as for :class:`AddSelfLoops`.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class GCNNorm(BaseTransform):
         self.fill_value, self.edge_types = fill_value, edge_types
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        """Returns `data` with normalised `edge_weight` at each edge type among nodes of one type."""
+        """Returns `data` with a normalised `edge_weight` for each edge type that joins nodes of one type."""
         for store in square_stores(data, self.edge_types):
             fill = fills(store, self.fill_value) if self.add_self_loops else {}
             loop = 2.0 if self.improved and "edge_weight" in store else 1.0

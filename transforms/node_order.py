@@ -1,4 +1,4 @@
-"""Nodes in another order, or fewer of them: every attribute follows, and results of the model map back."""
+"""Reorders or removes nodes together with every attribute, and maps results of the model back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,18 @@ from .edges import plain, take
 from .slices import is_batch, refuse_followed, set_slices
 
 Type = str | None
-"""A type of nodes; None where there is one type only."""
+"""A node type; None for `Data`, which has only one."""
 
 
 def refuse_unordered(data: Any, name: str) -> None:
-    """Raises an error where nodes may not change places.
+    """Raises an error if the nodes of `data` can't be reordered.
+
+    Args:
+        data: the object whose nodes are to be reordered.
+        name: the name of the transform, for the message.
 
     Raises:
-        ValueError: edges are held as a matrix, or `data` was sampled by a loader, whose seed nodes come first.
+        ValueError: edges are held as a matrix, or `data` is a neighbour loader's sample, whose seed nodes come first.
     """
     for store in data.edge_stores:
         if "adj_t" in store or "adj" in store:
@@ -36,7 +40,11 @@ def refuse_unordered(data: Any, name: str) -> None:
 
 
 def graph_of_nodes(data: Any, store: Any) -> Tensor | None:
-    """The graph of each node, `[num_nodes]`; None where there is one graph."""
+    """Returns the graph of each node, `[num_nodes]`; None if `data` is a single graph.
+
+    Raises:
+        ValueError: `data` is a batch without the graph of each node.
+    """
     found: Tensor | None = store.get("batch")
     if found is None and is_batch(data):
         raise ArgumentError(
@@ -46,21 +54,21 @@ def graph_of_nodes(data: Any, store: Any) -> Tensor | None:
 
 
 def select_nodes(data: Any, chosen: Mapping[Type, Tensor]) -> None:
-    """Keeps the chosen nodes of each type, in the order given; edges and other numbers of nodes are renamed.
+    """Keeps the chosen nodes of each type, in the given order. Edges and other node indices are renumbered.
 
-    Every node gets `node_order`, its number before, and every node store `original_size`, the number of nodes before,
-    in each graph of a batch; a second call composes both with the first.
+    Every node gets `node_order`, its earlier index, and every node store gets `original_size`, its earlier number of
+    nodes. In a batch both are per graph. A second call composes with the first: both refer to the original graph.
 
     Args:
-        data: a copy of the user's object.
-        chosen: by type of nodes, numbers of nodes, `[num_chosen]`, grouped by the graphs of a batch in their order.
-            Every node that an edge names must be there.
+        data: a copy of the user's object, changed in place.
+        chosen: for each node type, the indices of the nodes to keep, `[num_chosen]`; in a batch, grouped by graph in
+            the order of the graphs. Every node that an edge refers to must be kept.
     """
     before = {store._key: int(store.num_nodes) for store in data.node_stores}
     places = {kind: _places(index, before[kind]) for kind, index in chosen.items()}
     stores = {id(store): store for store in (*data.edge_stores, *data.node_stores)}.values()
     named = {id(store): names_nodes(data, store) for store in stores}
-    # Asked before anything is replaced, while all lengths still belong together.
+    # Found before any attribute is replaced, because PyG's rule compares lengths, which still match now.
     rows = {store._key: _rows(store, named[id(store)]) for store in data.node_stores}
     for store in stores:
         for key in named[id(store)]:
@@ -79,14 +87,19 @@ def _places(index: Tensor, num_nodes: int) -> Tensor:
 
 
 def _ends(store: Any, places: Mapping[Type, Tensor]) -> tuple[Tensor, Tensor]:
-    """New numbers of the nodes that the two rows of `edge_index` name."""
+    """Returns, for each row of `edge_index`, the new index of each old node index."""
     if store._key is None:
         return places[None], places[None]
     return places[store._key[0]], places[store._key[-1]]
 
 
 def names_nodes(data: Any, store: Any) -> list[str]:
-    """The attributes that hold numbers of nodes, by PyG's own rule: those that batching increases by their count."""
+    """Returns the names of attributes that hold node indices: those that PyG increases by the number of nodes when it
+    batches graphs.
+
+    Raises:
+        ValueError: a `Data` object holds indices of several kinds of nodes.
+    """
     found = []
     for key, value in store.items():
         if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool or "batch" in key:
@@ -152,7 +165,7 @@ def _graphs(data: Any, graph: Tensor) -> int:
 
 
 def _set_increments(data: Any, store: Any, named: list[str]) -> None:
-    """What batching would have increased numbers of nodes by, had the graphs been so before."""
+    """Sets the increments that batching would have added to node indices if the graphs had been reordered before."""
     if store._key is None:
         increments = data.ptr[:-1]
     elif isinstance(store._key, tuple):
@@ -163,19 +176,19 @@ def _set_increments(data: Any, store: Any, named: list[str]) -> None:
 
 
 def restore_order(rows: Tensor, data: Any, fill_value: float = 0.0) -> Tensor:
-    """Puts rows of nodes, as a model returns them, in the order that nodes had before `Reorder` and `RemoveIsolated`.
+    """Puts a model's output rows back into the order that the nodes had before `Reorder` and `RemoveIsolated`.
 
     Args:
-        rows: one row per node, `[num_nodes, *]`; a gradient flows through.
-        data: what the model ran on, or of :class:`HeteroData` the part of one node type, `data["paper"]`; a batch of
-            graphs that were reordered each by itself, or that was reordered as a whole.
-        fill_value: what rows of removed nodes are.
+        rows: one row per node, `[num_nodes, *]`; gradients flow through.
+        data: the data that the model ran on, or the part of one node type of :class:`HeteroData`, `data["paper"]`. It
+            may be a batch that was reordered before or after batching.
+        fill_value: the value of the rows of removed nodes.
 
     Returns:
-        `[original_num_nodes, *]`, in a batch of all graphs one behind the other.
+        `[original_num_nodes, *]`, for a batch with the rows of all graphs one after the other.
 
     Raises:
-        ValueError: the nodes of `data` were never reordered, or `rows` are not as many as its nodes.
+        ValueError: the nodes of `data` were never reordered, or `rows` does not have one row per node.
     """
     order, size, graph = (data.get(key) for key in ("node_order", "original_size", "batch"))
     if order is None or size is None:

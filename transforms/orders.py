@@ -1,8 +1,8 @@
-"""Orders of the nodes of a graph: by degree, breadth first, reverse Cuthill-McKee, by parts of METIS.
+"""Orders for the nodes of a graph: by degree, breadth first, reverse Cuthill-McKee, by parts of METIS.
 
-Each takes edges, `[2, num_edges]`, whose direction does not count, and the number of nodes, and returns the node of
-each new number. Where scipy is absent networkx, which is always there, walks the graph: to the same order breadth
-first, from another start for reverse Cuthill-McKee, and far slower on large graphs.
+Each function takes the edges, `[2, num_edges]`, whose direction is ignored, and the number of nodes. It returns the old
+index of each new node, `[num_nodes]`, int64. Without scipy, networkx (which is always installed) walks the graph, far
+slower on large graphs. Breadth first then gives the same order; reverse Cuthill-McKee begins at another node.
 """
 
 import importlib.util
@@ -17,24 +17,24 @@ from torch_geometric.utils import coalesce, degree, to_undirected
 from gnncompile.exc import MissingLibraryError
 
 NODES_PER_PART = 1024
-"""About as many nodes as METIS puts into one part."""
+"""The approximate number of nodes in each part that METIS makes."""
 
 
 def by_degree(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Nodes with most edges first, in their order among equals."""
+    """Orders nodes by falling number of edges; nodes with equal numbers keep their order."""
     count = degree(edge_index.flatten(), num_nodes, dtype=torch.long)
     return torch.argsort(count, descending=True, stable=True)
 
 
 def breadth_first(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Each connected component by itself, from its first node outwards (breadth-first search)."""
+    """Orders nodes by breadth-first search, one connected component after the other, each from its first node."""
     edges = _symmetric(edge_index, num_nodes)
     if not _has_scipy():
         return _tensor(_walked_by_networkx(edges, num_nodes), edge_index)
     from scipy.sparse import csgraph
 
     _, component = csgraph.connected_components(_matrix(edges, num_nodes), directed=False)
-    # One walk for all: from a node of its own that leads to the first node of each component.
+    # One search for all components: it begins at an extra node with an edge to the first node of each component.
     first = torch.from_numpy(np.unique(component, return_index=True)[1]).sort().values
     start = torch.stack([torch.full_like(first, num_nodes), first])
     matrix = _matrix(torch.cat([edges, start, start.flip(0)], dim=1), num_nodes + 1)
@@ -43,7 +43,7 @@ def breadth_first(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def reverse_cuthill_mckee(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Neighbours near each other (`Cuthill and McKee, 1969 <https://doi.org/10.1145/800195.805928>`_, reversed)."""
+    """Puts neighbours together (`Cuthill and McKee, 1969 <https://doi.org/10.1145/800195.805928>`_, reversed)."""
     edges = _symmetric(edge_index, num_nodes)
     if _has_scipy():
         from scipy.sparse import csgraph
@@ -57,11 +57,11 @@ def reverse_cuthill_mckee(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def metis(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The parts of METIS one behind the other, nodes of a part in their order (`Karypis and Kumar, 1998
-    <https://doi.org/10.1137/S1064827595287997>`_).
+    """Orders nodes by the parts of METIS (`Karypis and Kumar, 1998 <https://doi.org/10.1137/S1064827595287997>`_). The
+    nodes of a part keep their order.
 
     Raises:
-        ImportError: pymetis is absent.
+        ImportError: pymetis is not installed.
     """
     try:
         import pymetis
@@ -88,7 +88,7 @@ ORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def _symmetric(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Both directions of every edge once, without self loops, sorted by the first row, on the CPU."""
+    """Returns both directions of every edge, without duplicates and self loops, sorted by the first row, on the CPU."""
     edges = edge_index[:, edge_index[0] != edge_index[1]].cpu()
     return coalesce(to_undirected(edges, num_nodes=num_nodes), num_nodes=num_nodes)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Mini-batches of a few sizes only, behind tensors of the true ones."""
+"""Pads mini-batches to a few sizes; the tensors that the user sees keep their valid rows only."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ from gnncompile.exc import ArgumentError
 class PadToBucket(BaseTransform):
     r"""Pads graphs or mini-batches to a few learned sizes (functional name: :obj:`pad_to_bucket`).
 
-    What :func:`gnncompile.loader` does with ``buckets``, for mini-batches that come from elsewhere. The tensors that
-    you see are those of :class:`AttachSizes`, with their true sizes; the padded ones stand behind them. Models compiled
-    with ``mode="reduce-overhead"`` and :class:`gnncompile.TrainStep` take these, so that one recording serves all
-    mini-batches of a bucket; no result, loss or statistic is changed by the padding, and none of it is ever seen.
+    :func:`gnncompile.loader` does this with ``buckets``; use the transform for mini-batches from elsewhere. The tensors
+    that you see are those of :class:`AttachSizes`, without padding. Each has a padded tensor attached. Models compiled
+    with ``mode="reduce-overhead"`` and :class:`gnncompile.TrainStep` run on the padded tensors, so that one recording
+    serves all mini-batches of a bucket. The padding changes no result, loss or statistic, and is never seen.
 
-    Let it be the last transform, applied to what the model takes, and name the device here: see :class:`AttachSizes`.
-    Sizes are learned by each transform for itself, from what it has seen, so use one for all mini-batches.
+    Let this be the last transform, apply it to the model's input, and name the device here: see :class:`AttachSizes`.
+    Each transform learns sizes from the mini-batches that it has seen, so use one transform for all mini-batches.
 
     Args:
-        device: Where the result is; None for where the graph is.
-        buckets: How many sizes there may be at most.
+        device: The device of the result; None for the device of the graph.
+        buckets: The largest number of sizes.
 
     Raises:
         ValueError: `buckets` is not positive.
@@ -45,11 +45,11 @@ class PadToBucket(BaseTransform):
 
     @property
     def sizes(self) -> list[tuple[int, ...]]:
-        """The numbers of nodes, edges and graphs (of each type) of all buckets so far."""
+        """The sizes of all buckets so far: for each, the numbers of nodes, edges (of each type) and graphs."""
         return self.buckets.sizes()
 
     def forward(self, data: Data | HeteroData) -> Any:
-        """Returns a copy of `data` with padding behind its tensors."""
+        """Returns a copy of `data` with padded tensors attached to its tensors."""
         return prepared_on(data, self.device, self.buckets)
 
     def __repr__(self) -> str:

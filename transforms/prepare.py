@@ -1,4 +1,4 @@
-"""Moves what a model does to the edges in every forward, self loops and normalisation, before the model."""
+"""Moves self loops and normalisation, which a model computes in every forward, into a transform before the model."""
 
 import copy
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from .structure_layers import RULES, Need
 
 @dataclass(frozen=True)
 class Moved:
-    """A layer that relies on the data now.
+    """A layer that now relies on the transform.
 
     Attributes:
-        layer: its name in the model.
-        kind: its class before.
-        what: what it does no longer.
-        how: what was changed in it: flags, or its class.
+        layer: the layer's name in the model.
+        kind: the class that it had before.
+        what: the work that it does no longer.
+        how: the change to the layer: of its flags, or of its class.
     """
 
     layer: str
@@ -41,13 +41,13 @@ class Moved:
 
 @dataclass(frozen=True)
 class Left:
-    """A layer that still does to the edges what it did.
+    """A layer that was not changed.
 
     Attributes:
-        layer: its name in the model.
+        layer: the layer's name in the model.
         kind: its class.
-        what: what it does in every forward.
-        why: why that was not moved.
+        what: the work that it still does in every forward.
+        why: the reason why this work was not moved.
     """
 
     layer: str
@@ -58,13 +58,13 @@ class Left:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What :func:`prepare` changed.
+    """The changes that :func:`prepare` made.
 
     Attributes:
         moved: layers that were changed.
-        left: layers that could have been, but for a reason.
+        left: layers that do such work but were not changed, each with the reason.
         outputs_differ: largest difference of outputs on the given data, relative to the largest output.
-        gradients_differ: the same of the gradients of parameters and node features.
+        gradients_differ: largest difference of the gradients of parameters and node features, relative to the largest.
     """
 
     moved: tuple[Moved, ...]
@@ -85,7 +85,7 @@ class PrepareReport:
 
 
 class Prepared(NamedTuple):
-    """What :func:`prepare` returns."""
+    """The result of :func:`prepare`: the new model, the transform of its inputs, and a report."""
 
     model: nn.Module
     transform: Compose
@@ -107,10 +107,10 @@ class _Layer(NamedTuple):
 def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None) -> Prepared:
     """Moves self loops and normalisation, which layers compute from the edges in every forward, into a transform.
 
-    Layers that read the same edges must want the same of them; those of :class:`HeteroData` are told apart by the edge
-    type in their names (:class:`~torch_geometric.nn.HeteroConv`, :func:`~torch_geometric.nn.to_hetero`). The new model
-    is run beside the old one on `data`, in eval mode: were outputs or gradients to differ by more than rounding,
-    nothing would be changed, and the report would say so.
+    Layers that read the same edges must need the same self loops and normalisation. For :class:`HeteroData`, the edge
+    type in a layer's name says which edges it reads (:class:`~torch_geometric.nn.HeteroConv`,
+    :func:`~torch_geometric.nn.to_hetero`). Both models are run on `data` in eval mode. If outputs or gradients differ
+    by more than rounding, nothing is changed, and the report says so.
 
     .. code-block:: python
 
@@ -118,18 +118,18 @@ def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None)
         data = transform(data)  # every input of the new model must have gone through the transform
         out = model(data.x, data.edge_index, data.edge_weight)
 
-    Moved are those of :class:`~torch_geometric.nn.GCNConv`, `APPNP`, `GCN2Conv`, `DNAConv`, `TAGConv`, `LGConv`,
-    `SGConv`, `SSGConv`, `MixHopConv`, `ARMAConv`, `ChebConv` (which need `edge_weight` handed on to them), `GATConv`,
-    `GATv2Conv`, `AGNNConv` and `FeaStConv`.
+    Supported layers are :class:`~torch_geometric.nn.GCNConv`, `APPNP`, `GCN2Conv`, `DNAConv`, `TAGConv`, `LGConv`,
+    `SGConv`, `SSGConv`, `MixHopConv`, `ARMAConv` and `ChebConv`, to which the model must pass `edge_weight`; and
+    `GATConv`, `GATv2Conv`, `AGNNConv` and `FeaStConv`.
 
     Args:
-        model: any PyG model, not compiled yet; it is not changed, and its copy has the same `state_dict` keys.
-        data: a graph, or a batch, to prove equality on.
-        call: runs a model on data. By default arguments of `forward` are the attributes of the data of the same names,
+        model: any PyG model, not compiled yet. It is not changed; the new model has the same `state_dict` keys.
+        data: a graph, or a batch, on which the two models are compared.
+        call: runs a model on data. By default each argument of `forward` is the attribute of `data` with the same name,
             for :class:`HeteroData` with or without `_dict`.
 
     Returns:
-        The new model, the transform of its inputs, and what was changed (:class:`PrepareReport`).
+        The new model, the transform of its inputs, and the changes (:class:`PrepareReport`).
 
     Raises:
         ValueError: the model is compiled, its parameters have no shape yet, or its arguments are not in `data`.
@@ -169,7 +169,7 @@ def prepare(model: nn.Module, data: Data | HeteroData, call: Call | None = None)
 
 
 def _by_edges(model: nn.Module, data: Data | HeteroData) -> dict[Any, list[_Layer]]:
-    """The layers that read the same edges, by edge type; "?" for those of which that is not known."""
+    """Groups the layers by the edge type that they read; "?" if a layer's edge type is unknown."""
     groups: dict[Any, list[_Layer]] = {}
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing):
@@ -189,7 +189,7 @@ def _edge_type(name: str, data: HeteroData) -> Any:
 
 
 def _obstacle(layers: Sequence[_Layer], data: Any, kind: Any, can_weigh: bool) -> str | None:
-    """Why what these layers want of their edges can't be moved."""
+    """Returns why the work of these layers on their edges can't be moved, or None if it can."""
     wanting = [layer for layer in layers if layer.need is not None]
     needs = [layer.need for layer in layers if layer.need is not None]
     if not wanting:
@@ -213,7 +213,7 @@ def _obstacle(layers: Sequence[_Layer], data: Any, kind: Any, can_weigh: bool) -
 
 
 def _obstacle_in(data: Any, kind: Any, need: Need) -> str | None:
-    """Why the edges of `data` can't be changed as a layer wants."""
+    """Returns why the edges of `data` can't be changed as a layer needs, or None if they can."""
     store = next(store for store in data.edge_stores if kind is None or store._key == kind)
     if "edge_index" not in store:
         return "its edges are held as a matrix"
@@ -237,7 +237,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _first_with_fill(layers: Sequence[_Layer]) -> Need:
-    """The need that says most: with weights, else with features of self loops."""
+    """Returns the most specific need of the layers: one with weights, else one with features of self loops."""
     needs = [layer.need for layer in layers if layer.need is not None]
     return max(needs, key=lambda need: (need.weights is not None, need.fill is not None))
 

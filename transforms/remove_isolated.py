@@ -1,4 +1,4 @@
-"""A graph without the nodes that no edge touches."""
+"""Removes the nodes that no edge touches."""
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -13,20 +13,22 @@ from .slices import is_batch
 
 @functional_transform("remove_isolated")
 class RemoveIsolated(BaseTransform):
-    r"""Removes the nodes that no edge touches, of whatever type (functional name: :obj:`remove_isolated`).
+    r"""Removes the nodes that no edge of any type touches (functional name: :obj:`remove_isolated`).
 
-    A node stays if :obj:`edge_index` names it, be it in a self loop, or another attribute that PyG increases by the
-    number of nodes when it batches graphs (:obj:`edge_label_index`, :obj:`face`). The order of nodes and edges stays.
+    A node stays if :obj:`edge_index` contains it, even in a self loop. It also stays if another attribute contains it
+    that PyG increases by the number of nodes when it batches graphs (:obj:`edge_label_index`, :obj:`face`). Nodes and
+    edges keep their order.
 
-    The node that is now in row :obj:`i` was in row :obj:`data.node_order[i]`, :obj:`[num_nodes]`, int64, of its graph
-    before; :func:`restore_order` puts a model's output back, with zeros for the nodes removed. PyG's
+    The node that is now in row :obj:`i` was in row :obj:`data.node_order[i]` of its graph before (:obj:`[num_nodes]`,
+    int64). :func:`restore_order` puts a model's output back, with zeros for the removed nodes. PyG's
     :class:`~torch_geometric.transforms.RemoveIsolatedNodes` keeps no such mapping and leaves batches that cannot be
     taken apart. Works on :class:`Data`, :class:`HeteroData` and batches of either. The input object and its tensors are
     not changed.
 
     Raises:
         ValueError: edges held as a matrix (:obj:`adj_t`), a neighbour loader's sample, a batch made with
-            :obj:`follow_batch`, or one of as many nodes as graphs, whose attributes cannot be told apart.
+            :obj:`follow_batch`, or a batch with equal numbers of nodes and graphs, whose attributes cannot be told
+            apart.
     """
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:

@@ -1,4 +1,4 @@
-"""Another order of the nodes, so that neighbours lie near each other in memory."""
+"""Reorders nodes so that neighbours lie near each other in memory."""
 
 from typing import Any
 
@@ -19,25 +19,27 @@ from .orders import ORDERS
 class Reorder(BaseTransform):
     r"""Renumbers the nodes of a graph (functional name: :obj:`reorder`).
 
-    Message passing reads the rows of neighbours; if these lie near each other, caches hold them. Attributes of nodes
-    follow, :obj:`edge_index` and whatever else PyG increases by the number of nodes when it batches graphs
-    (:obj:`edge_label_index`, :obj:`face`) is renamed, edges keep their order: put :class:`SortByDestination` behind.
+    Message passing reads the rows of neighbours. If these rows lie near each other, caches hold them. Node attributes
+    are permuted. All node indices are renumbered: those of :obj:`edge_index` and of every attribute that PyG increases
+    by the number of nodes when it batches graphs (:obj:`edge_label_index`, :obj:`face`). Edges keep their order, so
+    apply :class:`SortByDestination` afterwards.
 
-    The node that is now in row :obj:`i` was in row :obj:`data.node_order[i]`, :obj:`[num_nodes]`, int64, of its graph
-    before; :func:`restore_order` puts a model's output back in that order. Transforms that renumber nodes compose.
+    The node that is now in row :obj:`i` was in row :obj:`data.node_order[i]` of its graph before (:obj:`[num_nodes]`,
+    int64). :func:`restore_order` puts a model's output back in that order. Transforms that renumber nodes compose.
 
-    Works on :class:`Data`, :class:`HeteroData` (each node type by itself, by the edges of all types) and batches of
-    either, whose graphs stay where they are and can still be taken apart. The input object and its tensors are not
-    changed.
+    Works on :class:`Data`, :class:`HeteroData` (each node type is ordered by itself, from the edges of all types) and
+    batches of either. The graphs of a batch keep their order and can still be taken apart. The input object and its
+    tensors are not changed.
 
     Args:
         method: :obj:`"rcm"`, reverse Cuthill-McKee; :obj:`"bfs"`, breadth first from the first node of each component;
-            :obj:`"degree"`, most edges first; :obj:`"metis"`, by parts of about 1,000 nodes that few edges join, for
-            which pymetis must be installed. The first two use scipy, or where it is absent networkx, which is slower.
+            :obj:`"degree"`, most edges first; :obj:`"metis"`, by parts of about 1,000 nodes with few edges between
+            parts, for which pymetis must be installed. The first two use scipy, or the slower networkx if scipy is not
+            installed.
 
     Raises:
-        ValueError: an unknown method; edges held as a matrix (:obj:`adj_t`), or a neighbour loader's sample, whose
-            seed nodes must stay in front.
+        ValueError: an unknown method; edges held as a matrix (:obj:`adj_t`); or a neighbour loader's sample, whose
+            seed nodes must stay first.
         ImportError: :obj:`"metis"` without pymetis.
     """
 
@@ -68,7 +70,7 @@ class Reorder(BaseTransform):
 
 
 def _starts(data: Any) -> tuple[dict[str | None, int], int]:
-    """The first number of each type of nodes when all types are numbered through, and how many nodes there are."""
+    """Returns the first index of each node type when all types are numbered together, and the number of all nodes."""
     starts, total = {}, 0
     for store in data.node_stores:
         starts[store._key] = total

@@ -1,4 +1,4 @@
-"""Runs a model on data, by the names of its arguments, and tells how far two runs are apart."""
+"""Runs a model on data by the names of its arguments, and measures the difference between two runs."""
 
 import copy
 import inspect
@@ -15,14 +15,16 @@ from gnncompile.exc import ArgumentError
 Call = Callable[[nn.Module, Any], Any]
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""How far results may be apart, relative to the largest, for rounding alone."""
+"""The largest difference that rounding may cause, relative to the largest value, for each type."""
 
 
 def arguments(model: nn.Module, data: Any) -> dict[str, Any]:
-    """The arguments of a model's forward that `data` has attributes for; a parameter `data` is the data itself.
+    """Returns the arguments of a model's forward, taken from the attributes of `data` with the same names.
+
+    A parameter named `data` gets the data itself.
 
     Raises:
-        ValueError: an argument without a default is none of them, or no argument is.
+        ValueError: `data` has no attribute for an argument without a default, or for any argument.
     """
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(model.forward).parameters.items():
@@ -61,7 +63,7 @@ def call_by_names(model: nn.Module, data: Any) -> Any:
 
 
 def results(model: nn.Module, data: Any, call: Call) -> tuple[list[Tensor], list[Tensor]]:
-    """Float outputs of a copy of the model in eval mode, and the gradients of its parameters and of node features."""
+    """Runs a copy of the model in eval mode; returns float outputs, and gradients of parameters and node features."""
     model, data = copy.deepcopy(model).eval(), copy.copy(data)
     leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for store in data.node_stores:
@@ -82,7 +84,10 @@ def results(model: nn.Module, data: Any, call: Call) -> tuple[list[Tensor], list
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference of two lists of tensors, relative to the largest number; infinite if they don't match."""
+    """Returns the largest difference of two lists of tensors, relative to the largest expected value.
+
+    The difference is infinite if shapes or positions of NaNs differ.
+    """
     if [t.shape for t in found] != [t.shape for t in expected]:
         return float("inf")
     worst, scale = 0.0, 0.0
@@ -96,5 +101,5 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def tolerance(tensors: list[Tensor]) -> float:
-    """How far results may be apart, by the least precise of them."""
+    """Returns the largest allowed difference for tensors, by the least precise of their types."""
     return max((TOLERANCE.get(t.dtype, 0.0) for t in tensors), default=0.0)

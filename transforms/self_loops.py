@@ -1,4 +1,4 @@
-"""What transforms that add self loops share: one self loop at every node, with a value for each edge attribute."""
+"""Functions that transforms share which give every node one self loop, with a value for each edge attribute."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from .edges import by_destination, edge_attributes, like, number_of_nodes, plain
 from .slices import edges_per_graph, is_batch, set_slices
 
 Fill = float | str | Tensor
-"""What an edge attribute of a new self loop is: a value, or how to reduce those of the edges that lead to its node."""
+"""The edge attribute of a new self loop: a value, or a reduction over the attributes of the node's incoming edges."""
 
 
 def fills(store: Any, fill_value: Fill | Mapping[str, Fill]) -> dict[str, Fill]:
-    """What each edge attribute of a new self loop is.
+    """Returns the fill of each edge attribute of a store for new self loops.
 
     Raises:
-        ValueError: an attribute has none, or can have none because it is no tensor.
+        ValueError: `fill_value` gives no fill for an attribute, or an attribute is no tensor.
     """
     found: dict[str, Fill] = {}
     for key in edge_attributes(store):
@@ -48,9 +48,9 @@ def add_loops(data: Any, store: Any, fill: Mapping[str, Fill], existing: str) ->
 
     Args:
         data: a copy of the user's object.
-        store: its edges among nodes of one type, changed in place.
-        fill: what each edge attribute of a new self loop is.
-        existing: whether to `"keep"` the attributes of self loops that are there, or to `"replace"` them.
+        store: an edge store of `data` that joins nodes of one type; it is changed in place.
+        fill: the fill of each edge attribute of a new self loop.
+        existing: whether to `"keep"` or to `"replace"` the attributes of existing self loops.
     """
     edges, num_nodes = plain(store.edge_index), number_of_nodes(store)
 
@@ -72,7 +72,7 @@ def add_loops(data: Any, store: Any, fill: Mapping[str, Fill], existing: str) ->
 
 
 def weights(data: Any, store: Any) -> Tensor:
-    """`edge_weight`, `[num_edges]`; ones of the type of the features where there is none."""
+    """Returns `edge_weight`, `[num_edges]`; if there is none, ones of the type of the features."""
     found = store.get("edge_weight")
     if found is not None:
         return found  # type: ignore[no-any-return]
@@ -83,5 +83,5 @@ def weights(data: Any, store: Any) -> Tensor:
 
 
 def types_repr(edge_types: Any) -> str:
-    """`edge_types` as an argument in a `repr`; nothing where it was not given."""
+    """Returns the text of `edge_types` in a `repr`; "" if it was not given."""
     return "" if edge_types is None else f", edge_types={list(edge_types)}"

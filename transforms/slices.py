@@ -1,4 +1,4 @@
-"""Batches whose numbers of nodes or edges change: where each graph's part begins, so that they can be taken apart."""
+"""Updates the slices of a batch whose numbers of nodes or edges change, so that it can still be taken apart."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +17,15 @@ def is_batch(data: Any) -> bool:
 
 
 def set_slices(data: Any, store: Any, keys: Iterable[str], sizes: Tensor, increments: Tensor | None = None) -> None:
-    """Notes how many rows of some attributes each graph of a batch has now; nothing where `data` is no batch.
+    """Sets the number of rows that some attributes have in each graph of a batch. Does nothing if `data` is no batch.
 
     Args:
-        data: the object to note it in, a copy of the user's.
-        store: where the attributes are.
-        keys: their names.
-        sizes: rows of each graph, `[num_graphs]`.
-        increments: what each graph's values were increased by, `[num_graphs, *]`; None leaves what is noted already.
+        data: a copy of the user's object, whose slices are set.
+        store: the store that holds the attributes.
+        keys: the names of the attributes.
+        sizes: the number of rows of each graph, `[num_graphs]`.
+        increments: the increment that batching added to each graph's values, `[num_graphs, *]`; None keeps the present
+            increments.
     """
     if not is_batch(data):
         return
@@ -46,16 +47,16 @@ def set_slices(data: Any, store: Any, keys: Iterable[str], sizes: Tensor, increm
 
 
 def edges_per_graph(data: Any, store: Any, edge_index: Tensor) -> Tensor:
-    """How many edges each graph of a batch has, by the graphs of their destinations, `[num_graphs]`."""
+    """Returns the number of edges of each graph of a batch, counted by the graph of the destination, `[num_graphs]`."""
     nodes = data if store._key is None else data[store._key[-1]]
     return torch.bincount(nodes.batch[edge_index[1]], minlength=data.num_graphs)
 
 
 def refuse_followed(store: Any) -> None:
-    """Raises an error where another attribute repeats the sizes that are about to change (`follow_batch`).
+    """Raises an error if a batch was made with `follow_batch`, whose `_ptr` attributes would become wrong.
 
     Raises:
-        ValueError: there is one.
+        ValueError: the store has such an attribute.
     """
     for key in store:
         if key.endswith("_ptr"):

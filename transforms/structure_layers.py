@@ -1,7 +1,7 @@
-"""What PyG's layers do to the edges inside their forward, and the same layers without it.
+"""The self loops and normalisation that PyG's layers compute in their forward, and how to switch them off.
 
-A layer with a flag for it has the flag set. A layer without gets a class whose forward is PyG's own, but for the
-normalisation, which returns the edges as they are given.
+If a layer has a flag for this, the flag is set. Otherwise the layer gets a subclass whose forward is PyG's own, except
+that the normalisation returns the edges unchanged.
 """
 
 import types
@@ -40,12 +40,12 @@ EdgeTypes = list[tuple[str, str, str]] | None
 
 @dataclass(frozen=True)
 class Need:
-    """What a layer makes of the edges before it sends messages.
+    """The work that a layer does on the edges before it sends messages.
 
     Attributes:
-        self_loops: whether every node has one self loop then.
+        self_loops: whether the layer gives every node one self loop.
         weights: the normalisation and its settings; None for a layer that computes no weights from the edges alone.
-        fill: what `edge_attr` of new self loops is; None for a layer that does not read it.
+        fill: the `edge_attr` of new self loops; None for a layer that does not read `edge_attr`.
     """
 
     self_loops: bool
@@ -57,7 +57,7 @@ class Need:
         return " and ".join(parts)
 
     def transform(self, edge_types: EdgeTypes) -> BaseTransform:
-        """The same before the model."""
+        """Returns the transform that does the same work before the model."""
         if self.weights is None:
             return AddSelfLoops(1.0 if self.fill is None else self.fill, "replace", edge_types)
         if self.weights[0] == "Laplacian":
@@ -68,12 +68,12 @@ class Need:
 
 @dataclass(frozen=True)
 class Rule:
-    """How to read a layer's need, and how to make it rely on the data.
+    """How to find a layer's need, and how to switch that work off in the layer.
 
     Attributes:
-        need: of a layer; None where its flags say that it takes the edges as they are.
-        rely: changes a layer such that it does so.
-        how: what that changes, in words.
+        need: returns the need of a layer; None if its flags say that it takes the edges as they are.
+        rely: changes a layer so that it takes the edges as they are.
+        how: the change that `rely` makes, in words.
     """
 
     need: Callable[[Any], Need | None]
@@ -82,7 +82,7 @@ class Rule:
 
 
 def given_norm(edge_index: Tensor, edge_weight: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    """The edges as they are, where a layer would normalise them."""
+    """Replaces `gcn_norm` in a layer's forward: returns the edges unchanged."""
     return edge_index, edge_weight
 
 
@@ -107,7 +107,7 @@ class GivenChebConv(ChebConv):
     """`ChebConv` that takes `edge_index` and `edge_weight` as those of the scaled Laplacian."""
 
     def __norm__(self, edge_index: Tensor, num_nodes: Any, edge_weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The edges as they are."""
+        """Returns the edges unchanged."""
         return edge_index, edge_weight
 
 
@@ -146,7 +146,7 @@ _LOOPS = Rule(
 
 
 def _fill(layer: Any) -> Fill | None:
-    """What attention gives new self loops, where it reads features of edges."""
+    """Returns the `edge_attr` of an attention layer's new self loops; None if it reads no features of edges."""
     return None if getattr(layer, "edge_dim", None) is None else layer.fill_value
 
 
@@ -167,9 +167,9 @@ RULES: dict[type[nn.Module], Rule] = {
     GCNConv: _NORMALISED,
     LGConv: _WITHOUT_LOOPS,
     MixHopConv: _always(GivenMixHopConv, lambda c: _gcn(c.add_self_loops, False, c.flow)),
-    # With cached=True these two keep what they have propagated, and look at no edge again.
+    # With cached=True these two layers keep their propagated features, and never read the edges again.
     SGConv: _always(GivenSGConv, lambda c: None if c.cached else _gcn(c.add_self_loops, False, c.flow)),
     SSGConv: _always(GivenSSGConv, lambda c: None if c.cached else _gcn(c.add_self_loops, False, c.flow)),
     TAGConv: _WITHOUT_LOOPS,
 }
-"""By class; a subclass may do something else and is left as it is."""
+"""The rules, by exact class: a subclass may do something else, so it is left as it is."""

@@ -1,1 +1,1 @@
-"""Mini-batches on their way from a loader to a compiled model."""
+"""Prepares mini-batches between a loader and a compiled model."""

@@ -1,4 +1,4 @@
-"""Learns a few sizes to which mini-batches are padded, in whichever process they are made."""
+"""Learns a few sizes to which mini-batches are padded. All worker processes share them."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from gnncompile.batches.row_types import EDGES, GRAPHS, NODES, RowTypes
 from gnncompile.layout.batch_metadata import ENOUGH
 
 MOST = 4
-"""Buckets, if the user does not say how many."""
+"""The most buckets, if the user gives no number."""
 
 SLACK = 0.1
-"""How much larger a new bucket is than the mini-batch that it is made for."""
+"""A new bucket is larger than its first mini-batch by this fraction."""
 
 WASTE = 0.35
-"""A mini-batch that would grow by more than this gets a bucket of its own, while there may be more of them."""
+"""A mini-batch that padding would grow by more than this fraction gets a new bucket, while more buckets may be made."""
 
 MOST_KINDS = 30
-"""Mini-batches of more kinds of things are not padded."""
+"""Mini-batches with more row types than this are not padded."""
 
 _SCHEMAS = 8
-"""Kinds of mini-batches (of nodes and edges of such types) that one loader may yield and that are padded."""
+"""The most schemas that one loader's mini-batches may have; further ones are not padded. A schema is the names of all
+row types of a mini-batch.
+"""
 
 
 class Buckets:
-    """Sizes for mini-batches of all kinds of things: nodes, edges, graphs.
+    """The sizes that mini-batches are padded to, one for each row type: nodes, edges, graphs.
 
-    There are at least two nodes more (of each type) than in the mini-batch, one graph more, and as many nodes more as
-    there are graphs more: padded edges join two padded nodes, and each padded graph has one. The sizes stand in shared
-    memory.
+    Padded edges join padded nodes, so padding adds at least two nodes of each type. It adds at least one graph, and
+    each padded graph gets at least one padded node. The sizes are held in shared memory.
 
     Args:
-        most: How many buckets there may be.
+        most: The largest number of buckets for mini-batches of one schema.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        # A row: its schema and the size of each kind; zeros where there is no bucket yet.
+        # Each row is a bucket: a hash of its schema, then the size of each row type. Unused entries are 0.
         self._table = torch.zeros(_SCHEMAS * most, 1 + MOST_KINDS, dtype=torch.int64).share_memory_()
         self._lock: Any = mp.get_context("spawn").Lock()
 
     def sizes(self) -> list[tuple[int, ...]]:
-        """All buckets so far."""
+        """Returns the sizes of all buckets so far."""
         return [tuple(n for n in row[1:].tolist() if n) for row in self._table if row[1]]
 
     def choose(self, kinds: RowTypes) -> tuple[int, ...] | None:
-        """The bucket for a mini-batch; None where it is not padded."""
+        """Returns the bucket for a mini-batch, or None if the mini-batch can't be padded."""
         counts = kinds.counts
         if not kinds.certain or min(counts, default=0) < ENOUGH or len(counts) > MOST_KINDS:
             return None
@@ -65,14 +66,14 @@ class Buckets:
             if best is not None and (full or sum(best) <= (1 + WASTE) * sum(counts) + 64):
                 return best
             place, new = len(known), _sizes(counts, kinds, SLACK)
-            if full:  # none holds it: the largest one grows
+            if full:  # no bucket is large enough: the largest bucket grows
                 place = max(range(len(known)), key=lambda k: sum(known[k]))
                 new = _sizes([max(c, size - 1) for c, size in zip(counts, known[place], strict=True)], kinds, 0.0)
             rows[place][1 : 1 + len(counts)] = torch.tensor(new)
             return new
 
     def _rows(self, schema: int) -> list[Tensor] | None:
-        """The places for the buckets of a schema; None where there are too many schemas."""
+        """Returns the rows of the table for a schema's buckets, or None if there are too many schemas."""
         for start in range(0, len(self._table), self.most):
             rows = self._table[start : start + self.most]
             if int(rows[0, 0]) in (0, schema):
@@ -89,7 +90,7 @@ def _holds(bucket: Sequence[int], kinds: RowTypes) -> bool:
 
 
 def _sizes(counts: Sequence[int], kinds: RowTypes, slack: float) -> tuple[int, ...]:
-    """Graphs are not padded beyond the one that is needed: most loaders have as many in each mini-batch."""
+    """Returns the sizes of a new bucket. Only one graph is added: most loaders yield a constant number of graphs."""
     return tuple(
         c + 1 if name == GRAPHS else _rounded(int(c * (1 + slack)) + 2)
         for c, name in zip(counts, kinds.names, strict=True)
@@ -97,6 +98,6 @@ def _sizes(counts: Sequence[int], kinds: RowTypes, slack: float) -> tuple[int, .
 
 
 def _rounded(size: int) -> int:
-    """Up to the next multiple of about a 32nd of it."""
+    """Rounds a size up to a multiple of about 1/32 of the size."""
     step = max(1 << max(size.bit_length() - 5, 0), 8)
     return -(-size // step) * step

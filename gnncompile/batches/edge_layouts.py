@@ -1,4 +1,4 @@
-"""Edges sorted by destination, and laid out both ways: what kernels want, made by worker processes."""
+"""Sorts edges by destination and computes CSR row pointers, on the CPU in worker processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _DIGIT = 1 << 16
 
 
 def order_of(index: Tensor) -> Tensor:
-    """The stable order of an index without negative numbers, int64 ``[n]``.
+    """Returns the permutation that sorts an index stably, int64 ``[n]``. The index has no negative values.
 
-    Sorted by its lower and then by its upper 16 bits, for each of which NumPy counts.
+    The sort goes 16 bits at a time, from the lowest: NumPy sorts uint16 values by counting.
     """
     values = index.numpy()
     order = np.argsort((values % _DIGIT).astype(np.uint16), kind="stable")
@@ -29,8 +29,13 @@ def order_of(index: Tensor) -> Tensor:
 
 
 def highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
-    """One more than the highest value of an index, or of each row of an edge list; None where one is negative, or it is
-    none of these.
+    """Returns one more than the highest value of an index, or of each row of an edge list.
+
+    An entry is None if a value is negative, or if the tensor is not an integer tensor with `rows` dimensions.
+
+    Args:
+        value: An index ``[n]`` or an edge list ``[2, num_edges]``.
+        rows: The number of entries to return: 1 for an index, 2 for an edge list.
     """
     if value.dtype not in (torch.int64, torch.int32) or value.dim() != rows:
         return (None,) * rows
@@ -40,23 +45,24 @@ def highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
 def _highest(index: Tensor) -> int | None:
     if index.numel() == 0:
         return 0
-    # A negative number is a large one without its sign: one walk tells both.
+    # Read as unsigned, a negative number is larger than any index: one maximum finds both.
     values = index.numpy()
     high = int(values.view(np.uint64 if index.dtype is torch.int64 else np.uint32).max())
     return high + 1 if high <= np.iinfo(values.dtype).max else None
 
 
 def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits: tuple[int, int]) -> bool:
-    """Sorts the edges of a store by destination, stably, and all that has a row for each.
+    """Sorts the edges of a store by destination, stably, and permutes every edge attribute alike.
 
     Args:
-        store: Of a ``Data``; it gets new tensors.
-        rows: Of which kind the rows of its attributes are.
-        found: What :func:`highest` says of the edges.
-        limits: How many sources and destinations there are.
+        store: A store of PyG's with edges; its tensors are replaced by sorted ones.
+        rows: The row type of each attribute.
+        found: The result of :func:`highest` for the edges.
+        limits: The numbers of sources and destinations.
 
     Returns:
-        Whether the edges are sorted; not where they are no edges, of which the model's own check says what is wrong.
+        Whether the edges are sorted now. False if there are more than `MAX_INDEX` edges, or if an entry is no valid
+        node index; the compiled model's own check reports such an entry.
     """
     edges = store[EDGE_INDEX]
     if EDGE_INDEX not in rows or edges.size(1) > MAX_INDEX:
@@ -72,13 +78,13 @@ def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits
 
 
 def is_sorted(index: Tensor) -> bool:
-    """Whether no number is smaller than the one before."""
+    """Whether the values of an index never decrease."""
     values = index.numpy()
     return bool((values[1:] >= values[:-1]).all())
 
 
 def pointers(index: Tensor, size: int) -> Tensor:
-    """Where the rows of an index begin once it is sorted, int32 ``[size + 1]``."""
+    """Returns the row pointers (rowptr) of an index after sorting, int32 ``[size + 1]``."""
     made = torch.zeros(size + 1, dtype=torch.int32)
     torch.cumsum(index.bincount(minlength=size), 0, dtype=torch.int32, out=made[1:])
     return made

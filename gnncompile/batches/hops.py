@@ -1,7 +1,8 @@
-"""Hop prefixes of a sampled mini-batch: the seeds, the sources of their edges, the sources of edges to those, ...
+"""Hop prefixes of a sampled mini-batch: the seeds, then the sources of their edges, and so on hop by hop.
 
-Samplers number nodes in the order in which they find them, and edges are sorted by destination. A layer that computes
-the first nodes needs only the first edges and the first of their sources: more of them for each earlier layer.
+A sampler numbers nodes in the order in which it finds them, and edges are sorted by destination. So a layer whose
+first `n` output rows are read needs only a prefix of the edges and a prefix of the sources. Both prefixes grow with
+each earlier layer. PyG's ``trim_to_layer`` trims by the same idea.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 MOST = 4
-"""The most hop prefixes that are followed: so many layers leave out rows that nothing reads."""
+"""The most hop prefixes that are found; at most this many layers skip rows that nothing reads."""
 
 
 class HopPrefix(NamedTuple):
-    """The first `nodes` nodes: their `edges` edges come first, and come from the first `sources` nodes."""
+    """The first `nodes` nodes are the destinations of the first `edges` edges, whose sources are all among the first
+    `sources` nodes.
+    """
 
     nodes: int
     edges: int
@@ -24,11 +27,11 @@ class HopPrefix(NamedTuple):
 
 
 def hop_prefixes(edge_index: Tensor, seeds: int, num_nodes: int) -> tuple[HopPrefix, ...]:
-    """The hop prefixes that begin with the seeds: the nodes of each are the sources of the one before.
+    """Returns the hop prefixes, seeds first. The nodes of each hop prefix are the sources of the previous hop prefix.
 
     Args:
         edge_index: ``[2, num_edges]``, sorted by destination.
-        seeds: The number of seeds, which are the first nodes.
+        seeds: The number of seed nodes, which come first.
         num_nodes: The number of all nodes.
     """
     row, col = edge_index

@@ -1,7 +1,8 @@
-"""``gnncompile.loader``: any loader of PyG, with mini-batches prepared ahead.
+"""``gnncompile.loader``: wraps a PyG loader so that mini-batches are prepared ahead.
 
-Worker processes sort and lay out the edges, and pad to buckets. A thread copies each mini-batch to pinned memory and to
-the device on a stream of its own, while the one before is worked on. Nothing waits for the device.
+Worker processes sort the edges, build CSR layouts and pad to buckets. A thread copies each mini-batch to pinned memory
+and, on a separate stream, to the device. Meanwhile the model works on the previous mini-batch, and nothing waits for
+the device.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
 from gnncompile.layout.streams import copying
 
 AHEAD = 2
-"""Mini-batches that are prepared ahead."""
+"""The number of mini-batches that are prepared ahead."""
 
 _END = object()
 
 
 def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> Loader:
-    """Wraps a loader of mini-batches, so that compiled models need not prepare them.
+    """Wraps a loader so that compiled models need not sort edges or build layouts in their calls.
 
-    The mini-batches are those of `source`, on `device`, with the edges sorted by destination (stably, edge attributes
-    alike). With `buckets`, models compiled with ``mode="reduce-overhead"`` and :class:`gnncompile.TrainStep` replay one
-    recording for all mini-batches of a bucket; tensors, results and losses are those of the mini-batch without the
-    padding, which is never seen. It is left out for models that do something with it that can't be undone
-    (:func:`gnncompile.explain` says what).
+    The loader yields the mini-batches of `source`, on `device`, with the edges sorted by destination. The sort is
+    stable, and edge attributes are permuted alike.
+
+    With `buckets`, mini-batches are padded to a few sizes. Models compiled with ``mode="reduce-overhead"`` and
+    :class:`gnncompile.TrainStep` then replay one recording for all mini-batches of a bucket. The padding is never seen:
+    tensors, results and losses are those of the mini-batch alone. A model runs without padding if it has an operation
+    from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
 
     Example::
 
@@ -49,7 +52,7 @@ def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = Fals
         source: A loader of PyG, or anything that yields ``Data``, ``HeteroData`` or ``Batch`` objects (or lists and
             tuples of them) on the CPU.
         device: Where mini-batches go; None leaves them on the CPU.
-        buckets: Whether mini-batches are padded, or to how many sizes at most (True: 4).
+        buckets: Whether mini-batches are padded, or the largest number of sizes (True: 4).
 
     Raises:
         TypeError: `source` can't be iterated over.
@@ -60,12 +63,12 @@ def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = Fals
 
 
 class Loader:
-    """See :func:`loader`.
+    """An iterable of prepared mini-batches: see :func:`loader`.
 
     Attributes:
         source: The loader that was wrapped.
         device: Where mini-batches go.
-        buckets: Those that mini-batches are padded to; None if they are not.
+        buckets: The sizes that mini-batches are padded to; None without padding.
     """
 
     def __init__(self, source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> None:
@@ -97,13 +100,13 @@ class Loader:
 
 
 def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.device) -> Iterable[Any]:
-    """The loader, whose worker processes prepare."""
+    """Returns the loader, changed so that its worker processes prepare the mini-batches."""
     if not isinstance(source, DataLoader):
         return source
     prepared = copy.copy(source)
     prepared._iterator = None
     prepared.collate_fn = Prepare(source.collate_fn, buckets)
-    # The thread that copies to a GPU has pinned memory of its own, and pins what is no mini-batch.
+    # For a GPU the copying thread pins instead: it has pinned buffers for mini-batches, and pins all other values too.
     prepared.pin_memory = source.pin_memory and device.type != "cuda"
     return prepared
 
@@ -123,7 +126,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _each(value: Any, make: Callable[[Prepared], Any], other: Callable[[Any], Any] = _as_it_is) -> Any:
-    """Makes mini-batches of the prepared ones in a list or tuple, and something else of everything else."""
+    """Applies `make` to every prepared mini-batch in nested lists and tuples, and `other` to every other value."""
     if isinstance(value, Prepared):
         return make(value)
     if type(value) in (list, tuple):
@@ -132,13 +135,13 @@ def _each(value: Any, make: Callable[[Prepared], Any], other: Callable[[Any], An
 
 
 class _Pinned:
-    """Memory on the host that devices copy from, used again when they have."""
+    """Pinned host buffers that are reused after the device has copied from them."""
 
     def __init__(self) -> None:
         self._free: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def take(self, length: int) -> Tensor:
-        """A memory of at least so many bytes; may wait for a copy."""
+        """Returns a pinned buffer of at least `length` bytes; may wait until an earlier copy has ended."""
         if len(self._free) > AHEAD:
             memory, copied = self._free.pop(0)
             copied.synchronize()
@@ -147,7 +150,7 @@ class _Pinned:
         return torch.empty(length + length // 4, dtype=torch.uint8, pin_memory=True)
 
     def give(self, memory: Tensor, copied: torch.cuda.Event) -> None:
-        """Gives a memory back that is still copied from."""
+        """Takes a buffer back. The device may read it until the event `copied` has happened."""
         self._free.append((memory, copied))
 
 
@@ -157,7 +160,7 @@ class _Ahead:
     Args:
         items: The prepared mini-batches.
         device: The GPU.
-        other: What is done with everything else.
+        other: Applied to every value that is no mini-batch.
     """
 
     def __init__(self, items: Iterator[Any], device: torch.device, other: Callable[[Any], Any]) -> None:
@@ -170,7 +173,7 @@ class _Ahead:
         self._stopped = threading.Event()
 
     def batches(self) -> Iterator[Any]:
-        """The mini-batches, for the current stream."""
+        """Yields the mini-batches; the current stream waits for each copy."""
         thread = threading.Thread(target=self._work, name="gnncompile loader", daemon=True)
         thread.start()
         try:
@@ -202,7 +205,7 @@ class _Ahead:
             self._put(error)
 
     def _put(self, value: Any) -> bool:
-        """Hands something to the user; False where nobody wants it any more."""
+        """Puts a value into the queue. Returns False if the iteration was stopped."""
         while not self._stopped.is_set():
             try:
                 self._ready.put(value, timeout=0.1)

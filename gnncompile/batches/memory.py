@@ -1,4 +1,6 @@
-"""One piece of memory for all tensors of a mini-batch, which is copied as a whole from process to process to device."""
+"""Packs all tensors of a mini-batch into one piece of memory, so that one copy moves them between processes or to a
+device.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from gnncompile import _compat
 from gnncompile.layout.batch_metadata import view
 
 ALIGNMENT = 256
-"""Bytes at a multiple of which each tensor begins, as those of a device's own allocations do."""
+"""Each tensor begins at a multiple of this many bytes, as allocations on a device do."""
 
 
 class Place(NamedTuple):
-    """Where a tensor stands: first its true part, then, along one dimension, padding."""
+    """The position of a tensor in the memory, its type, and its shape with padding (`whole`) and without (`true`).
+
+    Along one dimension the padding follows the valid rows.
+    """
 
     start: int
     dtype: torch.dtype
@@ -26,7 +31,7 @@ class Place(NamedTuple):
     true: tuple[int, ...]
 
     def on(self, memory: Tensor, padded: bool) -> Tensor:
-        """The tensor in a memory, padded or not."""
+        """Returns the tensor as a view of a memory, with or without its padding."""
         if padded or self.true == self.whole:
             return view(memory, self.dtype, self.start, self.whole)
         strides = [math.prod(self.whole[k + 1 :]) for k in range(len(self.whole))]
@@ -34,10 +39,10 @@ class Place(NamedTuple):
 
 
 class Memory:
-    """Tensors that are put one behind the other.
+    """Collects tensors and then writes them one after the other into one piece of memory.
 
     Attributes:
-        places: Where each stands, by its name.
+        places: The place of each tensor, by its name.
     """
 
     def __init__(self) -> None:
@@ -46,7 +51,14 @@ class Memory:
         self._length = 0
 
     def add(self, name: str, parts: Sequence[Tensor], dtype: torch.dtype | None = None, dim: int = 0) -> None:
-        """Adds a tensor: its true part, and behind it, along a dimension, padding; of the first one's type."""
+        """Adds a tensor.
+
+        Args:
+            name: Its name in `places`.
+            parts: The valid rows, followed by padding.
+            dtype: The type to store; that of the first part if None.
+            dim: The dimension along which the parts are concatenated.
+        """
         true = tuple(parts[0].shape)
         whole = list(true)
         for part in parts[1:]:
@@ -57,7 +69,7 @@ class Memory:
         self._length += -(-math.prod(whole) * place.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def bytes(self) -> Tensor:
-        """All of them, uint8 ``[bytes]``, where other processes find them if this one works for them."""
+        """Returns the memory with all tensors, uint8 ``[bytes]``; in a worker process it is shared memory."""
         shared = get_worker_info() is not None
         made = _compat.shared_bytes(self._length) if shared else torch.empty(self._length, dtype=torch.uint8)
         for place, parts, dim in self._parts:

@@ -1,6 +1,6 @@
-"""What stands behind the true edges of a padded mini-batch: edges between padded nodes, in rings.
+"""Padding edges, which follow the valid edges of a padded mini-batch and join padded nodes in rings.
 
-All of it follows from where the edges of each node begin, so that nothing has to be sorted or counted.
+Their layouts follow from the row pointers by arithmetic, so no edge has to be sorted or counted.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from torch import Tensor
 
 
 def evenly(number: int, size: int) -> Any:
-    """Where the things of each of `size` begin that share `number` as evenly as can be, in order, int64 ``[size + 1]``
-    of NumPy.
+    """Distributes `number` items over `size` rows as evenly as possible; returns the row pointers, a NumPy int64 array
+    ``[size + 1]``.
     """
     return -(-np.arange(size + 1) * number // max(size, 1))
 
 
 def shared(number: int, first: int, end: int) -> Tensor:
-    """Those from `first` to `end`, each as often as it has things of `number`, int64 ``[number]``."""
+    """Distributes `number` items evenly over the rows `first` to `end - 1`; returns the row of each item, int64
+    ``[number]``.
+    """
     return _repeated(np.arange(first, end), np.diff(evenly(number, end - first)))
 
 
 class Ring:
-    """Edges to the destinations from the first to the end of some, evenly; each comes from the source behind its
-    destination, the last of them from the first.
+    """Edges in a ring, spread evenly over a range of destinations. The k-th destination's edges come from source k + 1
+    of a range of sources; after the last source follows the first.
 
     Args:
-        number: How many edges.
-        sources: The first source, and one behind the last.
-        destinations: Likewise.
+        number: The number of edges.
+        sources: The first source, and one more than the last.
+        destinations: The first destination, and one more than the last.
 
     Attributes:
         row: Sources, int64 ``[number]``.
         col: Destinations, sorted, int64 ``[number]``.
-        rowptr: Where the edges of each destination begin, int64 ``[destinations + 1]``.
+        rowptr: Row pointers by destination, int64 ``[destinations + 1]``.
     """
 
     def __init__(self, number: int, sources: tuple[int, int], destinations: tuple[int, int]) -> None:
@@ -48,8 +50,8 @@ class Ring:
         self.rowptr = torch.from_numpy(self._starts)
 
     def by_source(self) -> tuple[Tensor, Tensor]:
-        """The stable order of the edges by source, int64 ``[number]``; where those of each source begin in it, int64
-        ``[sources + 1]``.
+        """Returns the permutation that sorts the edges stably by source, int64 ``[number]``, and the row pointers by
+        source, int64 ``[sources + 1]``.
         """
         order = np.argsort(self._behind, kind="stable")
         lengths = self._lengths[order]

@@ -1,7 +1,7 @@
-"""Makes a mini-batch ready: edges sorted and laid out, padded to its bucket, all in one piece of memory.
+"""Prepares a mini-batch: sorts its edges, builds CSR layouts, pads it to its bucket, and packs it into one memory.
 
-Padded nodes repeat the features of the first ones, so that no operation meets numbers that it would not have met
-anyway. Padded edges join padded nodes in rings, and padded graphs share these nodes evenly: none of them is empty.
+Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch. Padded
+edges join padded nodes in rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, La
 _COUNTS = "counts"
 
 MANY_EDGES = 2**16
-"""Of more than these only where the edges of each destination begin is worked out: a device makes the rest, sorted by
-source as well, in far less time than a step takes, a worker process in more.
+"""With more edges than this, a worker process computes only the row pointers by destination. The device then computes
+the rest, the layout by source included, in far less time than a step takes; a worker process would take longer.
 """
 
 
 class _Attribute(NamedTuple):
-    """What is known of a tensor: see :class:`gnncompile.layout.batch_metadata.BatchMetadata`."""
+    """A tensor of a mini-batch: its store and key, and the fields of
+    :class:`gnncompile.layout.batch_metadata.BatchMetadata`.
+    """
 
     store: int
     key: str
@@ -47,17 +49,17 @@ class _Attribute(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in the memory."""
+        """The tensor's name in the memory."""
         return f"{self.store} {self.key}"
 
 
 class _Hubs(NamedTuple):
-    """Of a layout.
+    """The hubs of a layout.
 
     Attributes:
-        number: How many hubs there are, and pieces of them.
-        only_true: Whether none is padded.
-        most_edges: As of :class:`gnncompile.layout.csr.Hubs`.
+        number: The number of hubs, and the number of pieces that they are split into.
+        only_true: Whether every hub is a valid row, not a padded one.
+        most_edges: See :class:`gnncompile.layout.csr.Hubs`.
     """
 
     number: tuple[int, int]
@@ -67,16 +69,16 @@ class _Hubs(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A mini-batch that is ready.
+    """A prepared mini-batch.
 
     Attributes:
-        shell: The object without its tensors.
-        kinds: What there are in it.
-        sizes: How many there are with the padding; None if it has none.
+        shell: The mini-batch object without its tensors.
+        kinds: Its row types.
+        sizes: The padded size of each row type; None without padding.
         attributes: Its tensors.
-        places: Where these, and what else there is, stand in the memory.
-        hubs: What is known of the hubs of layouts.
-        memory: uint8 ``[bytes]``.
+        places: The places of tensors and layouts in the memory, by name.
+        hubs: The hubs of each layout that has any, by the layout's name.
+        memory: All tensors and layouts, uint8 ``[bytes]``.
     """
 
     shell: BaseData
@@ -88,11 +90,11 @@ class Prepared:
     memory: Tensor
 
     def pin_memory(self) -> Prepared:
-        """The same in pinned memory, which a loader asks for whose mini-batches stay on the CPU."""
+        """Returns the mini-batch in pinned memory. A loader calls this if its mini-batches stay on the CPU."""
         return replace(self, memory=self.memory.pin_memory())
 
     def finish(self, memory: Tensor) -> BaseData:
-        """The mini-batch in a copy of the memory, on whichever device."""
+        """Builds the mini-batch from a copy of the memory, which may be on another device."""
         batch = None
         if self.sizes is not None:
             on_device = self.places[_COUNTS].on(memory, True)
@@ -154,7 +156,7 @@ class Prepared:
         rowptr = part("rowptr")
         if name.format("edge") in self.places:
             edge = part("edge")
-            # Nothing is gathered at graphs; one tensor twice would be a guard.
+            # No kernel gathers rows of graphs, so `col` is not read. Passing `edge` itself twice would add a guard.
             col = part("col" if name.format("col") in self.places else "edge")
         else:
             assert sources is not None
@@ -169,12 +171,12 @@ class Prepared:
 
 
 def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
-    """Makes a mini-batch on the CPU, which is not changed, ready."""
+    """Prepares a mini-batch on the CPU; the mini-batch itself is not changed."""
     return _Preparation(data, buckets).run()
 
 
 def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buckets | None) -> BaseData:
-    """A copy of a graph or mini-batch from any device, ready on another; None for the same."""
+    """Returns a prepared copy of a graph or mini-batch on `device`; None keeps the device of `data`."""
     found = [t for store in data.stores for t in tensors(store).values()]
     if device is None:
         device = found[0].device if found else "cpu"
@@ -242,7 +244,7 @@ class _Preparation:
             self._lay_out_index(attribute.name, value, found[0], rows, values[0])
 
     def _padding(self, value: Tensor, attribute: _Attribute) -> list[Tensor]:
-        """What follows a tensor."""
+        """Returns the padding of a tensor as a list of tensors to append."""
         rows, values = attribute.rows, attribute.values
         if self.bucket is None or rows is None:
             return []
@@ -260,9 +262,9 @@ class _Preparation:
         return Ring(number, sources, destinations)
 
     def _lay_out(self, store: int, edges: Tensor, ends: tuple[int, int]) -> None:
-        """Lays edges out by destination and by source; padding comes last.
+        """Builds the layouts of the edges by destination and by source; padding comes last.
 
-        Padded hop prefixes are laid out likewise, with the destination of an edge in place of its position.
+        Padded hop prefixes get layouts too. These hold the destination of an edge in place of its position.
         """
         name, true, kind = f"{store}", edges.size(1), self.kinds.rows[store][EDGE_INDEX]
         rowptr = pointers(edges[1], self.counts[ends[1]])
@@ -293,7 +295,7 @@ class _Preparation:
         self._add_rowptr(by_row, pointers(row, self.counts[ends[0]]), rowptr)
 
     def _lay_out_index(self, name: str, index: Tensor, highest: int | None, rows: int, end: int) -> None:
-        """An index that is sorted, as that of the graphs of nodes is."""
+        """Builds the layout of a sorted index, such as ``batch``, the graph of each node."""
         if highest is None or highest > self.counts[end] or not is_sorted(index):
             return
         true, whole = self.counts[rows], self.sizes[rows]
@@ -302,7 +304,7 @@ class _Preparation:
         self._add_rowptr(f"{name} {{}}", pointers(index, self.counts[end]), padding)
 
     def _add_rowptr(self, name: str, true: Tensor, padding: Tensor) -> None:
-        """Adds where rows begin, those of the padding behind the true ones, and lists hubs."""
+        """Adds the row pointers of a layout, valid rows before padded rows, and the list of hubs."""
         more = padding[1:].to(true.dtype) + true[-1]
         self.memory.add(name.format("rowptr"), [true, more])
         rowptr = torch.cat([true, more])
@@ -323,13 +325,14 @@ class _Preparation:
 
 
 def _places(true: int, whole: int) -> list[Tensor]:
-    """Of things that are in order: the true ones, and those behind them."""
+    """Returns the positions of the valid rows, then the positions of the padding, both int32."""
     return [torch.arange(true, dtype=torch.int32), torch.arange(true, whole, dtype=torch.int32)]
 
 
 def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> None:
-    """Changes what a ``Batch`` keeps of where its graphs begin: as tensors of their own they would each cost a file of
-    shared memory between processes.
+    """Applies `change` to the slices and increments that a ``Batch`` keeps, wherever they are of type `kind`.
+
+    They travel as NumPy arrays, because each tensor would cost a file of shared memory between processes.
     """
     for name in ("_slice_dict", "_inc_dict"):
         kept = kept_by_batch(data, name)
@@ -338,7 +341,7 @@ def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> 
 
 
 class Prepare:
-    """Prepares what a loader's collate function returns, in whichever process that runs."""
+    """A collate function that prepares the mini-batches of another one, in the process that calls it."""
 
     def __init__(self, collate: Callable[[Any], Any], buckets: Buckets | None) -> None:
         self.collate, self.buckets = collate, buckets
@@ -349,7 +352,7 @@ class Prepare:
 
 
 def prepare_all(value: Any, buckets: Buckets | None) -> Any:
-    """Prepares the mini-batches on the CPU in a list or tuple; leaves everything else as it is."""
+    """Prepares every mini-batch on the CPU in nested lists and tuples; every other value is returned unchanged."""
     if isinstance(value, BaseData) and hasattr(value, "stores"):
         on_host = all(t.device.type == "cpu" for store in value.stores for t in tensors(store).values())
         return prepare(value, buckets) if on_host else value

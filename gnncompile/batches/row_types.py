@@ -1,4 +1,4 @@
-"""Finds out of what the rows of each tensor of a mini-batch are: nodes, edges or graphs (of some type)."""
+"""Finds the row type of each tensor of a mini-batch: whether its rows belong to nodes, edges or graphs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NODES, EDGES, GRAPHS = "nodes", "edges", "graphs"
 
 @dataclass(frozen=True)
 class RowTypes:
-    """What there are in a mini-batch.
+    """The row types of a mini-batch. A row type is an index into `names` and `counts`.
 
     Attributes:
-        names: ``nodes``, ``edges`` (of each type) and ``graphs``.
-        counts: How many.
-        rows: For each store, which kind the rows of an attribute are; those of which nothing is known are missing.
-        ends: For each store with edges, which kinds its sources and destinations are.
-        certain: Whether no tensor could be of two kinds.
-        hop_prefixes: The hop prefixes of a sampled mini-batch, which are row types of their own after the others: the
-            nodes and the edges of each, and the sources of the last.
+        names: ``nodes`` and ``edges`` (of each node and edge type), and ``graphs``.
+        counts: The number of rows of each row type.
+        rows: For each store, the row type of each attribute; attributes of unknown row type are missing.
+        ends: For each edge store, the row types of its sources and destinations; else None.
+        certain: Whether every tensor fits at most one row type.
+        hop_prefixes: The hop prefixes of a sampled mini-batch. They add row types after the others: the nodes and the
+            edges of each hop prefix, then the sources of the last.
     """
 
     names: tuple[str, ...]
@@ -41,16 +41,16 @@ class RowTypes:
 
     @property
     def things(self) -> int:
-        """How many kinds are no hop prefixes of others."""
+        """The number of row types that do not belong to a hop prefix."""
         return len(self.names) - (2 * len(self.hop_prefixes) + 1 if self.hop_prefixes else 0)
 
     def hop_prefix(self, at: int) -> tuple[int, int, int]:
-        """Which kinds the nodes, edges and sources of a hop prefix are."""
+        """Returns the row types of a hop prefix's nodes, edges and sources."""
         first = self.things + 2 * at
         return first, first + 1, first + 2
 
     def with_hop_prefixes(self, hop_prefixes: tuple[HopPrefix, ...]) -> RowTypes:
-        """The same, and hop prefixes, if there are any."""
+        """Returns these row types with those of hop prefixes appended."""
         if not hop_prefixes:
             return self
         names, counts = list(self.names), list(self.counts)
@@ -63,25 +63,25 @@ class RowTypes:
 
     @property
     def graphs(self) -> int | None:
-        """Which kind graphs are."""
+        """The row type of graphs; None if the mini-batch has no graphs."""
         return self.names.index(GRAPHS) if GRAPHS in self.names else None
 
 
 def tensors(store: Any) -> dict[str, Tensor]:
-    """The dense tensors of a store."""
+    """Returns the dense tensors of a store."""
     return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
 
 
 def kept_by_batch(data: BaseData, name: str) -> Any:
-    """What a ``Batch`` keeps of its graphs under a name; None where it keeps nothing.
+    """Returns a private attribute of a ``Batch``, such as ``_slice_dict``; None if the batch has no such attribute.
 
-    ``getattr`` would raise a KeyError: of ``HeteroData`` every name that ends in ``_dict`` is one of all types.
+    ``getattr`` would raise a KeyError: ``HeteroData`` collects an attribute of all types for a name in ``_dict``.
     """
     return next((vars(store)[name] for store in data.stores if name in vars(store)), None)
 
 
 def row_types_of(data: BaseData) -> RowTypes:
-    """What there are in a mini-batch, and of which kind each tensor's rows are."""
+    """Returns the row types of a mini-batch, and the row type of each tensor."""
     finder = _Finder(data)
     rows = tuple(finder.rows(store) for store in data.stores)
     ends = tuple(finder.ends(store) for store in data.stores)
@@ -108,7 +108,7 @@ class _Finder:
         return len(self.names) - 1
 
     def ends(self, store: Any) -> tuple[int, int] | None:
-        """The kinds of the sources and destinations of a store's edges."""
+        """Returns the row types of the sources and destinations of a store's edges."""
         if store._key not in self.edges:
             return None
         keys = (store._key[0], store._key[2]) if isinstance(store._key, tuple) else (None, None)
@@ -116,7 +116,7 @@ class _Finder:
         return None if found[0] is None or found[1] is None else (found[0], found[1])
 
     def rows(self, store: Any) -> dict[str, int]:
-        """The kind of each attribute's rows."""
+        """Returns the row type of each attribute of a store, where exactly one fits."""
         found = {}
         for key, value in tensors(store).items():
             dim = self.data.__cat_dim__(key, value, store)
@@ -139,7 +139,10 @@ class _Finder:
         return [k for k in kinds if k is not None]
 
     def _sliced_alike(self, candidates: list[int], key: str, store: Any) -> list[int]:
-        """Those kinds whose things are spread over the graphs as the attribute's rows are, where that is known."""
+        """Keeps the row types whose rows are split among the graphs of the batch like the attribute's rows.
+
+        A row type whose split is unknown is kept too.
+        """
         slices = self._slices(store)
         own = slices.get(key) if slices is not None else None
         if own is None:
@@ -149,13 +152,13 @@ class _Finder:
         return [k for k in candidates if steps[k] is None or torch.equal(steps[k].cpu(), own.cpu())]
 
     def _tell_apart(self, candidates: list[int], key: str, store: Any) -> list[int]:
-        """Of several kinds with one count those that the attribute's name allows."""
+        """Chooses by the attribute's name among several row types with the same count."""
         edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
         if "edge" in key or key.startswith("adj"):
             return [edges] if edges in candidates else candidates
         if key in ("x", "pos", BATCH) and nodes in candidates:
             return [nodes]
-        # PyG's own rule, where there are nodes and edges only.
+        # A single graph has nodes and edges only: PyG's own rule takes such rows for nodes.
         alone = self._slices(store) is None and nodes in candidates and set(candidates) <= {edges, nodes}
         return [nodes] if alone else candidates  # type: ignore[list-item]
 

@@ -1,1 +1,1 @@
-"""The command line, `python -m gnncompile`: one file per command."""
+"""The command line, `python -m gnncompile`, with one file per command."""

@@ -1,9 +1,9 @@
-"""Shows, or empties, the folder in which gnncompile keeps its kernels between processes.
+"""Shows or empties the folder in which gnncompile keeps its kernels between processes.
 
-That folder is ~/.cache/gnncompile, or the one that GNNCOMPILE_CACHE_DIR names. `clear` removes what gnncompile has
-put there and nothing else; processes that run keep the kernels that they have loaded. Inductor's and Triton's own
-caches lie elsewhere: TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR name their folders. The exit status is 1 if the
-folder can't be used, or something could not be removed.
+The folder is ~/.cache/gnncompile, or the one that GNNCOMPILE_CACHE_DIR names. `clear` removes only files that
+gnncompile has written; running processes keep the kernels that they have loaded. Inductor and Triton have their own
+cache folders, which TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR name. The exit status is 1 if the folder can't be
+used, or if a file could not be removed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KINDS = {
     "Triton sources": (r"triton/region_[0-9a-f]{32}\.py", r"triton/__pycache__/region_[0-9a-f]{32}\.[\w.-]+\.pyc"),
     "leftovers": (r"(build-\w+/kernel\.(o|so|sha256)|triton/region_[0-9a-f]{32}\w+\.tmp)",),
 }
-"""What gnncompile writes, by path: kernels, then what lies beside each. Leftovers are of processes that ended while
-they built a kernel, or that are building one now."""
+"""The files that gnncompile writes, as patterns of their paths: first kernels, then the files beside each kernel.
+Leftovers come from processes that ended while they built a kernel, or that are building one now."""
 
 PLACES = ("*", "triton/*", "triton/__pycache__/*", "build-*/*")
-"""Where to look: a folder that is not ours alone may be large."""
+"""The only places to look at, because a folder that others use too may be large."""
 
 
 @dataclass
@@ -38,9 +38,9 @@ class Kind:
     """Files of one kind.
 
     Attributes:
-        count: Number of kernels.
-        size: Bytes, those of what lies beside the kernels included.
-        files: All of them.
+        count: The number of kernels.
+        size: Bytes of all files, those beside the kernels included.
+        files: The paths of all files.
     """
 
     count: int = 0
@@ -49,14 +49,14 @@ class Kind:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what can be done."""
+    """Declares the actions of this command."""
     actions = parser.add_subparsers(required=True, dest="action", metavar="action")
     for name, text in (("info", "folder, numbers and sizes"), ("clear", "remove all kernels")):
         add_json(actions.add_parser(name, help=text, description=__doc__))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows or clears."""
+    """Shows or empties the folder; returns the exit status."""
     folder = chosen()
     there = folder.exists()
     problem = why_unusable(folder) if there else ""
@@ -82,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def contents(folder: Path) -> tuple[dict[str, Kind], int]:
-    """What lies in a cache folder, there or not.
+    """Lists a cache folder, which need not exist.
 
     Returns:
-        What gnncompile wrote, by the names of :data:`KINDS`, and the number of all other files and folders.
+        The files that gnncompile wrote, by the names of :data:`KINDS`, and the number of all other files and folders.
     """
     kinds, others = {name: Kind() for name in KINDS}, 0
     for path in sorted(path for place in PLACES for path in folder.glob(place)):
@@ -104,7 +104,7 @@ def contents(folder: Path) -> tuple[dict[str, Kind], int]:
 
 
 def clear(folder: Path, kinds: dict[str, Kind]) -> Iterator[str]:
-    """Removes what was found, and folders that are empty then; yields what could not be removed, and why."""
+    """Removes the files, and then gnncompile's empty folders; yields each file that could not be removed, and why."""
     for file in [file for kind in kinds.values() for file in kind.files]:
         try:
             file.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Looks at what is installed, what works and what is slow, and says how to mend it.
+"""Checks what is installed, what works and what is slow, and says how to mend each problem.
 
-A small kernel is compiled and run with each generator, and a model through everything, Inductor included (--quick
-leaves that out). Levels: ok; note, nothing to do; slow; wrong. The exit status is 1 if something is slow or wrong.
+Compiles and runs a small kernel with each generator, and a model with the whole compiler, Inductor included (--quick
+leaves out the model). Levels: ok; note (nothing to do); slow; wrong. The exit status is 1 if something is slow or
+wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examines, and prints each finding as soon as it is there."""
+    """Runs all checks, prints each finding as soon as it is made, and returns the exit status."""
     findings = []
     for finding in examine(model=not args.quick):
         findings.append(finding)
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(model: bool) -> Iterator[Finding]:
-    """Everything that is looked at.
+    """Runs all checks and yields their findings.
 
     Args:
         model: Whether to compile a whole model.
@@ -64,7 +65,7 @@ def examine(model: bool) -> Iterator[Finding]:
 
 
 def why_not_imported() -> str:
-    """Why gnncompile is of no use in this process; nothing if it is."""
+    """Returns the error with which importing gnncompile failed; "" if it was imported."""
     import gnncompile
 
     error = gnncompile.import_error

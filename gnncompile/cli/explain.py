@@ -1,11 +1,11 @@
-"""Compiles a model, runs it once, and tells what became of it: regions, kernels, what was not fused and why.
+"""Compiles a model, runs it, and reports its regions, their kernels, and what was not fused and why.
 
-MODEL is `script.py:name` or `package.module:name`; the name may have dots, and ends with () if it is to be called
-first, as in `train.py:make_model()`. The model is a module or a function, compiled already or not. Its inputs are
-named likewise by --inputs; left out, they are what is called `inputs` where the model is: a tuple of arguments, a dict
-of keyword arguments, or one argument of another type. A script is run as a module: what it does under
-`if __name__ == "__main__":` is left out. The exit status is 1 if the model is not captured as one graph,
-or if a region has no compiled kernel.
+MODEL is `script.py:name` or `package.module:name`. The name may have dots. It ends with () if it must be called to get
+the model, as in `train.py:make_model()`. The model is a module or a function, compiled already or not. --inputs names
+the model's inputs in the same way; the default is the name `inputs` beside the model. Inputs are a tuple of arguments,
+a dict of keyword arguments, or a single argument of another type. A script is imported as a module, so code under
+`if __name__ == "__main__":` does not run. The exit status is 1 if the model is not captured as one graph, or if a
+region has no compiled kernel.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explains the model."""
-    # What the script prints must not stand in between the JSON.
+    """Explains the model; returns the exit status."""
+    # The script's own output must not mix with the JSON.
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         place, name = _split(args.model, "MODEL")
         model = _find(place, name, "MODEL")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draw is not None:
         report.draw(args.draw)
     if args.json:
-        found = asdict(replace(report, graphs=()))  # those are what the page and the picture show
+        found = asdict(replace(report, graphs=()))  # only the page and the picture show the graphs
         del found["graphs"]
         print_json(found)
     else:
@@ -75,7 +75,7 @@ def _split(text: str, argument: str) -> tuple[str, str]:
 
 
 def _inputs(place: str, text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model that was found at `place`."""
+    """Returns the positional and keyword arguments for the model that was found at `place`."""
     if text is not None and ":" in text:
         value = _find(*_split(text, "--inputs"), "--inputs")
     else:
@@ -86,10 +86,10 @@ def _inputs(place: str, text: str | None) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def _find(place: str, name: str, argument: str) -> Any:
-    """What a name in a script or module stands for.
+    """Returns the object with a name in a script or module; calls it if the name ends with ().
 
     Raises:
-        UsageError: There is no such script, module or name.
+        UsageError: The script, module or name does not exist, or the object can't be called.
     """
     value: Any = _load(place, argument)
     called = name.endswith("()")
@@ -104,14 +104,14 @@ def _find(place: str, name: str, argument: str) -> Any:
 
 
 def _load(place: str, argument: str) -> ModuleType:
-    """Imports a script or a module, once; what it raises is not caught."""
+    """Imports a script or a module, once; errors that it raises are not caught."""
     if not place.endswith(".py"):
         sys.path.insert(0, "")  # as python -m and -c have it
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports one that is not
+                raise  # the module exists, but imports a missing module
             raise UsageError(f"{argument}: no module {place!r}; a script is named with its .py") from error
         finally:
             sys.path.remove("")

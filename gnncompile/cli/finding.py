@@ -1,11 +1,11 @@
-"""What `doctor` finds: one thing, how it stands with it, and how to mend it."""
+"""One finding of the `doctor` command: what was checked, the result, and how to mend a problem."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 OK, NOTE, SLOW, WRONG = "ok", "note", "slow", "wrong"
-"""Levels: fine; fine, and worth knowing; works, but slower than it could; does not work, or not as asked."""
+"""Levels: fine; fine, but worth knowing; works, but slower than possible; does not work, or not as asked."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: What was looked at.
+        name: The subject of the check.
         level: :data:`OK`, :data:`NOTE`, :data:`SLOW` or :data:`WRONG`.
-        found: What was found.
-        remedy: What to do; nothing if there is nothing to do.
+        found: The result, in words.
+        remedy: What to do; "" if there is nothing to do.
     """
 
     name: str

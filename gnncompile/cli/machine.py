@@ -1,4 +1,4 @@
-"""What the machine offers: GPU, compiler, cores, the cache folder, and environment variables that slow things down."""
+"""Checks of the machine: GPU, C++ compiler, cores, cache folder, and environment variables that slow models down."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gnncompile.codegen.cpp.compiler import compiler
 from gnncompile.exc import UnsupportedRegion
 
 OLDEST_GPU = (7, 0)
-"""Compute capability that Triton needs."""
+"""The lowest compute capability that Triton supports."""
 
 LEAST_FREE = 256 * 2**20
-"""Bytes on the disk of the cache folder; a kernel takes about 50 KiB, what Inductor compiles megabytes."""
+"""Free bytes that the disk of the cache folder should have. A kernel takes about 50 KiB, Inductor's files megabytes."""
 
 KERNELS = ("", "triton", "cpp", "reference")
-"""What GNNCOMPILE_KERNELS may say."""
+"""The values that GNNCOMPILE_KERNELS may have."""
 
 
 def gpu() -> Finding:
-    """The GPU, and whether torch can use it."""
+    """Checks whether there is a GPU and whether torch can use it."""
     import torch
 
     if torch.cuda.is_available():
@@ -49,7 +49,7 @@ def gpu() -> Finding:
 
 
 def _nvidia_smi() -> str:
-    """The first GPU that the driver's own tool names; nothing if there is none."""
+    """Returns the first GPU that ``nvidia-smi`` lists; "" if there is none."""
     if shutil.which("nvidia-smi") is None:
         return ""
     try:
@@ -60,7 +60,7 @@ def _nvidia_smi() -> str:
 
 
 def cpp_compiler() -> Finding:
-    """The C++ compiler of CPU kernels."""
+    """Checks the C++ compiler, which CPU kernels need."""
     remedy = "install g++ (on Debian and Ubuntu: apt install g++), or set CXX to a C++17 compiler"
     named = os.environ.get("CXX", "")
     try:
@@ -80,7 +80,7 @@ def cpp_compiler() -> Finding:
 
 
 def cache_folder() -> Finding:
-    """The folder of compiled kernels."""
+    """Checks the folder of compiled kernels."""
     folder = chosen()
     problem = why_unusable(folder)
     if problem:
@@ -94,7 +94,7 @@ def cache_folder() -> Finding:
 
 
 def threads() -> Finding:
-    """How many threads torch uses on how many cores."""
+    """Compares the number of torch's threads with the number of cores."""
     import torch
 
     used = torch.get_num_threads()
@@ -106,7 +106,7 @@ def threads() -> Finding:
 
 
 def environment(gpu: bool) -> Iterator[Finding]:
-    """Environment variables that keep things from being compiled, or slow them down.
+    """Finds environment variables that prevent compilation or slow models down.
 
     Args:
         gpu: Whether there is a GPU that torch can use.

@@ -1,6 +1,6 @@
 """A compiler for PyTorch Geometric models, on the command line.
 
-The exit status is 0 if all is well, 1 if something was found wrong, and 2 if the command line itself is.
+The exit status is 0 if all is well, 1 if a problem was found, and 2 if the command line itself is wrong.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from gnncompile.cli import cache, doctor, explain, support
 from gnncompile.exc import UsageError
 
-# Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`, and imports torch only when
-# it runs: `doctor` has to speak where torch, or PyG, can't be imported.
+# Each module has `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`. It imports torch only when it
+# runs: `doctor` must work even if torch or PyG can't be imported.
 COMMANDS = (doctor, explain, support, cache)
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        argv: The arguments; those of the process if left out.
+        argv: The arguments; None for those of the process.
 
     Returns:
         The exit status.

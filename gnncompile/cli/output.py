@@ -13,10 +13,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints what ``--json`` asks for."""
+    """Prints a value as JSON, for ``--json``."""
     print(json.dumps(value, indent=1))
 
 
 def mebibytes(size: int) -> str:
-    """A number of bytes as people read it."""
+    """Returns a number of bytes as text in MiB."""
     return f"{size / 2**20:.1f} MiB"

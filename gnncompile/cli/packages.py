@@ -1,4 +1,4 @@
-"""What is installed, against what gnncompile asks for and what torch asks for. Imports neither."""
+"""Compares the installed packages with the requirements of gnncompile and torch, without importing either."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONAL = {
 
 
 def packages() -> Iterator[Finding]:
-    """Python and the packages that gnncompile needs, then those that it can do without."""
+    """Checks Python and the packages that gnncompile requires, then the optional packages."""
     if installed("packaging") is None:
         yield Finding("packaging", WRONG, "not installed", "pip install packaging")
         return
@@ -41,7 +41,7 @@ def packages() -> Iterator[Finding]:
 
 
 def triton(gpu: bool) -> Finding:
-    """The release of Triton, which the CUDA builds of torch name.
+    """Checks the version of Triton against the one that torch's CUDA builds require.
 
     Args:
         gpu: Whether there is a GPU that torch can use.
@@ -61,7 +61,7 @@ def triton(gpu: bool) -> Finding:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -75,7 +75,7 @@ def _requirement(text: str) -> Any:
 
 
 def _applies(need: Any) -> bool:
-    """Whether a need holds on this machine, without any extra."""
+    """Whether a requirement applies to this machine, without any extra."""
     return need.marker is None or bool(need.marker.evaluate({"extra": ""}))
 
 
@@ -92,6 +92,6 @@ def _judge(name: str, found: str | None, wanted: str, remedy: str) -> Finding:
 def _loads_torch_scatter() -> bool:
     try:
         import torch_scatter  # noqa: F401
-    except Exception:  # an undefined symbol is an OSError, an old one an ImportError
+    except Exception:  # an OSError for an undefined symbol, an ImportError for an old build
         return False
     return True

@@ -1,7 +1,7 @@
-"""`python -m gnncompile.cli.probe WHAT DEVICE`: compiles and runs something small, and compares it with eager PyTorch.
+"""`python -m gnncompile.cli.probe WHAT DEVICE`: compiles and runs a small model, and compares it with eager PyTorch.
 
-Each trial of `doctor` is a process of its own: one that crashes, or never ends, must not take the others with it, and
-Triton's interpreter is chosen when Triton is imported. The last line on standard output is JSON.
+Each trial of `doctor` runs in its own process, so that a crash or a hang ends no other trial. Also, Triton's
+interpreter can only be chosen when Triton is imported. The last line on standard output is JSON.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 from typing import Any
 
 MODEL = "model"
-"""A PyG model through everything, Inductor included."""
+"""A PyG model, compiled by the whole compiler, Inductor included."""
 
 NATIVE = "native"
-"""The host's side of replays, in C++; anything else is the generator of one kernel."""
+"""The C++ host code of replays. Every other value is the generator of a single kernel."""
 
 
 def probe(what: str, device: str) -> dict[str, Any]:
     """Runs forward and backward on a graph with a hub and a node without edges.
 
     Args:
-        what: :data:`MODEL`, :data:`NATIVE`, or what GNNCOMPILE_KERNELS says: "triton", "cpp" or "reference".
+        what: :data:`MODEL`, :data:`NATIVE`, or a value of GNNCOMPILE_KERNELS: "triton", "cpp" or "reference".
         device: "cpu" or "cuda".
 
     Returns:
-        ``ok``, ``message`` (what is wrong) and ``seconds`` of the first call, imports not counted.
+        ``ok``, ``message`` (the problem, or "") and ``seconds`` (of the first call, without imports).
     """
     import torch
     from torch_geometric.nn import GCNConv, SimpleConv
@@ -59,7 +59,7 @@ def probe(what: str, device: str) -> dict[str, Any]:
 
 
 def _results(layer: Any, x: Any, edge_index: Any) -> tuple[Any, Any]:
-    """The output and the gradient of the features."""
+    """Runs a layer forward and backward; returns the output and the gradient of the features."""
     x = x.clone().requires_grad_()
     out = layer(x, edge_index)
     out.square().sum().backward()
@@ -71,7 +71,7 @@ def main() -> None:
     try:
         found = probe(*sys.argv[1:3])
     except Exception as error:
-        if len(sys.argv) > 3:  # for people: the whole traceback
+        if len(sys.argv) > 3:  # --traceback: a person wants the whole traceback
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         found = {"ok": False, "message": f"{type(error).__name__}: {' '.join(lines[:4])[:400]}", "seconds": None}

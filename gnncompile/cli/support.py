@@ -1,6 +1,6 @@
-"""Runs every layer, aggregation, norm, pooling and model of PyG, eager and compiled, and writes the table of support.
+"""Runs every layer, aggregation, norm, pooling and model of PyG, eager and compiled, and writes the support table.
 
-The exit status is 1 if one of them gives other numbers than eager, or fails.
+The exit status is 1 if a compiled result differs from eager's, or if a case fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs all cases and writes the page."""
+    """Runs all cases and writes the page; returns the exit status."""
     from gnncompile.support import table  # imports all of PyG
     from gnncompile.support.case import Absent
 

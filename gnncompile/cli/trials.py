@@ -1,4 +1,4 @@
-"""Compiles and runs a small kernel with each generator, and a model with Inductor, each in a process of its own."""
+"""Compiles and runs a small kernel with each generator, and a model with Inductor, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnncompile.cli.probe import MODEL, NATIVE
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
 
 LIMIT = 300
-"""Seconds after which a trial is given up."""
+"""Seconds after which a trial is stopped."""
 
 REMEDIES = {
     "no C++ compiler found": "install g++ (on Debian and Ubuntu: apt install g++), or set CXX to a C++17 compiler",
@@ -26,19 +26,19 @@ REMEDIES = {
     "failed to map segment": f"the disk of the cache folder forbids execution: set {VARIABLE} to another folder",
     "No space left": f"free some space, or set {VARIABLE} to another folder",
 }
-"""What to do, by what a message says."""
+"""The remedy for each text that an error message may contain."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One process.
+    """One trial, which runs in its own process.
 
     Attributes:
-        name: As the report has it.
-        what: What :mod:`gnncompile.cli.probe` is to run.
-        device: Where.
-        failed: The level of a failure.
-        environment: What the process sees besides the user's environment.
+        name: Its name in the report.
+        what: The first argument of :mod:`gnncompile.cli.probe`.
+        device: The device to run on, "cpu" or "cuda".
+        failed: The level of the finding if the trial fails.
+        environment: Environment variables to set in addition to the user's.
     """
 
     name: str
@@ -49,18 +49,18 @@ class Trial:
 
 
 def trials(gpu: bool, model: bool) -> list[Trial]:
-    """What to try on this machine.
+    """Returns the trials for this machine.
 
     Args:
         gpu: Whether there is a GPU that torch can use.
-        model: Whether to try a whole model, which Inductor compiles for half a minute when it does so first.
+        model: Whether to try a whole model, which takes Inductor half a minute the first time.
     """
     found = [Trial("kernel, C++", "cpp", "cpu", SLOW), Trial("kernel, reference", "reference", "cpu")]
     if gpu:
         found.append(Trial("kernel, Triton", "triton", "cuda", environment={"TRITON_INTERPRET": "0"}))
         found.append(Trial("host code of recordings, C++", NATIVE, "cpu", SLOW))
     elif installed("triton") is not None:
-        # Nothing but the tests needs the interpreter: no failure of it is the user's.
+        # Only the tests need the interpreter, so its failure is no problem for the user.
         interpreted = {"TRITON_INTERPRET": "1"}
         found.append(Trial("kernel, Triton interpreted", "triton", "cpu", NOTE, interpreted))
     if model:
@@ -69,7 +69,7 @@ def trials(gpu: bool, model: bool) -> list[Trial]:
 
 
 def run(what: Sequence[Trial]) -> Iterator[Finding]:
-    """Runs the trials, a few at a time; the findings come in their order."""
+    """Runs the trials, a few at a time; yields their findings in the order of the trials."""
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         yield from pool.map(_run, what)
 
@@ -77,7 +77,7 @@ def run(what: Sequence[Trial]) -> Iterator[Finding]:
 def _run(trial: Trial) -> Finding:
     if trial.what == MODEL:
         return _judge(trial, _process(trial, dict(trial.environment)))
-    # Kernels in the cache would hide that they can't be compiled: an empty folder on the same disk.
+    # Cached kernels would hide that compilation fails, so the trial gets an empty folder on the same disk.
     folder = chosen()
     there = None if why_unusable(folder) else folder
     name = tempfile.mkdtemp(prefix="doctor-", dir=there)
@@ -89,7 +89,7 @@ def _run(trial: Trial) -> Finding:
 
 
 def _process(trial: Trial, environment: dict[str, str]) -> tuple[bool, str]:
-    """Whether a trial went well, and how long it took or what is wrong."""
+    """Runs a trial; returns whether it succeeded, and its time or its problem in words."""
     command = [sys.executable, "-m", "gnncompile.cli.probe", trial.what, trial.device]
     everything = {**os.environ, **environment}
     try:

@@ -1,4 +1,4 @@
-"""Makes a model's graph small enough to be read: operations that belong together become one box."""
+"""Makes a model's graph small enough to read, by merging operations that belong together into one box."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import networkx as nx
 from gnncompile.report.model_graph import STRUCTURE, Box
 
 MOST = 40
-"""Boxes that are read at a glance, about; what has more is drawn in less detail."""
+"""The number of boxes that can still be read at a glance; graphs with more boxes are drawn in less detail."""
 
 NAMES = 3
-"""Names of operations that a box shows."""
+"""The most names of operations that a box shows."""
 
 _OWN_BOX = frozenset({"linear", "mm", "addmm", "bmm", "matmul", "baddbmm", "lstm", "gru", "conv1d", "conv2d"})
-"""Operations that begin a box, as what the time goes into."""
+"""Operations that always begin a new box, because most of the time is spent in them."""
 
 _ALONE = frozenset({"input", "output"})
 
 
 def collapsed(graph: nx.DiGraph, most: int = MOST) -> nx.DiGraph:
-    """The graph with chains of operations as one node each; in less and less detail until there are at most `most`.
+    """Merges chains of operations into one node each, and then merges more until at most `most` nodes are left.
 
-    Further steps put together what a module has in one region (or left to Inductor), then what a module and its
-    children have, and so on up to the model. What is put together never makes a cycle.
+    Each further step merges the nodes of a module that are in the same regions or all left to Inductor. The first step
+    takes the innermost modules, the next their parents, and so on up to the model. Merging never makes a cycle.
 
     Args:
         graph: :attr:`~gnncompile.report.model_graph.ModelGraph.before` or ``after``: nodes with a ``"box"``.
-        most: How many nodes there should be at most. There may be more where a model has as many regions or inputs.
+        most: The number of nodes to aim for. A model with many regions or inputs may keep more.
 
     Returns:
-        A new graph; a node of it is named after the first one that it stands for.
+        A new graph. Each node has the name of the first node that was merged into it.
     """
     graph = _with_one_structure(graph)
     boxes = dict(graph.nodes(data="box"))
@@ -49,7 +49,9 @@ def collapsed(graph: nx.DiGraph, most: int = MOST) -> nx.DiGraph:
 
 
 def _with_one_structure(graph: nx.DiGraph) -> nx.DiGraph:
-    """All that leaves the step as one node: it reads nothing but inputs, as a rule."""
+    """Merges all operations that leave the step for the structure program into one node, unless that makes a cycle.
+    Usually they read nothing but inputs.
+    """
     structure = [n for n, box in graph.nodes(data="box") if box.kind == STRUCTURE]
     made = _quotient(graph, {n: structure[0] if n in set(structure) else n for n in graph})
     return made if nx.is_directed_acyclic_graph(made) else graph
@@ -60,7 +62,7 @@ def _box(graph: nx.DiGraph, node: str) -> Box:
 
 
 def layer(module: str) -> str:
-    """The part of a module's path that says which layer it is: ``convs.0`` of ``convs.0.aggr_module``."""
+    """Returns the part of a module's path that names its layer: ``convs.0`` for ``convs.0.aggr_module``."""
     parts = module.split(".")
     numbers = [k for k, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0] + 1] if numbers else parts[:1])
@@ -75,12 +77,14 @@ def _part(boxes: dict[str, Box], depth: int, node: str) -> Hashable:
 
 
 def _kind(box: Box) -> str:
-    """What is gone goes with what is left to Inductor: it stood among that."""
+    """Returns the kind by which boxes are merged: operations that are gone count as left to Inductor."""
     return "dense" if box.kind == "gone" else box.kind
 
 
 def _chains(graph: nx.DiGraph, boxes: dict[str, Box]) -> dict[str, str]:
-    """For each node the first one of the chain that it is in: of one kind and region, each read by the next alone."""
+    """Returns the first node of each node's chain. The nodes of a chain have the same kind and regions, and only the
+    next node reads each of them.
+    """
     first: dict[str, str] = {}
     for node in nx.topological_sort(graph):
         first[node] = node
@@ -95,11 +99,11 @@ def _chains(graph: nx.DiGraph, boxes: dict[str, Box]) -> dict[str, str]:
 
 
 def _merged(graph: nx.DiGraph, key: Callable[[str], Hashable]) -> nx.DiGraph:
-    """The graph with nodes of one key as one, as far as that leaves it without cycles.
+    """Merges nodes with the same key, as far as that makes no cycle.
 
-    A node has a level: that of what it reads if that has its key, else one more; then, as far as there is room, that
-    of what reads it, or one less. Nodes of one key and level are one; every edge between two of these goes to a higher
-    level.
+    Each node gets a level: the level of its predecessor if both have the same key, else one more. Then nodes move down
+    to the level of their successor (or one less, if the keys differ), as far as possible. Nodes with the same key and
+    level are merged. Every edge between merged nodes goes to a higher level, so there is no cycle.
     """
     order = list(nx.lexicographical_topological_sort(graph, key=_positions(graph).__getitem__))
     keys = {n: key(n) for n in order}
@@ -114,7 +118,7 @@ def _merged(graph: nx.DiGraph, key: Callable[[str], Hashable]) -> nx.DiGraph:
 
 
 def _quotient(graph: nx.DiGraph, of: dict[str, str]) -> nx.DiGraph:
-    """The graph of the groups that nodes are in."""
+    """Returns the graph whose nodes are groups; `of` gives the group of each node."""
     members: dict[str, list[Box]] = {}
     for node in graph:
         members.setdefault(of[node], []).append(_box(graph, node))
@@ -152,7 +156,7 @@ def _common(modules: list[str]) -> str:
 
 
 def _label(boxes: list[Box]) -> str:
-    """What the operations are; views, and what is gone, left out if there is anything else."""
+    """Returns the names of the operations as a label. It leaves out views and gone operations if others remain."""
     moving = [box for box in boxes if not box.free]
     kept = [box for box in moving if box.kind != "gone"] or moving or boxes
     shown = [o.name for box in kept for o in box.operations]

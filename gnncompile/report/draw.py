@@ -14,14 +14,14 @@ from gnncompile.report.tables import Findings
 
 ENDINGS = (".png", ".svg", ".pdf")
 INCH = 90.0
-"""Pixels of the layout to an inch."""
+"""Pixels of the layout per inch."""
 
 MARGIN, HEAD, BETWEEN, NARROWEST = 24.0, 76.0, 60.0, 560.0
 MOST_PIXELS = 2**15
 
 
 def draw(report: Findings, path: str | PathLike[str]) -> None:
-    """See :meth:`gnncompile.Report.draw`."""
+    """Draws a report to a file: see :meth:`gnncompile.Report.draw`."""
     ending = Path(fspath(path)).suffix.lower()
     if ending not in ENDINGS:
         raise ArgumentError(f"path: found {fspath(path)!r}, expected a name that ends in {', '.join(ENDINGS)}")
@@ -35,7 +35,7 @@ def draw(report: Findings, path: str | PathLike[str]) -> None:
     width = max(width, NARROWEST) + 2 * MARGIN + BETWEEN
     height = HEAD + sum(max(one.layout.height for one in row) + HEAD for row in rows) + MARGIN
     figure: Any = Figure(figsize=(width / INCH, height / INCH), facecolor="white")
-    FigureCanvasAgg(figure)  # files only: there may be no screen
+    FigureCanvasAgg(figure)  # draws to files only, so no screen is needed
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")

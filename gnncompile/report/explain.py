@@ -1,4 +1,4 @@
-"""``gnncompile.explain``: what the compiler made of a model, as an object that prints a table."""
+"""``gnncompile.explain``: reports what the compiler made of a model, as an object that prints a table."""
 
 from __future__ import annotations
 
@@ -29,56 +29,57 @@ from gnncompile.steps.train_step import TrainStep, objective_of
 
 @dataclass(frozen=True)
 class Report(Findings):
-    """What the compiler made of a model on given inputs.
+    """A report on what the compiler made of a model on given inputs; ``print`` shows it as a table.
 
     Attributes:
         regions: Fused regions, in order.
-        skipped: What was not fused and why, with the user's line.
-        graph_breaks: Number of graph breaks.
-        recompiles: Captured graphs beyond the first of each frame, on these inputs.
+        skipped: The operations that were not fused, each with the reason and the user's line.
+        graph_breaks: The number of graph breaks.
+        recompiles: The number of captured graphs beyond the first of each frame, on these inputs.
         host_syncs: Device syncs of one call after the first, with the same inputs.
-        captured_graphs: Graphs that were captured.
-        structure_nodes: Operations that left the step for the structure program.
-        notes: Everything else that differs from the plain way.
-        model: What was explained: the name of a class or function.
-        device: What it ran on: the name of a GPU, or "cpu".
+        captured_graphs: The number of captured graphs.
+        structure_nodes: The number of operations that left the step for the structure program, which runs once per
+            distinct graph.
+        notes: Everything else that is unusual, such as kernels of the reference interpreter.
+        model: The name of the class or function that was explained.
+        device: The device that the model ran on: the name of a GPU, or "cpu".
         graphs: Each captured graph before and after the passes.
         forward: Median time of a call in milliseconds; None if not measured.
-        backward: Median time of its backward; None if not measured, or if nothing has a gradient.
-        others: Measured kernels that belong to no region known, such as gradients of gradients.
-        breaks: Why and at which line of the user's each graph break is; one that Dynamo counts twice, for a function
-            and for its caller, is here once.
+        backward: Median time of its backward in milliseconds; None if not measured, or if nothing has a gradient.
+        others: Measured kernels that belong to no known region, such as gradients of gradients.
+        breaks: Each graph break with its reason and the user's line. Dynamo may count a break twice, for a function
+            and for its caller; it is listed once here.
     """
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes one page with the model's graph before and after, its regions with their kernels and what they move,
-        and what was not fused. The page needs nothing from elsewhere.
+        """Writes one HTML page without external files. It shows the model's graph before and after the passes, the
+        regions with their kernels and the bytes that they move, and the operations that were not fused.
         """
         html.write(self, path)
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draws the model's graph before and after; matplotlib must be installed.
+        """Draws the model's graph before and after the passes; matplotlib must be installed.
 
         Args:
-            path: Ends in ``.png``, ``.svg`` or ``.pdf``.
+            path: The file to write; it ends in ``.png``, ``.svg`` or ``.pdf``.
 
         Raises:
-            ValueError: The path ends otherwise.
-            ImportError: There is no matplotlib.
+            ValueError: The path has another ending.
+            ImportError: matplotlib is not installed.
         """
         draw(self, path)
 
 
 def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Report:
-    """Compiles and runs a model once and tells what became of it.
+    """Compiles a model, runs it, and reports what the compiler made of it.
 
     Args:
-        model: A module or function, compiled already or not, or a :class:`gnncompile.TrainStep`, of which forward and
-            loss run: no parameter changes.
-        args: Its inputs.
-        measure: Whether to run forward and backward a dozen times more, for the time of each kernel: of the launch on a
-            CPU, between two events on a GPU.
-        kwargs: Its keyword inputs.
+        model: A module or function, compiled already or not, or a :class:`gnncompile.TrainStep`. Only forward and loss
+            of a training step run, so no parameter changes.
+        args: Positional inputs of the model.
+        measure: Whether to run forward and backward a dozen times more, to time each kernel. A kernel's time is that of
+            its launch on a CPU, and the time between two events on a GPU.
+        kwargs: Keyword inputs of the model.
 
     Returns:
         A :class:`Report`; ``print`` it.
@@ -88,13 +89,13 @@ def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Rep
         program, context = objective_of(model)
         with context:
             return _explain(program, given, {}, measure, model.not_recorded)
-    model = trained(model)  # what one process does with it, without the others
+    model = trained(model)  # the module inside DistributedDataParallel: one process is explained, without the others
     settings = callable_of(model).settings if callable_of(model) is not None else {}  # type: ignore[union-attr]
     target = callable_of(model).target if callable_of(model) is not None else model  # type: ignore[union-attr]
-    # A program of its own, so that earlier calls of the model do not count.
+    # Compiled anew, so that earlier calls of the model do not count.
     compiled = compile(target, **settings)
     if is_lazy(target):
-        target(*args, **kwargs)  # gives parameters their shapes, as the first call of a compiled model does
+        target(*args, **kwargs)  # gives lazy parameters their shapes, as the first call of a compiled model does
     made = callable_of(compiled)
     assert made is not None
     return _explain(made, args, kwargs, measure)
@@ -122,10 +123,10 @@ def _explain(
 
 
 def _parameters(target: Any) -> list[str]:
-    """Names of the parameters of a module's forward, or of a function."""
+    """Returns the names of the parameters of a module's forward, or of a function."""
     try:
         return list(inspect.signature(target.forward if isinstance(target, torch.nn.Module) else target).parameters)
-    except ValueError:  # a function without a signature: its inputs are called by their places
+    except ValueError:  # a function without a signature: the report names its inputs by index
         return []
 
 
@@ -175,7 +176,7 @@ def _report(
 
 
 def _traced(captured: Sequence[Captured]) -> tuple[list[ModelGraph], list[tuple[bool, ...]]]:
-    """The graphs, and for each region of which tensors a gradient was wanted."""
+    """Returns the captured graphs, and for each region a flag per tensor: whether its gradient was wanted."""
     graphs: list[ModelGraph] = []
     wanted: list[tuple[bool, ...]] = []
     for one in captured:
@@ -187,7 +188,7 @@ def _traced(captured: Sequence[Captured]) -> tuple[list[ModelGraph], list[tuple[
 
 
 def _kernels(launches: Sequence[Launch]) -> tuple[KernelReport, ...]:
-    """Launches of one program as one."""
+    """Groups launches by program; returns one report for each group."""
     groups: dict[tuple[str, bool], list[Launch]] = {}
     for one in launches:
         groups.setdefault((one.region.spec, one.gradient), []).append(one)
@@ -209,7 +210,7 @@ def _not_recorded(captured: Captured) -> str | None:
 def _region(record: RegionRecord, device: str, kernels: tuple[KernelReport, ...], unfused: float) -> RegionReport:
     region = parse(record.spec)
     kernel = "reference" if (record.spec, device) in launch.fallbacks else launch.generator(device)
-    if not kernels:  # it was not seen to run: it is a part of the structure program, or of a graph for other sizes
+    if not kernels:  # no launch was seen: the region is in the structure program, or in a graph for other sizes
         code = launch.kernel(record.spec, device).listing
         kernels = (KernelReport(False, kernel, to_text(region), code, 0, None, None, None),)
     return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region), kernels, unfused)
@@ -230,7 +231,7 @@ class _SyncCounter(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs under this mode as it does without; by default the model would run uncompiled."""
+        """Tells Dynamo to run compiled code under this mode; by default the model would run uncompiled."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -239,16 +240,16 @@ class _SyncCounter(TorchDispatchMode):
 
 
 def _selects(func: Any, args: Any) -> bool:
-    """Whether an operation looks how many elements a mask selects, or how often it repeats."""
+    """Whether an operation waits for a count: of the elements that a mask selects, or of repetitions."""
     if func is torch.ops.aten.repeat_interleave.Tensor:
         return True
     if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
-        return False  # one number for all that a mask selects is a fill
+        return False  # writing one number to all selected elements is a masked fill, which needs no count
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
 def count_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
-    """Device syncs of one steady call; on a CPU the same operations cost nothing but are counted too."""
+    """Runs a call and returns its number of device syncs. On a CPU the same operations are counted but cost nothing."""
     with _SyncCounter() as counter:
         compiled(*args, **kwargs)
     return int(counter.count)

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML page that needs nothing from elsewhere."""
+"""Writes a report as one HTML page without external files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ KINDS = {
 
 
 def write(report: Findings, path: str | PathLike[str]) -> None:
-    """See :meth:`gnncompile.Report.to_html`."""
+    """Writes a report to a file: see :meth:`gnncompile.Report.to_html`."""
     Path(path).write_text(page(report), encoding="utf-8", errors="replace")
 
 
 def page(report: Findings) -> str:
-    """The page as text."""
+    """Returns the page as HTML text."""
     style = STYLE + colours()
     policy = f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(SCRIPT)}'"
     pictures = [(pictured(g.before), pictured(g.after)) for g in report.graphs]
@@ -70,7 +70,7 @@ def _digest(text: str) -> str:
 
 
 def _text(value: object) -> str:
-    """Text that can't be anything else, whatever a user's code holds."""
+    """Returns a value as escaped text: whatever the user's code contains, it can't act as markup."""
     return escape(
         re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0001fffd]", "�", str(value))
     )

@@ -1,4 +1,4 @@
-"""Which kernels ran, what they moved, how long they took, and which region each of them belongs to."""
+"""Watches which kernels run, how many bytes they move and how long they take, and finds each kernel's region."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gnncompile.report.traffic import Work
 from gnncompile.runtime.launch import Kernel, watched
 
 RUNS, WARMUP = 10, 2
-"""Calls that are timed, and calls before these."""
+"""The number of timed calls, and of calls before them that are not timed."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Launch:
     """One launch of a region's kernel in a call.
 
     Attributes:
-        region: What the kernel computes.
+        region: The program that the kernel computes.
         kernel: The kernel.
         gradient: Whether it ran in the backward.
-        moved: What it moves; None for the reference interpreter, which is many operations.
-        limit: What a kernel moves at least that reads everything of an edge once.
-        milliseconds: The median; None if not measured.
+        moved: The bytes that it moves; None for the reference interpreter, which runs many operations.
+        limit: The bytes that any kernel must move, even if it reads the data of each edge only once.
+        milliseconds: The median time; None if not measured.
     """
 
     region: Region
@@ -51,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of a call: medians, in milliseconds; the backward's is None where nothing has a gradient."""
+    """Median times of a call, in milliseconds; `backward` is None if nothing has a gradient."""
 
     launches: tuple[Launch, ...]
     forward: float
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass
 class _Log:
-    """Watches launches."""
+    """Collects launches, and times them if `timed`."""
 
     gradient: bool = False
     timed: bool = False
@@ -87,7 +87,7 @@ class _Log:
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """Runs something; what comes back gives the milliseconds that it took, when the device has come to its end."""
+    """Runs a function. Returns a function that waits for the device and then gives the time in milliseconds."""
     if device.type != "cuda":
         begin = time.perf_counter()
         run()
@@ -107,7 +107,7 @@ def _timed(run: Callable[[], object], device: torch.device) -> Callable[[], floa
 
 
 def seen(run: Callable[[], Any]) -> tuple[Any, tuple[Launch, ...]]:
-    """The result of something that runs kernels, and their launches."""
+    """Runs a function; returns its result and the launches of its kernels."""
     log = _Log()
     with watched(log):
         result = run()
@@ -117,9 +117,9 @@ def seen(run: Callable[[], Any]) -> tuple[Any, tuple[Launch, ...]]:
 def measure_steps(program: CompiledCallable, compiled: Any, args: Any, kwargs: Any, device: torch.device) -> Measured:
     """Times forward and backward of a compiled model, and each launch in them.
 
-    Nothing is replayed from recordings meanwhile. Gradients are taken of the sum of all results with respect to
-    parameters and inputs, and thrown away; buffers (as of batch norms) and the state of the random number generators
-    are as before when it is over.
+    No recording is replayed meanwhile. Gradients of the sum of all results, with respect to parameters and inputs, are
+    computed and thrown away. Afterwards buffers (such as those of batch norms) and random number generators have their
+    earlier state again.
     """
     forwards, backwards, runs = [], [], []
     with ExitStack() as stack:
@@ -144,7 +144,7 @@ def measure_steps(program: CompiledCallable, compiled: Any, args: Any, kwargs: A
 
 
 def _keys(log: _Log) -> list[tuple[Any, int]]:
-    """A launch by its program, and how often that ran before."""
+    """Returns a key for each launch: its program, and the number of earlier launches of that program."""
     count: dict[Any, int] = defaultdict(int)
     keys = []
     for one in log.found:
@@ -175,7 +175,7 @@ def _now(device: torch.device) -> float:
 
 
 def _backward(program: CompiledCallable, result: Any, args: Any, kwargs: Any) -> bool:
-    """Takes gradients, if there is anything that has one."""
+    """Computes gradients; returns whether anything has one."""
     results = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
     if isinstance(program.target, torch.nn.Module):
@@ -187,7 +187,7 @@ def _backward(program: CompiledCallable, result: Any, args: Any, kwargs: Any) ->
 
 @contextmanager
 def _unrecorded(program: CompiledCallable) -> Iterator[None]:
-    """Launches that are replayed can't be seen."""
+    """Turns recordings off in the block, because launches inside a replay can't be watched."""
     held = [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
     reasons = [r.reason for r in held]
     for recordings in held:
@@ -201,7 +201,7 @@ def _unrecorded(program: CompiledCallable) -> Iterator[None]:
 
 @contextmanager
 def _untouched(target: Any, device: torch.device) -> Iterator[None]:
-    """Gives buffers that were written to, and the state of the random number generators, back as they were."""
+    """Restores buffers and the state of the random number generators after the block."""
     buffers = list(target.buffers()) if isinstance(target, torch.nn.Module) else []
     kept = [(b, b._version, b.clone()) for b in buffers]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -215,21 +215,21 @@ def _untouched(target: Any, device: torch.device) -> Iterator[None]:
 def assigned(
     launches: Sequence[Launch], specs: Sequence[str], wanted: Sequence[tuple[bool, ...]]
 ) -> list[list[Launch]]:
-    """The launches of each region: its own kernel, row-wise arithmetic behind it included, and those of its gradient.
+    """Assigns each launch to a region: as the region's own kernel (with its epilogue), or as one of its gradient's.
 
     Args:
-        launches: Of one call.
+        launches: The launches of one call.
         specs: The regions.
-        wanted: For each region, of which tensors a gradient may be taken; () for none.
+        wanted: For each region, whether a gradient of each tensor may be wanted; () if none is.
 
     Returns:
-        A list for each region, and a last one of launches that fit none.
+        A list of launches for each region, and a last list of launches that fit no region.
     """
     found: list[list[Launch]] = [[] for _ in range(len(specs) + 1)]
     regions = [parse(spec) for spec in specs]
     for gradient in (False, True):
         fits = [frozenset([_signature(r)]) for r in regions]
-        if gradient:  # which may run the forward again
+        if gradient:  # a backward may run the forward's kernel again
             fits = [own | _gradients(r, w) for own, r, w in zip(fits, regions, wanted, strict=True)]
         turns: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         for launch in launches:
@@ -240,7 +240,7 @@ def assigned(
                     continue
                 turn = turns[launch.region.spec, at]
                 turns[launch.region.spec, at] += 1
-                # Regions alike run in order, and their gradients the other way around.
+                # Equal regions run in order, and their gradients in reverse order.
                 found[at[(-1 - turn if gradient else turn) % len(at)]].append(launch)
     return found
 
@@ -249,7 +249,9 @@ Signature = tuple[str, frozenset[Any]]
 
 
 def _best(launched: Signature, fits: Sequence[frozenset[Signature]]) -> tuple[int, ...]:
-    """The regions whose kernel a launch is: all that it computes over edges, and as little more as there is."""
+    """Returns the regions that a launch may belong to. A region fits if the launch computes all that the region
+    computes over edges; among regions that fit, those that compute most are taken.
+    """
     matches = {
         at: max((len(s[1]) for s in signatures if s[0] == launched[0] and s[1] <= launched[1]), default=0)
         for at, signatures in enumerate(fits)
@@ -259,7 +261,7 @@ def _best(launched: Signature, fits: Sequence[frozenset[Signature]]) -> tuple[in
 
 
 def _signature(region: Region) -> Signature:
-    """What a region computes over edges; row-wise arithmetic may be added to that."""
+    """Returns hashes of a region's computations over edges. An epilogue, which is row-wise, does not change them."""
     texts: list[Any] = []
     for node in region.nodes:
         texts.append(hash((node.op, node.value, node.space, node.shape, *(texts[a] for a in node.args))))
@@ -270,9 +272,10 @@ def _signature(region: Region) -> Signature:
 
 @lru_cache(maxsize=256)
 def _gradients(region: Region, wanted: tuple[bool, ...]) -> frozenset[Signature]:
-    """The signatures of the kernels that a region's gradient may be made of.
+    """Returns the signatures of all kernels that a region's gradient may run.
 
-    Which outputs have a cotangent is not known before the backward: all of them, the first few, or a few single ones.
+    Which outputs have a cotangent is not known before the backward. Tried are the first n outputs for each n, and any
+    one or two outputs.
     """
     if not any(wanted):
         return frozenset()

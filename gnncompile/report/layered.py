@@ -1,8 +1,8 @@
 """Places the nodes of an acyclic graph in layers, from top to bottom, with short edges and few crossings.
 
-The usual steps (Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system structures, 1981): a
-layer for each node, a dummy node wherever an edge passes a layer, an order in each layer by the barycenters of
-neighbours, and coordinates in that order as near to the neighbours as there is room.
+The steps are the usual ones (Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system
+structures, 1981). Each node gets a layer. An edge that passes a layer gets a dummy node there. The nodes of each layer
+are ordered by the barycenters of their neighbours. Then each node is placed as near to its neighbours as there is room.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import networkx as nx
 
 GAP = 14.0
-"""Between two boxes of a layer."""
+"""Pixels between two boxes of a layer."""
 
 LAYER_GAP = 30.0
-"""Between two layers."""
+"""Pixels between two layers."""
 
 DUMMY = 6.0
-"""Width of an edge that passes a layer."""
+"""Width in pixels of a dummy node, where an edge passes a layer."""
 
 SWEEPS = 8
-"""Times that all layers are ordered by the one before, and by the one behind."""
+"""The number of sweeps down (each layer ordered by the layer above), and of sweeps up."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is.
+    """The positions of all nodes and edges, in pixels.
 
     Attributes:
-        places: Of the nodes.
-        routes: Of the edges: points from the lower side of a box to the upper side of another.
-        width: Of the whole, which begins at 0.
-        height: Likewise.
+        places: The place of each node.
+        routes: The route of each edge: points from the lower side of one box to the upper side of another.
+        width: The width of the drawing, which begins at 0.
+        height: The height of the drawing, which begins at 0.
     """
 
     places: dict[Hashable, Place]
@@ -55,11 +55,11 @@ class Layout:
 
 
 def layered(graph: nx.DiGraph, size: Callable[[Any], tuple[float, float]]) -> Layout:
-    """Lays a graph out.
+    """Computes the positions of a graph's nodes and edges.
 
     Args:
-        graph: Acyclic, edges from what is made to what reads it.
-        size: Width and height of a node.
+        graph: An acyclic graph, whose edges go down from a node to its readers.
+        size: Gives the width and height of a node.
 
     Raises:
         networkx.NetworkXUnfeasible: The graph has a cycle.
@@ -89,7 +89,9 @@ def layered(graph: nx.DiGraph, size: Callable[[Any], tuple[float, float]]) -> La
 
 
 def _layers(graph: nx.DiGraph) -> dict[Hashable, int]:
-    """The longest way to each node; what reads nothing stands right above what reads it."""
+    """Returns the layer of each node: the length of the longest path to it. A node without predecessors is placed right
+    above its topmost reader.
+    """
     layer = {n: k for k, generation in enumerate(nx.topological_generations(graph)) for n in generation}
     for n in graph:
         if not graph.in_degree(n) and graph.out_degree(n):
@@ -99,7 +101,11 @@ def _layers(graph: nx.DiGraph) -> dict[Hashable, int]:
 
 
 def _with_dummies(graph: nx.DiGraph, layer: dict[Hashable, int]) -> tuple[nx.DiGraph, dict[Any, list[Hashable]]]:
-    """The graph with each edge from one layer to the next, and the dummies that each edge was cut at."""
+    """Cuts each edge that passes layers into edges between neighbouring layers.
+
+    Returns:
+        The graph with dummy nodes, and the dummy nodes of each edge.
+    """
     full, chains = nx.DiGraph(), {}
     full.add_nodes_from((n, {"layer": k}) for n, k in layer.items())
     for a, b in graph.edges:
@@ -111,7 +117,7 @@ def _with_dummies(graph: nx.DiGraph, layer: dict[Hashable, int]) -> tuple[nx.DiG
 
 
 def _ordered(full: nx.DiGraph) -> list[list[Hashable]]:
-    """The nodes of each layer, from left to right: the order with the fewest crossings that the sweeps come by."""
+    """Returns the nodes of each layer from left to right, in the order with the fewest crossings of all sweeps."""
     rows: list[list[Hashable]] = [
         [] for _ in range(max(nx.get_node_attributes(full, "layer").values(), default=-1) + 1)
     ]
@@ -135,7 +141,7 @@ def _depth_first(full: nx.DiGraph) -> Iterable[Hashable]:
 
 
 def _by_barycenter(row: Sequence[Hashable], fixed: dict[Hashable, int], neighbours: Any) -> list[Hashable]:
-    """A layer ordered by the mean position of neighbours; what has none keeps its place."""
+    """Sorts a layer by the mean position of each node's neighbours; a node without neighbours keeps its position."""
     key = {}
     for at, n in enumerate(row):
         near = [fixed[m] for m in neighbours[n]]
@@ -155,7 +161,7 @@ def _crossings(full: nx.DiGraph, rows: Sequence[Sequence[Hashable]]) -> int:
 def _coordinates(
     full: nx.DiGraph, rows: Sequence[Sequence[Hashable]], width: dict[Hashable, float]
 ) -> dict[Any, float]:
-    """A place in its layer for each node, near to the mean of its neighbours; long edges stay straight."""
+    """Returns the x coordinate of each node, near the mean of its neighbours; long edges stay straight."""
     xs: dict[Any, float] = {}
     for row in rows:
         at = -sum(width[n] + GAP for n in row) / 2
@@ -179,7 +185,7 @@ def _coordinates(
 
 
 def _pull(node: Hashable, neighbour: Hashable) -> float:
-    """How much a node wants to stand above or below another one: a box cares little for edges that come from afar."""
+    """Returns the weight with which a neighbour attracts a node. Edges from far away attract a box only a little."""
     if _is_dummy(node):
         return 4.0 if _is_dummy(neighbour) else 1.0
     return 0.1 if _is_dummy(neighbour) else 1.0
@@ -190,10 +196,9 @@ def _is_dummy(node: Hashable) -> bool:
 
 
 def _apart(wanted: Sequence[float], weights: Sequence[float], apart: Sequence[float]) -> list[float]:
-    """The points nearest to the wanted ones (in weighted squares) that keep their order and distances.
+    """Returns the points nearest to the wanted points (by weighted least squares) that keep their order and distances.
 
-    With the distances taken off, that is an isotonic regression: neighbours that would overtake each other share a
-    mean.
+    After subtracting the distances this is an isotonic regression: points that would change their order share a mean.
     """
     offsets = [0.0]
     for gap in apart:

@@ -1,4 +1,4 @@
-"""What a model's graph looks like, on a page and in a picture: its boxes, where they are, colours, texts."""
+"""The look of a model's graph on a page and in a picture: boxes, positions, colours and texts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from gnncompile.report.layered import Layout, layered
 from gnncompile.report.model_graph import STRUCTURE, Box
 
 LETTER, SMALL_LETTER = 7.3, 5.8
-"""Widths of a letter of the first and the second line, in pixels, on average and a little more."""
+"""Width in pixels of a letter of a box's first and second line: a little more than the average."""
 
 LONGEST = 34
-"""Letters of a line."""
+"""The most letters of a line."""
 
 
 @dataclass(frozen=True)
 class Colour:
-    """A hue: of edges and bars, and of a box's inside, on light and on dark."""
+    """A hue in four shades: for edges and bars (`light`), and for the inside of a box (`pale`), on a light page; `dark`
+    and `deep` are the same on a dark page.
+    """
 
     light: str
     pale: str
@@ -37,14 +39,14 @@ PALETTE = (
     Colour("#cf3a4b", "#fbdbdf", "#f08390", "#521d24"),
     Colour("#6a52d1", "#e3ddfa", "#a596f2", "#2d2460"),
 )
-"""One after the other for the regions; from the ninth on again."""
+"""The colours of the regions, in order; the ninth region has the first colour again."""
 
 GREY = Colour("#8a8f98", "#eceef1", "#8f959e", "#2c3036")
-"""Of the structure program."""
+"""The colour of the structure program."""
 
 
 FAR = 2
-"""Layers that an edge from an input or from structure goes down at most; a box further below gets a mark."""
+"""The most layers that an edge from an input or from structure passes down; a box further below gets a mark instead."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class Picture:
     """A graph that is ready to be drawn.
 
     Attributes:
-        graph: With few enough nodes; each has a ``"box"``.
-        layout: Where these are.
-        notched: Nodes that read inputs or structure from far above: these, in place of edges.
+        graph: The graph, merged to few enough nodes; each node has a ``"box"``.
+        layout: The positions of the nodes.
+        notched: For each node that reads inputs or structure from far above: the nodes that it reads. A mark on the box
+            replaces these edges.
     """
 
     graph: nx.DiGraph
@@ -63,11 +66,11 @@ class Picture:
 
 
 def pictured(graph: nx.DiGraph) -> Picture:
-    """Makes one of the graphs of a :class:`~gnncompile.report.model_graph.ModelGraph` ready to be drawn."""
+    """Prepares one of the graphs of a :class:`~gnncompile.report.model_graph.ModelGraph` for drawing."""
     small = collapsed(graph)
     small.remove_nodes_from([n for n in nx.isolates(small) if small.nodes[n]["box"].kind == "input"])
     depth = {n: k for k, row in enumerate(nx.topological_generations(small)) for n in row}
-    # What stands at the top because nothing stands above it is drawn right above its first reader.
+    # A node without predecessors would be at the top; it is drawn right above its topmost reader instead.
     depth.update({n: min(depth[s] for s in small[n]) - 1 for n in small if not small.in_degree(n) and small[n]})
     notched: dict[str, list[str]] = {}
     for a, b in list(small.edges):
@@ -79,7 +82,7 @@ def pictured(graph: nx.DiGraph) -> Picture:
 
 
 def box_lines(box: Box) -> tuple[str, str]:
-    """The two lines in a box: what it is, and its result; or what it stands for."""
+    """Returns the two lines of text in a box: its label, then its layer and result, or a number of operations."""
     first, result = _cut(box.label), box.operations[-1].result.replace("float32 ", "") if box.operations else ""
     if box.kind == "structure" and len(box.operations) > 1:
         return first, f"{len(box.operations)} operations, once per graph"
@@ -89,7 +92,7 @@ def box_lines(box: Box) -> tuple[str, str]:
 
 
 def box_size(box: Box) -> tuple[float, float]:
-    """Width and height of a box in pixels."""
+    """Returns the width and height of a box in pixels."""
     first, second = box_lines(box)
     width = max(len(first) * LETTER, len(second) * SMALL_LETTER) + 22
     return max(width, 64.0), 40.0 if second else 26.0
@@ -100,5 +103,5 @@ def _cut(text: str) -> str:
 
 
 def many(count: int, what: str) -> str:
-    """So many of something, in words: "1 region", "2 regions"."""
+    """Returns a count with its noun in singular or plural: "1 region", "2 regions"."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,4 +1,4 @@
-"""The graph of a model before and after the passes, as networkx graphs that say what became of each operation."""
+"""A model's graph before and after the passes, as networkx graphs that say what became of each operation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Operation:
     """One operation of a traced graph.
 
     Attributes:
-        name: Its name in torch, with what it reduces to where that is no other operation.
-        result: Type and sizes of its result on the inputs it was traced with; "" for a number.
-        line: The user's line.
+        name: Its name in torch; for a segment reduction followed by the kind of reduction.
+        result: Type and sizes of its result on the traced inputs; "" for a number.
+        line: The user's line that the operation came from.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Box:
-    """What a node of a model's graph stands for; the attribute ``"box"`` of the node.
+    """The operations that a node of a model's graph stands for: the node's attribute ``"box"``.
 
     Attributes:
         kind: ``"input"``, ``"output"``, ``"region"`` (fused into a region, or the region itself), ``"structure"`` (runs
             once per distinct graph), ``"dense"`` (left to Inductor) or ``"gone"`` (rewritten or not needed).
-        label: A few words.
+        label: A few words to show.
         operations: The operations, in order.
-        regions: Positions of the regions among those of the report.
-        module: Path of the module that it is a part of, ``"convs.0"``; "" for the model itself.
-        free: Whether it is a view, which moves no bytes.
-        bytes: What the operations read and write, if each ran on its own.
+        regions: Indices of the regions, counted over the whole report.
+        module: Path of the module that runs the operations, such as ``"convs.0"``; "" for the model itself.
+        free: Whether the operation is a view, which moves no bytes.
+        bytes: The bytes that the operations read and write if each runs on its own.
     """
 
     kind: str
@@ -70,8 +70,8 @@ class ModelGraph:
     """One captured graph.
 
     Attributes:
-        before: As it was traced, in aten operations and with a node for each of them, but for sizes and parameters.
-        after: What the passes made of it, with a node for each region and one for the structure program.
+        before: The traced graph, with a node for each aten operation; sizes and parameters have no node.
+        after: The graph after the passes, with a node for each region and one for the structure program.
     """
 
     before: nx.DiGraph
@@ -80,7 +80,7 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class _Traced:
-    """What is remembered of a traced operation: its node may be gone by the time when all is known."""
+    """The facts to keep about a traced operation: a pass may remove its node before the report is made."""
 
     box: Box
     readers: tuple[str, ...]
@@ -90,11 +90,11 @@ class _Traced:
 
 @dataclass
 class Trace:
-    """Watches the passes at work on one captured graph: see :class:`gnncompile.passes.manager.Observer`.
+    """Observes the passes on one captured graph: see :class:`gnncompile.passes.manager.Observer`.
 
     Attributes:
-        parameters: Names of the parameters of the model's forward, for inputs.
-        wanted: For each region of the graph, by its place in the record, of which tensors a gradient is wanted.
+        parameters: Names of the parameters of the model's forward, which name the inputs.
+        wanted: For each region, by its index in the log, whether a gradient of each of its tensors is wanted.
     """
 
     parameters: Sequence[str]
@@ -113,12 +113,12 @@ class Trace:
         for node, source in zip(inputs, sources, strict=True):
             if not source.startswith(_MODEL) and isinstance(node.meta.get("val"), torch.Tensor):
                 self._shown_inputs[node.name] = input_name(source, self.parameters)
-        # Not ctx.structural, nor ctx.written: the passes would then remember them from before the first pass.
+        # ctx.structural and ctx.written are not used: the context would cache them as of before the first pass.
         structural = structural_nodes(ctx.graph, written_nodes(ctx.graph)) if ctx.options.hoist else {}
         shown = _shown(ctx.graph, self._shown_inputs)
         self._edges = _edges(ctx.graph, shown)
         for node in ctx.graph.nodes:
-            # What reads a hidden node decides about those that it stands behind.
+            # Hidden nodes are kept too: their readers decide what became of the nodes before them.
             box = _box(node, self._shown_inputs) if shown.get(node) == node.name else _HIDDEN
             readers, integer = tuple(u.name for u in node.users), any(map(_is_integer, _tensors(node)))
             self._before[node.name] = _Traced(box, readers, node in structural, integer)
@@ -140,7 +140,7 @@ class Trace:
         self._after = self._graph_after(ctx, structure, regions)
 
     def model_graph(self, first: int) -> ModelGraph:
-        """Both graphs; `first` is the position of their first region among all of a report."""
+        """Returns the graph before and after the passes; `first` is the index of its first region in the report."""
         before = nx.DiGraph()
         for name, traced in self._before.items():
             if traced.box is not _HIDDEN:
@@ -157,7 +157,9 @@ class Trace:
         return ModelGraph(before, after)
 
     def _decide(self, alive: list[set[str]], rewritten: list[set[str]], seeds: dict[str, set[int]]) -> None:
-        """The fate of each operation: where it still stands, what it was fused into, or what reads it."""
+        """Decides what became of each operation: by the graphs that still hold it, by the regions that it was fused
+        into, or by what became of its readers.
+        """
         for name in reversed(self._before):  # readers first
             traced = self._before[name]
             kind, regions = traced.box.kind, tuple(sorted(seeds.get(name, ())))
@@ -205,7 +207,7 @@ class Trace:
 
 
 def unfused_bytes(graph: nx.DiGraph) -> dict[int, float]:
-    """What the operations that each region took in read and write, if each of them runs on its own.
+    """Returns, for each region, the bytes that its operations read and write if each runs on its own.
 
     Args:
         graph: :attr:`ModelGraph.before`.
@@ -218,7 +220,9 @@ def unfused_bytes(graph: nx.DiGraph) -> dict[int, float]:
 
 
 class _Records:
-    """Which record a region's call belongs to: calls and records with the same program and line are in one order."""
+    """Finds the record in the log of each region's call. Calls with the same program and line have their records in the
+    same order.
+    """
 
     def __init__(self, ctx: Context) -> None:
         self.records, self.taken = ctx.log.regions, set[int]()
@@ -237,7 +241,7 @@ _HIDDEN = Box("dense", "", ())
 
 
 def input_name(source: str, parameters: Sequence[str]) -> str:
-    """What a user calls an input: ``L['args'][0]`` is the first parameter of the forward."""
+    """Returns the user's name of an input: ``L['args'][0]`` is the first parameter of the forward."""
     found = re.fullmatch(r"L\['(args|kwargs)'\]\[(?:(\d+)|'([^']*)')\](.*)", source)
     if found is None:
         return source
@@ -248,7 +252,7 @@ def input_name(source: str, parameters: Sequence[str]) -> str:
 
 
 def _shown(graph: fx.Graph, inputs: dict[str, str]) -> dict[fx.Node, str]:
-    """For each node of a traced graph the node of the picture that stands for it; sizes and parameters have none."""
+    """Maps each node of a traced graph to the node of the picture that shows it. Sizes and parameters are not shown."""
     found: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node.target is operator.getitem and node.args[0] in found:

@@ -1,4 +1,4 @@
-"""Style and script of a report's page. The script shows in a panel beside the graphs what is on the page anyway."""
+"""Style and script of a report's page. The script only shows parts of the page in a panel beside the graphs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ document.getElementById("size").addEventListener("click", (event) => {
 
 
 def colours() -> str:
-    """A class for each colour of a region, for light and dark."""
+    """Returns CSS with a class for each colour of a region, for light and dark pages."""
     light = "".join(f".r{k} {{ --c: {c.light}; --f: {c.pale}; }}\n" for k, c in enumerate(PALETTE))
     dark = "".join(f".r{k} {{ --c: {c.dark}; --f: {c.deep}; }}\n" for k, c in enumerate(PALETTE))
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"

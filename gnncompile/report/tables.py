@@ -1,4 +1,4 @@
-"""What :func:`gnncompile.explain` finds, as data and as text."""
+"""The findings of :func:`gnncompile.explain`, as data and as text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from gnncompile.report.traffic import Work
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel of a region: its own, or one of its gradient.
+    """One kernel of a region: its own kernel, or a kernel of its gradient.
 
     Attributes:
-        gradient: Whether it runs in the backward.
-        generator: What made it: "triton", "cpp" or "reference".
-        program: What it computes, as text: the region's program, with row-wise arithmetic that was behind it.
-        source: The generated code; of the reference interpreter, which has none, the program.
-        launches: How often it runs in a call.
-        moved: What one launch moves on the given inputs, counted from the program; None for the reference interpreter.
-        limit: What it would move if it read everything of an edge once.
-        milliseconds: The median of all its launches in a call together; None if not measured.
+        gradient: Whether the kernel runs in the backward.
+        generator: The generator that made it: "triton", "cpp" or "reference".
+        program: The program that it computes, as text: that of the region, with the fused epilogue.
+        source: The generated code; the reference interpreter has none, so it is the program.
+        launches: The number of launches in a call.
+        moved: The bytes that one launch moves on the given inputs, counted from the program; None for the reference
+            interpreter.
+        limit: The bytes that a launch would move if it read the data of each edge only once.
+        milliseconds: The median time of all its launches in a call together; None if not measured.
     """
 
     gradient: bool
@@ -41,12 +42,12 @@ class RegionReport:
 
     Attributes:
         what: Its reductions, feature shape and inputs, in words.
-        kernel: Which generator made its kernel: "triton", "cpp" or "reference".
+        kernel: The generator that made its kernel: "triton", "cpp" or "reference".
         line: The line of the user's or PyG's code that it came from.
         result: Shape of its result, symbolic counts included.
         program: The region's program as text.
-        kernels: What runs for it in a call: its own kernel, and those of its gradient where that was measured.
-        unfused: Bytes that the operations it was made of read and write if each runs on its own.
+        kernels: The kernels that run in a call: the region's own, and those of its gradient if measured.
+        unfused: The bytes that the region's operations would read and write if each ran on its own.
     """
 
     what: str
@@ -59,14 +60,14 @@ class RegionReport:
 
     @property
     def milliseconds(self) -> float | None:
-        """Of all its kernels in a call; None if not measured."""
+        """The time of all its kernels in a call; None if not measured."""
         times = [k.milliseconds for k in self.kernels if k.milliseconds is not None]
         return sum(times) if times else None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the compiler made of a model on given inputs: see :class:`gnncompile.Report`."""
+    """The fields of a report: see :class:`gnncompile.Report`."""
 
     regions: tuple[RegionReport, ...]
     skipped: tuple[Skip, ...]

@@ -1,4 +1,4 @@
-"""Bytes that a region's kernel moves, and what it must move at least; what a known GPU needs for that."""
+"""Counts the bytes that a region's kernel moves, and the least that it must move; knows the rates of some GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX_BYTES = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches: bytes per second of gathered rows and of streams, flops per second of float32 products."""
+    """The rates that a device reaches: bytes per second gathered and streamed, flops per second of float32 products."""
 
     gather: float
     stream: float
@@ -26,13 +26,13 @@ RATES = {"H200": Rates(gather=5.0e12, stream=4.3e12, flops=85e12)}
 
 
 def rates_of(device_name: str) -> Rates | None:
-    """Returns the rates of a device by its name; None for one that was not measured."""
+    """Returns the rates of a device by its name; None for a device that was not measured."""
     return next((rates for name, rates in RATES.items() if name in device_name), None)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Bytes gathered and streamed, and flops, that overlap with each other but not with other phases."""
+    """Bytes gathered and streamed, and flops. Memory traffic and flops overlap within a phase, but phases do not."""
 
     gathered: float = 0.0
     streamed: float = 0.0
@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Work:
-    """What a layer does in one step."""
+    """The bytes and flops of a kernel, or of a layer in one step."""
 
     phases: tuple[Phase, ...]
 
@@ -50,26 +50,26 @@ class Work:
 
     @property
     def gathered(self) -> float:
-        """Bytes."""
+        """Bytes that are gathered."""
         return sum(phase.gathered for phase in self.phases)
 
     @property
     def streamed(self) -> float:
-        """Bytes."""
+        """Bytes that are streamed."""
         return sum(phase.streamed for phase in self.phases)
 
     @property
     def bytes(self) -> float:
-        """All of them."""
+        """All bytes, gathered and streamed."""
         return self.gathered + self.streamed
 
     @property
     def flops(self) -> float:
-        """Of matrix products."""
+        """Flops of matrix products."""
         return sum(phase.flops for phase in self.phases)
 
     def milliseconds(self, rates: Rates) -> float:
-        """The sum over phases of the longer of memory traffic and products."""
+        """The time at the given rates: for each phase the longer of memory traffic and products, summed over phases."""
         return 1e3 * sum(
             max(phase.gathered / rates.gather + phase.streamed / rates.stream, phase.flops / rates.flops)
             for phase in self.phases
@@ -87,17 +87,18 @@ def counted(
     layout: Sequence[Tensor],
     outputs: Sequence[Tensor],
 ) -> Work:
-    """What a kernel moves on given tensors.
+    """Counts the bytes that a kernel moves on given tensors, and its flops.
 
-    Gathered is a row for each edge and loop of what lives at the other end of the edges. Streamed are, for each loop
-    over the edges, what it reads of these (indices, features), and once the row pointers and every tensor with a row
-    per row of the region, a parameter or a result. What caches save of the gathers is not taken off. Flops are those
-    of linear layers in the kernel, once.
+    Gathered bytes: for each loop and edge, the rows that the loop reads at the other end of the edge. Nothing is
+    subtracted for caches. Streamed bytes: for each loop, the indices and features of all edges; and once the row
+    pointers, the parameters, the results, and each tensor with one row per row of the region. Flops: those of linear
+    layers in the kernel, counted once.
 
     Args:
-        region: What the kernel computes.
-        loops: For each loop over the edges, the positions of the inputs on edges or at their other end that it reads.
-        tensors: The region's tensors by position.
+        region: The program that the kernel computes.
+        loops: For each loop over the edges, the indices of the nodes in `region.nodes` for the inputs that it reads on
+            edges or at the other end of edges.
+        tensors: The region's tensors, by position.
         layout: rowptr, col and edge, int32.
         outputs: The results.
     """
@@ -121,7 +122,7 @@ def counted(
 
 
 def least(region: Region) -> list[list[int]]:
-    """The loops of a kernel that reads everything of an edge once, which none can do with less."""
+    """Returns the loops of the kernel that moves least: a single loop that reads the data of each edge once."""
     return [[i for i, n in enumerate(region.nodes) if n.op == "input" and _on_edges(region, n)]]
 
 
@@ -134,7 +135,7 @@ def _row_bytes(tensor: Tensor) -> float:
 
 
 def _width(region: Region, node: Node) -> int:
-    """Width of the rows that a linear layer makes, or that its gradients read."""
+    """Returns the width of the rows that a linear layer computes, or that its gradients read."""
     at = {"transposed": 0, "outer": 1}.get(node.op)
     heads, channels = node.shape if at is None else region.nodes[node.args[at]].shape
     return heads * channels

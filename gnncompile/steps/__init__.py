@@ -1,1 +1,1 @@
-"""Whole training steps."""
+"""Training steps that are compiled and replayed as a whole."""

@@ -1,7 +1,7 @@
-"""Averages gradients over processes and sends buffers, as ``DistributedDataParallel`` does around a plain loop's step.
+"""Averages gradients over processes and broadcasts buffers, as ``DistributedDataParallel`` does in a plain loop.
 
-Communication stands between recordings, in none of them: a collective that is captured must be captured and replayed by
-all processes at once, but each has batches of its own sizes and decides for itself what it replays.
+Communication runs between CUDA graphs, never inside one. A captured collective would have to be captured and replayed
+by all processes at once. But each process has batches of its own sizes, and decides by itself which graph it replays.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from gnncompile import _compat
 from gnncompile.exc import ArgumentError, ReplicaError
 
 ALIGNMENT = 16
-"""Bytes; kernels of optimizers want each gradient at a multiple of it."""
+"""Each gradient begins at a multiple of this many bytes, as optimizers' kernels want it."""
 
 Used = tuple[bool, ...]
-"""Which parameters have a gradient."""
+"""For each parameter, whether it has a gradient."""
 
 
 class GradientAveraging:
-    """Gradients in common buffers, one for each type; those of the parameters that processes share are averaged there.
+    """Holds all gradients in a few flat buffers, and averages the buffers of shared parameters over processes.
+
+    There is one buffer for each combination of type, device, and whether the parameters are shared.
 
     Args:
-        replica: Says which parameters are shared, among which processes, and what may be unused.
-        others: Parameters that are trained beside the module's.
+        replica: Gives the shared parameters, the process group, and whether parameters may be unused.
+        others: Trained parameters that are not in the module.
 
     Attributes:
-        parameters: All that are trained.
-        buffers: Hold their gradients, and nothing else; always the same memory.
+        parameters: All trained parameters.
+        buffers: The flat buffers. They hold only gradients, and their memory never changes.
 
     Raises:
-        ValueError: `replica` was told to do something else as well.
+        ValueError: `replica` has a setting that does more than average gradients.
     """
 
     def __init__(self, replica: DistributedDataParallel, others: Iterable[nn.Parameter]) -> None:
@@ -71,11 +73,11 @@ class GradientAveraging:
                 self._averaged.append(buffer)
             for k, part in zip(members, buffer.split(lengths), strict=True):
                 parameter = self.parameters[k]
-                strides = torch.empty_like(parameter, device="meta").stride()  # its own, where it fills its memory
+                strides = torch.empty_like(parameter, device="meta").stride()  # the parameter's, if it is dense
                 self._places[k] = part.as_strided(parameter.shape, strides)
 
     def send_buffers(self) -> None:
-        """Before a forward: the module's buffers become those of the first process."""
+        """Broadcasts the module's buffers from the first process; called before each forward."""
         self._check_replica()
         replica, groups = self._replica, dict[Any, list[Tensor]]()
         if not replica.broadcast_buffers:
@@ -86,16 +88,22 @@ class GradientAveraging:
         for buffers in groups.values():
             together = torch.cat([b.reshape(-1) for b in buffers])
             dist.broadcast(together, group=replica.process_group, group_src=0)
-            # As DistributedDataParallel does it: structure that was built of a buffer stays valid.
+            # Versions stay, as in DistributedDataParallel: graph structure that was built from a buffer stays valid.
             with torch.no_grad(), _compat.keep_versions(buffers):
                 for buffer, values in zip(buffers, together.split([b.numel() for b in buffers]), strict=True):
                     buffer.copy_(values.view_as(buffer))
 
     def keep(self, gradients: Sequence[Tensor | None]) -> Used:
-        """Writes this process's gradients, one for each of the parameters, to the buffers.
+        """Writes this process's gradients to the buffers, divided by the number of processes where they are shared.
+
+        Args:
+            gradients: The gradient of each parameter, or None.
+
+        Returns:
+            For each parameter, whether it has a gradient.
 
         Raises:
-            RuntimeError: A shared parameter has none, or a sparse one.
+            RuntimeError: A shared parameter has no gradient but may not be unused, or a gradient is sparse.
         """
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             self._check(parameter, gradient)
@@ -110,13 +118,13 @@ class GradientAveraging:
         return tuple([gradient is not None for gradient in gradients])
 
     def average(self, used: Used) -> Used:
-        """Averages what the buffers hold over processes.
+        """Sums the buffers over processes; :meth:`keep` has divided them, so the sum is the average.
 
         Args:
-            used: What :meth:`keep` returned.
+            used: The result of :meth:`keep`.
 
         Returns:
-            Which parameters have a gradient in any process.
+            For each parameter, whether it has a gradient in any process.
         """
         for buffer in self._averaged:
             dist.all_reduce(buffer, group=self._replica.process_group)
@@ -127,7 +135,7 @@ class GradientAveraging:
         return self._agreed
 
     def hand_out(self, used: Used) -> None:
-        """Makes the averages the parameters' gradients."""
+        """Sets each parameter's ``grad`` to its average, or to None if no process used the parameter."""
         for k, parameter in enumerate(self.parameters):
             parameter.grad = self._places[k] if used[k] else None
 

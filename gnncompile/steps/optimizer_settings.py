@@ -1,4 +1,4 @@
-"""What an optimizer does that no input of a recorded step says."""
+"""Notices changes of an optimizer that a recorded step would miss: of its settings, its state and its parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gnncompile import _compat
 from gnncompile.exc import ArgumentTypeError
 
 NUMBERS = (int, float, str, tuple, type(None))
-"""What settings of an optimizer are compared by value; all else is compared as an object."""
+"""Settings of these types are compared by value; all others are compared by identity."""
 
 
 class Changes:
-    """Counts how often objects were others than the time before.
+    """Counts calls whose objects differ from those of the previous call.
 
     Attributes:
-        number: So often.
-        in_a_row: So often now without a time between when they were not.
+        number: The number of such calls.
+        in_a_row: The number of such calls since the last call without a change.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Changes:
         self._held: list[Any] = []
 
     def __call__(self, held: list[Any]) -> int:
-        """The number; these are the objects."""
+        """Compares the objects with those of the previous call, and returns the number of changes so far."""
         if _are_the_same(held, self._held):
             self.in_a_row = 0
         else:
@@ -40,28 +40,28 @@ class Changes:
 
 
 class OptimizerSettings:
-    """The settings of an optimizer, and which tensors are its state.
+    """Watches an optimizer's settings, its state tensors and its parameters.
 
     Args:
         optimizer: The optimizer.
 
     Attributes:
-        changes: Of its state and its parameters.
+        changes: Counts changes of the parameters, the state, and the settings that are compared by identity.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._rates: dict[int, Tensor] = {}  # of parameter groups, by position
+        self._rates: dict[int, Tensor] = {}  # learning rates, by the index of their parameter group
         self.changes = Changes()
         self._trained: list[Tensor] = []
         self._settings: list[Any] = []
-        self._inner = True  # whether some of these are lists or dicts, which may change inside
+        self._inner = True  # whether some settings are lists or dicts, whose entries may change
         self._numbers: list[Any] = []
         self._objects: list[Any] = []
 
     def keep_on(self, device: torch.device) -> None:
-        """Keeps on a GPU what changes from step to step, learning rates too."""
-        # Torch allows it on GPUs only.
+        """Moves the optimizer's step counts and learning rates to a GPU, where recorded updates read them."""
+        # Torch allows capturable optimizers on GPUs only.
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return
         self._keep_rates()
@@ -71,7 +71,7 @@ class OptimizerSettings:
         self._rates.update({k: groups[k]["lr"] for k in numbers if isinstance(groups[k].get("lr"), Tensor)})
 
     def facts(self) -> tuple[Any, ...]:
-        """What is equal to what it was for as long as a recorded update does what the optimizer would do."""
+        """Returns a tuple to compare: while it stays equal, a recorded update does what the optimizer would do."""
         self._keep_rates()
         groups = self._optimizer.param_groups
         self._trained = self.parameters()
@@ -85,22 +85,25 @@ class OptimizerSettings:
         return (self.changes([*self._trained, *self._objects, *held]), *self._numbers)
 
     def gradients_of_others(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """Gradients that it does not clear, of those of a model's parameters that it did not train at the last
-        :meth:`facts`.
+        """Returns the gradients of those parameters that the optimizer did not train at the last :meth:`facts`.
+
+        The optimizer does not clear these gradients.
         """
         trained = set(map(id, self._trained))
         return [parameter.grad for parameter in parameters if id(parameter) not in trained]
 
     def trains_the_same(self) -> bool:
-        """Whether the parameters are those of the last :meth:`facts`: no others have gradients that it clears."""
+        """Whether the optimizer still trains exactly the parameters of the last :meth:`facts`. If so, it clears the
+        gradients of no others.
+        """
         return _are_the_same(self.parameters(), self._trained)
 
     def parameters(self) -> list[Tensor]:
-        """What it trains now."""
+        """Returns the parameters that the optimizer trains now."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _keep_rates(self) -> None:
-        """Where a learning rate was set to a number, puts that into the tensor that recorded updates read."""
+        """Writes each learning rate that was set to a number into the tensor that recorded updates read."""
         if not self._rates:
             return
         for k, group in enumerate(self._optimizer.param_groups):
@@ -110,15 +113,15 @@ class OptimizerSettings:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's step can't do without a function that evaluates the loss, as that of ``LBFGS``."""
+    """Whether an optimizer's ``step`` needs a closure that evaluates the loss, as ``LBFGS`` does."""
     return bool(_required(optimizer.step))
 
 
 def needs_metric(scheduler: Any) -> bool:
-    """Whether a scheduler's step takes a metric, as that of ``ReduceLROnPlateau``.
+    """Whether a scheduler's ``step`` needs a metric, as ``ReduceLROnPlateau`` does.
 
     Raises:
-        TypeError: It takes more than that.
+        TypeError: The scheduler's ``step`` needs more than one argument.
     """
     required = [] if scheduler is None else _required(scheduler.step)
     if len(required) > 1:
@@ -130,10 +133,10 @@ def needs_metric(scheduler: Any) -> bool:
 
 
 def _required(step: Any) -> list[str]:
-    """The arguments without which a method can't be called; wrappers of torch's may name the object among them."""
+    """Returns the names of a method's required arguments, without ``self``, which torch's wrappers may list."""
     try:
         parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # no function of Python's
+    except (TypeError, ValueError):  # not a Python function
         return []
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
@@ -144,7 +147,7 @@ def _required(step: Any) -> list[str]:
 
 
 def _apart(groups: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
-    """Settings that are compared by value, and those that are compared as objects."""
+    """Returns the settings to compare by value, and the settings to compare by identity."""
     settings = [setting for group in groups for name, setting in group.items() if name != "params"]
     parts = [part for setting in settings for part in _parts(setting)]
     numbers = [part for part in parts if isinstance(part, NUMBERS)]
@@ -152,7 +155,7 @@ def _apart(groups: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def _parts(setting: Any) -> Iterable[Any]:
-    """What may change in a setting that stays the same object."""
+    """Returns the parts of a setting that may change while the setting stays the same object."""
     if isinstance(setting, dict):
         return setting.items()
     return setting if isinstance(setting, list) else (setting,)

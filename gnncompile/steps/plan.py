@@ -1,4 +1,4 @@
-"""How a step of training through one captured graph is recorded."""
+"""Records the training steps that run one captured graph."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gnncompile.cudagraphs.pool import CudaGraphPool
 
 
 class Plan:
-    """How steps through one captured graph are recorded.
+    """How the steps that run one captured graph are recorded.
 
     Args:
-        capture: What stands for the captured graph.
-        call: Arguments that it serves.
-        built_of: Tensors that graph structure was built of.
-        model: The model, for its parameters and buffers; which there are is among Dynamo's guards.
+        capture: The object that identifies the captured graph.
+        call: Arguments that the graph was captured for.
+        built_of: Tensors that graph structure (such as a CSR layout) was built from.
+        model: The model, whose parameters and buffers are read. Dynamo's guards ensure that none is added or removed.
         also: Further tensors that a step writes to.
 
     Attributes:
-        structural: Positions among the leaves of the arguments of those that structure is built of.
-        recordings: Makes and replays them.
-        repeatable: Whether nothing comes of a forward and backward beside losses and gradients.
+        structural: Indices, among the leaves of the arguments, of the tensors in `built_of`.
+        recordings: Records and replays the steps.
+        repeatable: Whether forward and backward change nothing except losses and gradients, so a second run is safe.
     """
 
     recordings: CudaGraphPool
@@ -45,14 +45,14 @@ class Plan:
         self.device = next((t.device for t in self.state()), torch.device("cpu"))
 
     def parameters(self) -> list[Tensor]:
-        """The model's parameters."""
+        """Returns the model's parameters."""
         return [tensor for holder, name in self._parameters if (tensor := holder.get(name)) is not None]
 
     def state(self) -> list[Any]:
-        """Parameters and buffers, which a step writes to; None in the place of one that is gone."""
+        """Returns the tensors that a step may write to; None in place of a parameter or buffer that was removed."""
         return [*(holder.get(name) for holder, name in self._slots), *self._also]
 
     def call(self, given: Sequence[Any]) -> Call:
-        """The arguments, of their leaves (and the parameters and buffers behind these)."""
+        """Builds a call's arguments from their leaves. Further entries, the parameters and buffers, are ignored."""
         args, counts = with_leaves(self._skeleton, iter(given))
         return Call(args, {}, FlatInputs(), counts)

@@ -1,8 +1,7 @@
 """Launches a step's forward and backward before it is known that they are the right ones.
 
-The device then works while the host takes the arguments apart and asks the guards, which takes about as long as the
-kernels of a small step. Nothing comes of a forward and backward that were not: only the update writes to what is kept,
-and that waits.
+Meanwhile the host flattens the arguments and checks the guards, which takes about as long as the kernels of a small
+step. A wrong guess does no harm: only the update writes to parameters and state, and the update waits for the check.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gnncompile.steps.plan import Plan
 
 
 class SpeculativeLaunch:
-    """What the next step is expected to do: the same as the last two, if both did the same."""
+    """Expects the next step to be the same as the last two, if those two used the same plan."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -27,10 +26,13 @@ class SpeculativeLaunch:
         self._leaves: list[Any] = []
 
     def begin_again(self, given: tuple[Any, dict[str, Any], Any]) -> Begun | None:
-        """Begins a step with the arguments of the last one, if they came as the same objects.
+        """Begins a step with the arguments of the previous step, if they are the same objects.
 
         Args:
-            given: Arguments by position and by name, and the target, as they came.
+            given: Positional arguments, keyword arguments and target, as the user passed them.
+
+        Returns:
+            The replay that was begun, or None.
         """
         if not self._again or _identities(given) != self._given:
             return None
@@ -44,7 +46,7 @@ class SpeculativeLaunch:
         return self.begin(found)
 
     def begin(self, found: Sequence[Any]) -> Begun | None:
-        """Begins a step with arguments of these leaves."""
+        """Begins a step with arguments that have these leaves; returns None if no step is expected."""
         plan = self._plan if self._again else None
         return plan.recordings.begin([*found, *plan.state()]) if plan is not None and plan.repeatable else None
 
@@ -52,12 +54,12 @@ class SpeculativeLaunch:
         """Notes what a step did.
 
         Args:
-            given: Its arguments, as they came.
-            found: Their leaves, taken apart.
-            plan: How it is recorded.
+            given: The arguments, as the user passed them.
+            found: The leaves of the arguments.
+            plan: The plan by which the step is recorded; None if it is not recorded.
 
         Returns:
-            Whether it was expected.
+            Whether the step was expected.
         """
         same = self._plan is plan
         expected = same and self._again

@@ -1,4 +1,4 @@
-"""``gnncompile.TrainStep``: forward, loss, backward, clipping and optimizer as one step, on a GPU one replay."""
+"""``gnncompile.TrainStep``: forward, loss, backward, clipping and optimizer as one step, replayed on a GPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gnncompile.steps.plan import Plan
 from gnncompile.steps.speculation import SpeculativeLaunch
 
 RESTLESS = 4
-"""Steps in a row after which an optimizer that has changed what it keeps is taken for one that always does."""
+"""An optimizer whose state or settings changed in more than this many steps in a row is assumed to change in each."""
 
 
 class _Objective(nn.Module):
-    """A model with its loss."""
+    """A model followed by its loss: the function that is compiled."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class _Objective(nn.Module):
 
 
 class TrainStep:
-    """One step of training: gradients are cleared, the loss goes down once, the parameters are updated.
+    """One training step: clears the gradients, runs forward, loss and backward, and updates the parameters.
 
-    On a GPU the third step of a size on, on the same graph, replays two CUDA graphs: forward, loss and backward, and
-    the update. Whatever else its numbers depend on is compared in each step: the model's attributes, its parameters,
-    what the optimizer is set to and what it keeps.
+    On a GPU, steps on the same graph replay two CUDA graphs from the third step of a size on. The first CUDA graph
+    holds forward, loss and backward; the second holds the update. Each step also compares everything else that its
+    numbers depend on: the model's attributes and parameters, and the optimizer's settings and state.
 
     Example::
 
@@ -57,24 +57,25 @@ class TrainStep:
             loss = step(x, edge_index, target=y)
 
     Args:
-        model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it; the inputs are to be on its
+        model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it. Inputs must be on its
             device.
-        loss: Called with the model's result and `target`; returns a scalar, or a tuple whose first is the scalar to
-            minimise.
-        optimizer: Of the model's parameters. On a GPU it is made ``capturable``, and ``fused`` unless you chose
-            otherwise, where it can be, and its learning rate is a tensor from then on. One that needs a closure
-            (``LBFGS``) evaluates forward, loss and backward as often as it asks for; its steps are not recorded.
-        scheduler: Stepped after every step. One that needs a metric (``ReduceLROnPlateau``) gets the loss, for which
-            the host waits.
-        scaler: For gradients of float16. Only fused optimizers can be recorded with it.
-        max_norm: Clips the norm of all gradients.
-        autocast: Type to run the forward and the loss in, as :class:`torch.autocast` does.
-        options: As of :func:`gnncompile.compile`; ``{"record": False}`` turns CUDA graphs off.
+        loss: Called with the model's result and `target`. Returns the scalar to minimise, or a tuple that begins with
+            this scalar.
+        optimizer: The optimizer of the model's parameters. On a GPU it is made ``capturable`` where it can be, and
+            ``fused`` too unless you chose otherwise. Its learning rate becomes a tensor. An optimizer that needs a
+            closure (``LBFGS``) evaluates forward, loss and backward several times; its steps are not recorded.
+        scheduler: Stepped after every training step. A scheduler that needs a metric (``ReduceLROnPlateau``) gets the
+            loss, and the host waits for it.
+        scaler: Scales the loss for float16 gradients. Only fused optimizers can be recorded together with a scaler.
+        max_norm: Clips the norm of all gradients to this value.
+        autocast: The type in which forward and loss run, as for :class:`torch.autocast`.
+        options: See :func:`gnncompile.compile`; ``{"record": False}`` turns CUDA graphs off.
 
     Raises:
-        TypeError: `model` is no module, `optimizer` no optimizer, or `scheduler` takes more than a metric.
-        ValueError: `model` does more than to average gradients, such as what ``register_comm_hook`` was given; or
-            `optimizer` needs a closure, and there is a `scaler` or a ``DistributedDataParallel``.
+        TypeError: `model` is no module, `optimizer` is no optimizer, or `scheduler` needs more than a metric.
+        ValueError: `model` is a ``DistributedDataParallel`` that does more than average gradients, such as one with
+            ``register_comm_hook``. Or `optimizer` needs a closure, and there is a `scaler` or a
+            ``DistributedDataParallel``.
     """
 
     def __init__(
@@ -133,12 +134,12 @@ class TrainStep:
         """Runs one step.
 
         Args:
-            args: What the model takes.
-            target: What the loss takes beside the model's result: a tensor, or a tuple or dict of them.
-            kwargs: What the model takes by name.
+            args: Positional arguments of the model.
+            target: The second argument of the loss: a tensor, or a tuple or dict of tensors.
+            kwargs: Keyword arguments of the model.
 
         Returns:
-            What the loss returned, without a gradient.
+            The result of the loss, detached.
         """
         made = self._step((args, kwargs, target))
         if self.scheduler is not None:
@@ -147,7 +148,7 @@ class TrainStep:
 
     @property
     def not_recorded(self) -> str | None:
-        """Why steps are not replayed, if they are not; None before the first one."""
+        """Why steps are not replayed; None if they are, or before the first step."""
         if not self._plans:
             return self._unplanned
         if self._settings.changes.in_a_row > RESTLESS:
@@ -181,7 +182,7 @@ class TrainStep:
         return tuple(made)
 
     def _evaluated(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-        """A step of an optimizer that asks for the loss and its gradient by itself; the losses it began with."""
+        """Runs a step of an optimizer with a closure; returns the losses of the first evaluation."""
         self._check(given[0], given[1])
         found: list[tuple[Any, ...]] = []
 
@@ -198,7 +199,7 @@ class TrainStep:
         return found[0]
 
     def _recorded_updates(self, device: torch.device) -> CudaGraphPool | None:
-        """Where gradients come from other processes: what makes and replays the rest of the step."""
+        """Returns what records and replays the update after gradients were averaged over processes, or None."""
         if not self._records or not cuda_graph.supports_cuda_graphs(device):
             return None
 
@@ -210,11 +211,11 @@ class TrainStep:
         return CudaGraphPool(update, self._most, device, (), self._recording_settings)
 
     def _run_step(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-        """A step, or where gradients come from other processes what comes before that."""
+        """Runs a step. If processes average gradients, runs the part before the averaging."""
         if _compat.needs_eager() is not None or self._program.watch() is not None:
             self._check(given[0], given[1])
             return finished(self._train(lambda: self._program(given, {}), whole=False))  # type: ignore[no-any-return]
-        # What is launched in vain has overwritten gradients: they have to be ones that are cleared.
+        # A launch that turns out wrong has overwritten gradients, so they must be gradients that a step clears.
         may_begin = self._averaging is not None or self._settings.trains_the_same()
         with torch.no_grad():
             begun = self._ahead.begin_again(given) if may_begin else None
@@ -235,18 +236,18 @@ class TrainStep:
         return self._first(given)
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
-        """A step's arguments, if it can be recorded for them."""
+        """Returns a step's arguments, flattened, or None if the step can't be recorded for them."""
         try:
             call = self._program.take(given, {})
         except _compat.NeedsOriginal:
             return None
         except Exception:
-            self._check(given[0], given[1])  # it may know better what is wrong with them
+            self._check(given[0], given[1])  # may raise a clearer error
             raise
         return None if call.taken.objects else call
 
     def _plan(self, call: Call) -> Plan | None:
-        """How steps through the captured graph that serves these arguments are recorded."""
+        """Returns the plan of the captured graph that serves these arguments, or None."""
         capture = self._capture(call)
         return next((plan for plan in self._plans if plan.capture is capture), None)
 
@@ -255,8 +256,8 @@ class TrainStep:
             return self._program.capture_for(call)
 
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-        """A step that may capture the graph, after which it is known how to record it."""
-        self._check(given[0], given[1])  # what was captured was captured for arguments like these, which were
+        """Runs a step without a plan, which may capture the graph; then makes the plan if the step can be recorded."""
+        self._check(given[0], given[1])  # steps with a plan need no check: their graph was captured for checked inputs
         breaks = _compat.graph_breaks()
         with identity_cache.keeping() as kept:
             made = finished(self._train(lambda: self._program(given, {}), whole=False))
@@ -279,7 +280,7 @@ class TrainStep:
         return made  # type: ignore[no-any-return]
 
     def _why_not(self, call: Call | None, capture: Any) -> str | None:
-        """Why no step through a captured graph can be recorded."""
+        """Returns why steps that run a captured graph can't be recorded, or None if they can."""
         if not self._records:
             return "it is turned off"
         if call is None:
@@ -296,8 +297,15 @@ class TrainStep:
         return self._train(lambda: self._program.run(plan.call(given)), whole=True)
 
     def _train(self, objective: Callable[[], Any], whole: bool) -> Any:
-        """A step through the objective, which may be one captured graph as a whole: the losses, and what is left to do
-        once it is known that they are wanted.
+        """Runs forward, loss and backward, and leaves the update for later.
+
+        Args:
+            objective: Runs the model and the loss.
+            whole: Whether `objective` runs exactly one captured graph.
+
+        Returns:
+            The losses, with a function for the update, which is called once the step is known to be wanted. If
+            processes average gradients: the losses, and which parameters have a gradient.
         """
         if self._averaging is not None:
             return self._own_gradients(self._averaging, objective, whole)
@@ -319,7 +327,11 @@ class TrainStep:
     def _own_gradients(
         self, averaging: GradientAveraging, objective: Callable[[], Any], whole: bool
     ) -> tuple[Any, ...]:
-        """The losses, and which parameters have a gradient, which is left to be averaged."""
+        """Runs forward, loss and backward, and writes the gradients to the buffers that processes average.
+
+        Returns:
+            The losses, and which parameters have a gradient.
+        """
         with torch.enable_grad(), using_parameter_aliases(whole) as standing:
             losses, scaled = self._losses(objective)
             at = [standing.get(p, p) for p in averaging.parameters]
@@ -327,7 +339,7 @@ class TrainStep:
         return *_detached(losses), used
 
     def _losses(self, objective: Callable[[], Any]) -> tuple[tuple[Any, ...], Tensor]:
-        """What the loss returned, and what its gradient is taken of."""
+        """Returns the results of the loss, and the scalar (scaled, if there is a scaler) to differentiate."""
         with self._autocast():
             made = objective()
         losses = made if isinstance(made, tuple) else (made,)
@@ -355,7 +367,7 @@ class TrainStep:
         return torch.autocast(device, self.autocast)
 
     def _facts_of(self, plan: Plan) -> tuple[Any, ...]:
-        """What a recorded step depends on that is no tensor of the step's."""
+        """Returns everything that a recorded step depends on except its tensors, to compare with the next step's."""
         parameters = plan.parameters()
         hooks = [h for p in parameters if _compat.has_hooks(p) for h in _compat.hooks_of(p)]
         if self._averaging is not None:
@@ -364,7 +376,7 @@ class TrainStep:
         return (*facts, self._hooks([*hooks, *self._settings.gradients_of_others(parameters)]))
 
     def _facts(self) -> tuple[Any, ...]:
-        """What a recorded update depends on that is no tensor of the step's."""
+        """Returns everything that a recorded update depends on except its tensors."""
         scaler = self.scaler
         growth: tuple[Any, ...] = ()
         if scaler is not None:
@@ -373,24 +385,27 @@ class TrainStep:
 
 
 def objective_of(step: TrainStep) -> tuple[CompiledCallable, Any]:
-    """A program of its own of a step's forward and loss, which takes the arguments, those by name and the target, and
-    the context to run it in.
+    """Returns a new compiled callable of a step's forward and loss, and the autocast context to run it in.
+
+    The callable takes the positional arguments, the keyword arguments and the target.
     """
     return step._new_program(), step._autocast()
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor | None, cleared: bool) -> None:
-    """Does what a backward to the parameter does; the optimizer may leave some alone, which are not cleared."""
+    """Adds a gradient to a parameter's ``grad``, as a backward does; `cleared` says whether a step clears the gradient
+    first. The optimizer clears only the parameters that it trains.
+    """
     if parameter.grad is not None:
         if gradient is not None:
             parameter.grad.add_(gradient)
     else:
-        # What is not cleared is not to stand where the next backward writes.
+        # A gradient that is not cleared must not lie in memory that the next backward overwrites.
         parameter.grad = gradient if cleared or gradient is None else gradient.clone()
 
 
 def _hand_out(gradients: list[tuple[Tensor, Tensor | None]]) -> None:
-    """Makes the gradients of a replay the parameters', which may have lost them, or have those of another replay."""
+    """Sets each parameter's ``grad`` to the gradient of a replay. It may be None now, or that of another replay."""
     for parameter, gradient in gradients:
         if parameter.grad is not gradient:
             parameter.grad = gradient

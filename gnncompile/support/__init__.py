@@ -1,1 +1,1 @@
-"""What of PyG is supported, found out by running it: ``python -m gnncompile support``."""
+"""Finds out which parts of PyG are supported by running them: ``python -m gnncompile support``."""

@@ -1,4 +1,4 @@
-"""The aggregations of ``torch_geometric.nn.aggr``: of rows by a sorted index, with no number of groups given."""
+"""Cases for ``torch_geometric.nn.aggr``: rows are reduced by a sorted index, without a given number of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One entry of the table of support: a layer of PyG, how to make it and what it takes."""
+"""One entry of the support table: a layer of PyG, a way to make it, and its arguments."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
 CHANNELS = 8
-"""Features of a node, in and out."""
+"""The number of input and output features of a node."""
 
 EDGE_CHANNELS = 3
-"""Features of an edge."""
+"""The number of features of an edge."""
 
 TYPES = 3
-"""Types of edges in typed graphs."""
+"""The number of edge types in typed graphs."""
 
 LADDER = ((12, 40), (17, 61), (9, 23), (30, 100), (7, 0), (1, 1))
-"""Numbers of nodes and edges that one captured graph is to serve: ordinary ones, no edge, a single node."""
+"""Sizes (nodes, edges) that one captured graph must serve: some ordinary ones, no edge, a single node."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Random inputs of one size, the same at every call; each attribute may be an argument of a case.
+    """Random inputs of one size, the same at every call. Each attribute may be an argument of a case.
 
-    Floats are float64 by default, so that a difference is none of rounding. Nodes belong to up to three graphs of a
-    batch. Edges are unsorted, with duplicates and self loops, and stay within a graph of the batch only in
-    `batch_edge_index`. No node has two self loops: PyG keeps the weight of one of them, but hands the gradient to all.
+    Floats are float64 by default, so that rounding explains no difference. Nodes belong to up to three graphs of a
+    batch. Edges are unsorted, with duplicates and self loops. Only the edges of `batch_edge_index` stay within a graph
+    of the batch. No node has two self loops: PyG keeps the weight of one of them, but gives the gradient to both.
 
     Args:
         nodes: Number of nodes.
@@ -44,12 +44,12 @@ class Graph:
     dtype: torch.dtype = torch.float64
 
     def normal(self, *size: int, seed: int) -> Tensor:
-        """Float features that take a gradient."""
+        """Returns random features that require a gradient."""
         random = torch.Generator().manual_seed(seed + 1000 * self.nodes + self.edges)
         return torch.randn(size, generator=random, dtype=torch.float64).to(self.dtype).requires_grad_()
 
     def integers(self, high: int, *size: int, seed: int) -> Tensor:
-        """Numbers below `high`."""
+        """Returns random integers below `high`."""
         return torch.randint(high, size, generator=torch.Generator().manual_seed(seed + self.edges))
 
     @cached_property
@@ -123,12 +123,12 @@ class Graph:
 
     @cached_property
     def z(self) -> Tensor:
-        """Numbers of atoms, ``[nodes]``."""
+        """Atomic numbers, ``[nodes]``."""
         return self.integers(9, self.nodes, seed=13) + 1
 
     @cached_property
     def batch(self) -> Tensor:
-        """The graph of each node, sorted, ``[nodes]``; graph 1 is empty where there are few nodes."""
+        """The graph of each node, sorted, ``[nodes]``; graph 1 is empty if there are few nodes."""
         return (torch.arange(self.nodes) * 3 // max(self.nodes, 1)).clamp(max=2)
 
     @cached_property
@@ -143,12 +143,12 @@ class Graph:
 
 
 def degrees() -> Tensor:
-    """How many nodes have each degree, for layers that scale by the average one."""
+    """Returns the number of nodes with each degree, for layers that scale by the average degree."""
     return torch.tensor([1, 3, 5, 2, 1])
 
 
 Argument = str | Callable[[Graph], Any]
-"""The name of an attribute of :class:`Graph`, or what makes an argument of it."""
+"""The name of an attribute of :class:`Graph`, or a function that makes an argument from a :class:`Graph`."""
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class Case:
     """A layer, model or function of PyG.
 
     Attributes:
-        name: What PyG calls it, and in brackets the variant.
+        name: PyG's name, with the variant in brackets.
         make: Makes the module or returns the function.
         inputs: Its positional arguments.
         named: Its keyword arguments.
-        dtype: The type of its floats; float32 where PyG itself makes some of that type.
-        asks: How often a step must ask the device, because a size depends on what is learned or drawn.
-        asks_for: What it asks for then.
-        drawn: Whether training draws random numbers, which compiled are others.
+        dtype: The type of its floats; float32 if PyG itself makes float32 tensors.
+        asks: The number of device syncs that a step can't avoid, because a size depends on learned or random values.
+        asks_for: The values that these syncs read, in words.
+        drawn: Whether training draws random numbers, which differ in compiled code.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Case:
     drawn: bool = False
 
     def arguments(self, graph: Graph) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Its arguments on a graph."""
+        """Returns the positional and keyword arguments of the case on a graph."""
         made = tuple(_made(a, graph) for a in self.inputs), {k: _made(a, graph) for k, a in self.named.items()}
         return made if self.dtype == torch.float64 else tree_map(self._converted, made)
 
@@ -193,10 +193,10 @@ def _made(argument: Argument, graph: Graph) -> Any:
 
 @dataclass(frozen=True)
 class Absent:
-    """An exported name that is no layer, or that can't run here even without a compiler.
+    """An exported name that is not run: it is no layer, or it can't run here even without a compiler.
 
     Attributes:
-        name: What PyG calls it.
+        name: PyG's name.
         why: The reason.
     """
 

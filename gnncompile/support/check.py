@@ -1,4 +1,4 @@
-"""Runs a case on a ladder of sizes, eager and compiled, and says what became of it."""
+"""Runs a case on several sizes, eager and compiled, and compares the results."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from gnncompile.support.case import LADDER, Case, Graph
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
-        name: The case's.
-        eager: Why PyG itself can't run it on some size; nothing if it can on all.
-        graphs: Captured graphs over the ladder.
-        breaks: Graph breaks over the ladder.
-        syncs: Host syncs of a step whose graph was seen before.
-        regions: Fused regions of the first captured graph.
-        wrong: What differs from eager, or the error; nothing if all is equal.
-        why: What was not fused, and other notes.
-        asks: How many of the syncs are the layer's own, whatever runs it.
-        asks_for: What these are for.
+        name: The name of the case.
+        eager: Why eager PyG can't run the case on some sizes; "" if it runs on all.
+        graphs: The number of captured graphs over all sizes.
+        breaks: The number of graph breaks over all sizes.
+        syncs: The number of host syncs in a step on a graph that was seen before.
+        regions: The number of fused regions in the first captured graph.
+        wrong: The error, or the difference from eager; "" if all results are equal.
+        why: What was not fused and why, and other notes.
+        asks: The number of syncs that the layer needs however it is run.
+        asks_for: The values that these syncs read, in words.
     """
 
     name: str
@@ -50,17 +50,19 @@ class Result:
 
     @property
     def runs(self) -> bool:
-        """Whether eager runs it on some size."""
+        """Whether eager PyG runs the case on some size."""
         return bool(self.graphs or self.wrong)
 
     @property
     def passes(self) -> bool:
-        """Whether it is captured whole, once for all sizes, waits for the device only if it must, and is right."""
+        """Whether one captured graph without a graph break serves all sizes, its results are right, and it syncs no
+        more often than the layer must.
+        """
         return (self.graphs, self.breaks, self.wrong) == (1, 0, "") and self.syncs <= self.asks
 
 
 LOOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
-"""How far results may be apart, relative to the largest."""
+"""The largest allowed difference, relative to the largest value (or to 1, if that is larger)."""
 
 
 def check(case: Case, inference: bool = False, inductor: bool = False) -> Result:
@@ -68,8 +70,9 @@ def check(case: Case, inference: bool = False, inductor: bool = False) -> Result
 
     Args:
         case: The case.
-        inference: Whether its module runs in ``eval()`` and without gradients, instead of a training step.
-        inductor: Whether Inductor compiles what is no region. Otherwise that runs op by op, in a fraction of the time.
+        inference: Whether the module runs in ``eval()`` without gradients, instead of a training step.
+        inductor: Whether Inductor compiles the operations outside regions. Otherwise they run one by one, and the check
+            takes a fraction of the time.
     """
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -98,7 +101,7 @@ def _compared(case: Case, model: Any, inductor: bool) -> Result:
     for size in sizes:
         try:
             expected = _run(case, plain, size)
-        except Exception as error:  # of what it keeps between calls
+        except Exception as error:  # caused by state that the module keeps between calls
             refused.append(f"{size[0]} nodes, {size[1]} edges after others: {_first_line(error)}")
             break
         try:
@@ -132,10 +135,10 @@ def _compared(case: Case, model: Any, inductor: bool) -> Result:
 
 
 def _steady_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
-    """Host syncs of a call whose graph was seen before, on other floats."""
+    """Counts the host syncs of a call on a graph that was seen before, but with new float tensors."""
 
     def copies() -> Any:
-        known: dict[int, Tensor] = {}  # what is one tensor stays one
+        known: dict[int, Tensor] = {}  # a tensor that is passed twice stays one tensor
 
         def anew(value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -152,12 +155,15 @@ def _steady_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
 
 
 def _fresh(model: Any) -> Any:
-    """A module of its own, so that running statistics start anew; a function as it is."""
+    """Returns a copy of a module, whose running statistics start anew; a function is returned unchanged."""
     return copy.deepcopy(model) if isinstance(model, nn.Module) else model
 
 
 def _run(case: Case, model: Any, size: tuple[int, int]) -> list[Tensor | None]:
-    """Outputs, and the gradients of all parameters and float inputs, of a weighted sum of the float outputs."""
+    """Returns the outputs, and the gradients of a weighted sum of the float outputs.
+
+    The gradients are with respect to the float inputs and the parameters.
+    """
     args, kwargs = case.arguments(Graph(*size, case.dtype))
     inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
     random.seed(0)
@@ -177,7 +183,7 @@ def _run(case: Case, model: Any, size: tuple[int, int]) -> list[Tensor | None]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors of a result, those in objects included."""
+    """Yields all tensors of a result, also from dataclasses and objects with ``to_dict``."""
     if isinstance(value, Tensor):
         yield value.coalesce().values() if value.is_sparse else value
     elif isinstance(value, dict):
@@ -194,7 +200,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _difference(expected: list[Tensor | None], found: list[Tensor | None], size: tuple[int, int], loose: float) -> str:
-    """What differs; a gradient of zeros is as good as none: one graph for all sizes uses the same parameters in all."""
+    """Describes the first difference; "" if there is none.
+
+    A missing gradient of eager's equals zeros: one graph for all sizes uses the same parameters on every size.
+    """
     where = f"{size[0]} nodes, {size[1]} edges"
     if len(expected) != len(found):
         return f"{where}: {len(found)} results, eager has {len(expected)}"
@@ -214,7 +223,7 @@ def _difference(expected: list[Tensor | None], found: list[Tensor | None], size:
 
 
 def _reason(text: str) -> str:
-    """The explanation in Dynamo's account of a graph break."""
+    """Returns the explanation in Dynamo's description of a graph break."""
     lines = [line.strip() for line in text.splitlines()]
     found = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     return (found or lines or [""])[0]

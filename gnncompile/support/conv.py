@@ -1,4 +1,4 @@
-"""The layers of ``torch_geometric.nn.conv``."""
+"""Cases for the layers of ``torch_geometric.nn.conv``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnncompile.support.case import EDGE_CHANNELS as D
 from gnncompile.support.case import TYPES, Absent, Case, Graph, degrees
 
 H = C // 2
-"""Features of each of two heads."""
+"""The number of features of each of two heads."""
 
 EDGES = ("x", "edge_index")
 WEIGHTED = (*EDGES, "edge_weight")
@@ -19,7 +19,7 @@ FEATURES = {"edge_attr": "edge_attr"}
 
 
 def mlp(first: int, last: int) -> nn.Module:
-    """A perceptron with one hidden layer."""
+    """Returns a perceptron with one hidden layer."""
     return nn.Sequential(nn.Linear(first, C), nn.ReLU(), nn.Linear(C, last))
 
 
@@ -35,7 +35,7 @@ _METADATA = (["a", "b"], [("a", "to", "b"), ("b", "back", "a")])
 
 
 def _neighbours(graph: Graph) -> torch.Tensor:
-    """Four neighbours of each edge of a mesh."""
+    """Returns four random neighbours of each node, where the nodes stand for the edges of a mesh."""
     near = graph.integers(graph.nodes, graph.nodes, 4, seed=20)
     return torch.stack([torch.arange(graph.nodes).repeat_interleave(4), near.flatten()])
 

@@ -1,4 +1,4 @@
-"""The models of ``torch_geometric.nn.models``."""
+"""Cases for ``torch_geometric.nn.models``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WALKS = "needs torch-cluster or pyg-lib for its walks"
 
 
 class _Encoder(nn.Module):
-    """Two heads, as a variational autoencoder has them."""
+    """An encoder of a variational autoencoder: one convolution for the mean, one for the deviation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Nodes(nn.Module):
 
 
 def _complete(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of atoms, in place of those within a radius."""
+    """Returns all pairs of atoms and their distances, in place of the pairs within a radius."""
     n = pos.size(0)
     source = torch.arange(n).repeat_interleave(n)
     target = torch.arange(n).repeat(n)

@@ -1,4 +1,4 @@
-"""The normalisations of ``torch_geometric.nn.norm``."""
+"""Cases for the normalisations of ``torch_geometric.nn.norm``."""
 
 from __future__ import annotations
 

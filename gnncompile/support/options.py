@@ -1,7 +1,6 @@
-"""Cases with one option of a layer's constructor or call changed, made from the signatures of PyG's classes.
+"""Makes cases that change one option of a layer's constructor or call, from the signatures of PyG's classes.
 
-The first case of a name, which has no variant in brackets, is the one that is varied. What eager refuses is found out
-when the case runs.
+Only cases without a variant in brackets are varied. Whether eager PyG accepts the option shows when the case runs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, Absent, Argument, Case, Graph
 
 AGGREGATIONS = ("sum", "mean", "max", "min", "mul", "var", "std", "median", "softmax", "powermean", ["mean", "max"])
-"""What a layer that takes `aggr` can be asked for by name."""
+"""Values to try for the option `aggr`."""
 
 _NORMS = (None, "batch_norm", "layer_norm", "graph_norm", "instance_norm", "pair_norm", "graph_size_norm")
 _NAMED: dict[str, tuple[Any, ...]] = {
@@ -36,7 +35,7 @@ _NAMED: dict[str, tuple[Any, ...]] = {
     "num_blocks": (2,),
     "min_score": (0.05,),
 }
-"""Values of options that neither a default nor the documentation tells."""
+"""Values to try for options whose values follow neither from the default nor from the documentation."""
 
 _COUNTS = re.compile(r"heads$|^num_|^n_layers|layers$|^K$|^groups$|^towers$|blocks$|^expansion$|^processing_steps$")
 _NO_COUNT = re.compile(r"nodes|types|relations|targets|classes|features|workers|samples|channels|clusters|neighbors")
@@ -58,16 +57,16 @@ _CALL_OPTIONS: dict[str, Argument] = {
     "size": lambda graph: (graph.nodes, graph.nodes),
     "return_attention_weights": lambda graph: True,
 }
-"""Optional arguments of a call, and what is given for them."""
+"""Optional arguments of a call, with the values to pass."""
 
 
 def options_of(section: str, cases: Sequence[Case | Absent], name: str = "") -> list[Case]:
-    """The cases of a section's layers with one option changed.
+    """Returns the cases of a section's layers with one option changed.
 
     Args:
-        section: The package of ``torch_geometric.nn`` they are from.
-        cases: Its cases.
-        name: The only case that is wanted; all if empty.
+        section: The package of ``torch_geometric.nn``, such as ``"conv"``.
+        cases: The cases of the section.
+        name: The name of a case, whose layer is the only one to return cases for; "" for all layers.
     """
     if section == "utils":
         return []
@@ -83,7 +82,7 @@ def options_of(section: str, cases: Sequence[Case | Absent], name: str = "") -> 
 
 
 def _constructed(case: Case, kind: type[nn.Module]) -> Iterator[Case]:
-    """A case for each value of each option of the constructor."""
+    """Yields a case for each value of each option of the constructor."""
     given: dict[str, Any] = {}
     with _changed(kind, given.update):
         case.make()
@@ -106,7 +105,7 @@ def _both_ends(graph: Graph) -> Any:
 
 
 def _called(case: Case, kind: type[nn.Module]) -> Iterator[Case]:
-    """A case for each optional argument of the call that no case gives."""
+    """Yields a case for each optional argument of the call that the given case does not pass."""
     parameters = list(inspect.signature(kind.forward).parameters)[1:]
     for name in parameters[len(case.inputs) :]:
         if name in _CALL_OPTIONS and name not in case.named:
@@ -121,7 +120,7 @@ def _make(make: Callable[[], Any], kind: type[nn.Module], name: str, value: Any)
 
 @contextmanager
 def _changed(kind: type[nn.Module], change: Callable[[dict[str, Any]], object]) -> Iterator[None]:
-    """The first object of exactly this class that is made in the block is made with other arguments."""
+    """Within the block, changes the arguments of the constructor for the first object of exactly this class."""
     original, own, done = kind.__init__, "__init__" in vars(kind), False
     signature = inspect.signature(original)
 
@@ -153,7 +152,7 @@ def _changed(kind: type[nn.Module], change: Callable[[dict[str, Any]], object]) 
 
 
 def _values(kind: type[nn.Module], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Options of a constructor with values other than those given."""
+    """Yields each option of a constructor with values that differ from the given one."""
     parameters = inspect.signature(kind.__init__).parameters
     for name, parameter in parameters.items():
         now = given.get(name, parameter.default)
@@ -190,7 +189,7 @@ def _values_of(kind: type[nn.Module], name: str, now: Any, annotation: str) -> S
 
 
 def _documented(kind: type[nn.Module], name: str, now: Any) -> list[str]:
-    """The strings that the documentation of an option which is a string, or none, lists."""
+    """Returns the strings in quotes that PyG's documentation lists for an option whose value is a string or None."""
     if not isinstance(now, str | None) or name in _NAMED:
         return []
     text = inspect.getdoc(kind) or ""

@@ -1,4 +1,4 @@
-"""The pooling of ``torch_geometric.nn.pool``."""
+"""Cases for ``torch_geometric.nn.pool``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LEAST: Any = {"asks": 2, "asks_for": "how many nodes score enough, and how many 
 
 
 class _InOrder(nn.Module):
-    """A pooling whose edges come out in an order of their own: in eager, that of the library of sparse products.
+    """Sorts the edges that a pooling returns, because their order differs: in eager the sparse library chooses it.
 
-    For weights of these edges that were learned eager has no gradient.
+    The edge weights are detached, because eager has no gradient for them.
     """
 
     def __init__(self, pooling: nn.Module) -> None:
@@ -33,7 +33,7 @@ class _InOrder(nn.Module):
         self.pooling = pooling
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Its results, the edges in order."""
+        """Returns the results of the pooling, with sorted edges."""
         x, edge_index, edge_weight, *others = self.pooling(*args, **kwargs)
         edge_weight = None if edge_weight is None else edge_weight.detach()
         return x, *sort_edge_index(edge_index, edge_weight, num_nodes=x.size(0)), *others

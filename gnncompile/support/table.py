@@ -1,4 +1,4 @@
-"""The table of support as a page of Markdown, and back from it."""
+"""Runs all cases, writes the support table as a Markdown page, and reads the rows of such a page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[Case | Absent, ...]] = {
     "models": MODELS,
     "utils": UTILS,
 }
-"""The cases of each package of ``torch_geometric.nn``, and of ``torch_geometric.utils``."""
+"""The cases by section: a package of ``torch_geometric.nn``, or ``torch_geometric.utils``."""
 
 _HEAD = """# What of PyG is supported
 
@@ -64,7 +64,7 @@ The options are read from the signatures of PyG's classes. Sizes: {ladder} nodes
 
 
 Pair = tuple[Result, Result]
-"""What became of a case in training and in inference."""
+"""The results of a case in training and in inference."""
 
 Progress = Callable[[str], None]
 
@@ -75,13 +75,13 @@ def measure(
     """Runs all cases, in training and in inference.
 
     Args:
-        progress: Called with the line of each result.
-        only: A regular expression for the names of cases; all cases if empty.
-        inductor: Whether Inductor compiles what is no region.
-        jobs: How many processes run cases.
+        progress: Called with the table line of each result.
+        only: A regular expression that the names of cases must match; "" for all cases.
+        inductor: Whether Inductor compiles the operations outside regions.
+        jobs: The number of processes that run cases.
 
     Returns:
-        What became of the cases of each section (:data:`Pair`), with what can't be one.
+        For each section, a :data:`Pair` for each case, and each :class:`Absent` name as it is.
     """
     tasks = [(section, case.name, False, inductor) for section, cases in SECTIONS.items() for case in _ran(cases, only)]
     pairs = {task[:2]: pair for task, pair in _results(tasks, jobs, lambda pair: progress(row(*pair)))}
@@ -100,7 +100,7 @@ def _has(pairs: Mapping[tuple[str, str], Pair], section: str, case: Case | Absen
 
 
 def measure_options(progress: Progress = lambda line: None, only: str = "", jobs: int = 1) -> dict[str, list[Pair]]:
-    """Runs the cases with one option changed (:mod:`gnncompile.support.options`), likewise."""
+    """Runs the cases with one option changed (:mod:`gnncompile.support.options`), as :func:`measure` does."""
     tasks = [
         (section, case.name, True, False)
         for section, cases in SECTIONS.items()
@@ -113,11 +113,11 @@ def measure_options(progress: Progress = lambda line: None, only: str = "", jobs
 
 
 _Task = tuple[str, str, bool, bool]
-"""A case: its section, its name, whether it has an option changed, whether Inductor compiles."""
+"""A case to run: its section, its name, whether an option is changed, whether Inductor compiles."""
 
 
 def _results(tasks: Sequence[_Task], jobs: int, progress: Callable[[Pair], None]) -> Iterator[tuple[_Task, Pair]]:
-    """Each task with what became of it, in order."""
+    """Runs the tasks and yields each with its results, in order."""
     with ExitStack() as stack:
         if jobs > 1:
             pool = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)))
@@ -139,7 +139,7 @@ def _both(task: _Task) -> Pair:
 
 
 def page(results: Mapping[str, Sequence[Any]]) -> str:
-    """The page of what :func:`measure` found."""
+    """Returns the Markdown page for the results of :func:`measure`."""
     parts = [_HEAD.format(ladder=_ladder())]
     for name, found in results.items():
         ran = [pair for pair in found if not isinstance(pair, Absent)]
@@ -151,7 +151,7 @@ def page(results: Mapping[str, Sequence[Any]]) -> str:
 
 
 def options_page(results: Mapping[str, Sequence[Pair]]) -> str:
-    """The page of what :func:`measure_options` found."""
+    """Returns the Markdown page for the results of :func:`measure_options`."""
     parts = [_OPTIONS_HEAD.format(ladder=_ladder())]
     for name, found in results.items():
         ran = [pair for pair in found if any(result.runs for result in pair)]
@@ -171,17 +171,17 @@ def _pass(pair: Pair) -> bool:
 
 
 def package(section: str) -> str:
-    """The package that a section is about."""
+    """Returns the full name of a section's package."""
     return "torch_geometric.utils" if section == "utils" else f"torch_geometric.nn.{section}"
 
 
 def absent_row(absent: Absent) -> str:
-    """The line of a name that is no case."""
+    """Returns the table line of a name that is not run."""
     return f"| {absent.name} | | | | | | | {absent.why} |"
 
 
 def row(result: Result, inference: Result) -> str:
-    """A case's line of the table."""
+    """Returns the table line of a case."""
     if not result.runs and result.eager:
         return f"| {result.name} | | | | | | | eager: {_plain(result.eager)} |"
     notes = [f"eager: {result.eager}"] if result.eager else []
@@ -195,7 +195,7 @@ def row(result: Result, inference: Result) -> str:
 
 
 def option_row(result: Result, inference: Result) -> str:
-    """The line of a case with one option changed."""
+    """Returns the table line of a case with one option changed."""
     notes = [] if result.passes or not result.runs else [result.wrong, *result.why]
     notes += [] if inference.passes or not inference.runs else _in_inference(inference)
     notes = notes or ([f"eager: {result.eager}"] if result.eager and not result.runs else [])
@@ -207,7 +207,7 @@ def _in_inference(result: Result) -> list[str]:
 
 
 def short(result: Result) -> str:
-    """What became of a case, in a word or two; nothing if eager can't run it."""
+    """Returns the result of a case in a word or two; "" if eager can't run the case."""
     if not result.runs or result.passes:
         return "yes" if result.runs else ""
     if result.wrong:
@@ -222,16 +222,16 @@ def _sign(good: bool) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what ends a cell or differs between machines."""
+    """Returns a text fit for a table cell: without ``|``, with single spaces, and at most 160 characters long."""
     return re.sub(r"\s+", " ", text.replace("|", "/"))[:160]
 
 
 def rows_of(text: str) -> dict[str, str]:
-    """The lines of a page by the names of their cases."""
+    """Returns the table lines of a page by the names of their cases."""
     found = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     return {line.split(" | ")[0].removeprefix("| ").strip(): line for line in found}
 
 
 def exported(cases: Sequence[Case | Absent]) -> set[str]:
-    """PyG's names that a section speaks of, without the variants in brackets."""
+    """Returns the names of PyG that a section's cases cover, without the variants in brackets."""
     return {re.sub(r" \[.*\]$", "", case.name) for case in cases}

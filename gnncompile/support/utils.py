@@ -1,7 +1,7 @@
-"""The functions of ``torch_geometric.utils`` that layers call, each between two products with a weight.
+"""Cases for the functions of ``torch_geometric.utils`` that layers call. Each gets ``x @ weight`` as input.
 
-What draws random numbers is asked to keep everything, or runs from a seed that eager and compiled share; what has no
-size that the inputs determine can't be captured whole.
+A function that draws random numbers is told to keep everything, or runs from a seed that eager and compiled share. A
+function whose result size depends on more than the input sizes can't be captured without a graph break.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BATCHED: tuple[Argument, ...] = ("x", "batch_edge_index", "batch")
 
 
 class Between(nn.Module):
-    """``fn(x @ weight, *others)``, and what it returns times a weight where that has features."""
+    """A module that returns ``fn(x @ weight, *others)``, so that the function's gradient is tested too."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()
         self.fn, self.weight = fn, nn.Parameter(torch.randn(C, C) / 3)
 
     def forward(self, x: Tensor, *others: Any) -> Any:
-        """Calls the function."""
+        """Returns ``fn(x @ weight, *others)``."""
         return self.fn(x @ self.weight, *others)
 
 
@@ -40,7 +40,7 @@ def _case(name: str, inputs: tuple[Argument, ...], fn: Callable[..., Any], **kwa
 
 
 def _sum(h: Tensor, edge_index: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Rows summed along edges, so that the order of these is no difference."""
+    """Sums (weighted) source rows at destinations, so that the order of the edges does not matter."""
     message = h[edge_index[0]] if weight is None else weight.view(-1, 1) * h[edge_index[0]]
     return h.new_zeros(h.shape).index_add(0, edge_index[1], message)
 
