@@ -1,6 +1,6 @@
-"""What all tests share: Triton's interpreter where there is no NVIDIA GPU, and the device to run on.
+"""Settings and fixtures of all tests: Triton's interpreter on machines without an NVIDIA GPU, and the device.
 
-Tests marked `gpu` are skipped, and said to be, where there is no NVIDIA GPU.
+On a machine without an NVIDIA GPU, tests marked `gpu` are reported as skipped.
 """
 
 import os
@@ -13,15 +13,15 @@ import pytest
 import torch
 
 if torch.cuda.is_available():
-    # Read when cuBLAS makes its first handle; without it torch.use_deterministic_algorithms refuses products.
+    # cuBLAS reads this at its first handle. Without it, torch.use_deterministic_algorithms refuses matrix products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 else:
-    # Read when Triton is first imported, which torch._dynamo does, and with it gnncompile.
+    # Triton reads this at its first import. gnncompile imports torch._dynamo, which imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 SLOW = Path(__file__).with_name("slow.txt")
-"""Node ids of tests that `make test` leaves out: see tests/slow.py."""
+"""The node ids of tests that `make test` leaves out: see tests/slow.py."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +44,10 @@ _fell_back: list[str] = []
 
 
 def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: str) -> None:
-    """A test that expects a capture to fail catches the warning; any other would pass with eager's own numbers."""
+    """Notes tests in which a capture failed: such a test would compare eager's results with themselves, and pass.
+
+    A test that expects a capture to fail catches the warning, which then does not come here.
+    """
     told = str(warning_message.message)
     if told.startswith("gnncompile") and "a capture failed" in told:
         _fell_back.append(f"{nodeid}: {told}")
@@ -67,8 +70,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def recording(device: str) -> Iterator[None]:
-    """Recordings are CUDA graphs on a GPU, and tapes on a CPU; the host's code in C++ is there from the beginning."""
-    from gnncompile.cudagraphs import native  # only now, as Triton is told above how to run
+    """Records CUDA graphs on a GPU, and tapes on a CPU. The C++ extension is built before the test starts."""
+    from gnncompile.cudagraphs import native  # imports Triton, so not before TRITON_INTERPRET is set
     from tests.tape import tapes
 
     assert not native.wait()

@@ -1,4 +1,4 @@
-"""Small graphs for tests: the layout of a list of edges, in plain torch."""
+"""Small graphs for tests, and the CSR layout of a list of edges in plain torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ EDGE_LISTS = {
     "no edge": torch.empty(2, 0, dtype=torch.long),
     "one edge": torch.tensor([[2], [2]]),
 }
-"""Edges among 5 nodes."""
+"""Edge lists ``[2, num_edges]`` of graphs with 5 nodes, by name."""
 
 
 def layout(row: Tensor, col: Tensor, num_rows: int, alive: Tensor | None = None) -> Layout:
-    """Orders edges by row, in their original order within a row.
+    """Returns the layout of edges: ordered by row, and in the given order within a row.
 
     Args:
         row: The row that owns each edge, ``[num_edges]``.
         col: The other end of each edge, ``[num_edges]``.
         num_rows: Number of rows.
-        alive: Which edges count, bool ``[num_edges]``; the others stand behind ``rowptr[-1]``.
+        alive: Which edges are not masked out, bool ``[num_edges]``. Masked edges are stored from ``rowptr[-1]`` on.
     """
     key = row if alive is None else torch.where(alive, row, num_rows)
     edge = torch.argsort(key, stable=True)

@@ -1,4 +1,4 @@
-"""How tests choose what runs a region, and leave Inductor out where it would only cost time."""
+"""Lets tests choose which kernels run a region, and leave out Inductor where it would only cost time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def forget_kernels() -> None:
-    """Kernels are remembered by region and device, not by generator."""
+    """Clears the caches of kernels. Their keys are region and device, but not the generator."""
     launch.runner.cache_clear()
     launch.kernel.cache_clear()
     launch.fallbacks.clear()
@@ -26,7 +26,7 @@ def forget_kernels() -> None:
 
 @contextmanager
 def kernels(which: str) -> Iterator[None]:
-    """Regions run by "cpp", "triton" or "reference" inside this block; for graphs captured before it as well."""
+    """Runs regions by "cpp", "triton" or "reference" inside this block, in graphs captured earlier too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GNNCOMPILE_KERNELS", which)
         forget_kernels()
@@ -36,7 +36,7 @@ def kernels(which: str) -> Iterator[None]:
 
 @contextmanager
 def launched() -> Iterator[list[str]]:
-    """The regions that run inside this block, as strings, in order."""
+    """Yields a list that collects the spec of each region that runs inside this block, in order."""
     specs: list[str] = []
     original = launch.kernel
 
@@ -51,7 +51,7 @@ def launched() -> Iterator[list[str]]:
 
 
 def look_at_graphs(monkeypatch: pytest.MonkeyPatch, look: Callable[[fx.Graph], Iterable[T]]) -> list[T]:
-    """Collects what is found in every captured graph behind the passes, from now on."""
+    """Returns a list that collects what `look` finds in each graph captured from now on, after the pre-grad passes."""
     found: list[T] = []
     run_pre_grad = manager.run_pre_grad
 
@@ -69,14 +69,14 @@ def _compile_lightly(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
 
 
 def needs_interpreter(which: str, device: str = "cpu") -> None:
-    """Skips a test that hands tensors on the CPU to Triton where that is not interpreted: beside a GPU."""
+    """Skips a test that passes CPU tensors to Triton on a machine with a GPU, where Triton is not interpreted."""
     if (which, device) == ("triton", "cpu") and torch.cuda.is_available():
         pytest.skip("beside a GPU Triton is not interpreted")
 
 
 @contextmanager
 def light(which: str = "reference") -> Iterator[None]:
-    """Captures, passes and autograd are real; what Inductor would compile runs op by op, regions by `which`."""
+    """Replaces Inductor: graphs run op by op, and regions by `which`. Capture, passes and autograd are real."""
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch, kernels(which):
         patch.setattr(_compat, "compile_inductor", _compile_lightly)

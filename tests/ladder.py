@@ -1,4 +1,7 @@
-"""Compares a compiled model with eager on a ladder of sizes: one captured graph, no break, nothing made again."""
+"""Compares a compiled model with eager on graphs of growing size.
+
+Capture must not break the graph. A repeated call must not derive anything from its inputs again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gnncompile.support.case import LADDER, Graph
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """All plain tensors in a nest of containers."""
+    """Yields all tensors in nested containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -36,7 +39,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def results(model: Any, args: Sequence[Any]) -> list[Tensor | None]:
-    """Outputs, and gradients of float inputs and parameters."""
+    """Returns the outputs of a model, and the gradients of its inputs and parameters that require one."""
     torch.manual_seed(0)
     leaves = [t for t in tensors(args) if t.layout == torch.strided and t.requires_grad]
     leaves += model.parameters() if isinstance(model, nn.Module) else []
@@ -56,14 +59,14 @@ def climb(
     sizes: Sequence[tuple[int, int]] = LADDER,
     expected: Callable[[Graph], tuple[Any, ...]] | None = None,
 ) -> Any:
-    """Runs a model, compiled and eager, on all sizes.
+    """Runs a model, compiled and eager, on all sizes, and asserts equal results.
 
     Args:
-        make: Makes the model, or returns the function.
-        arguments: Its arguments on a graph.
-        graphs: How many graphs are to be captured.
-        sizes: Numbers of nodes and edges.
-        expected: The arguments for eager, where these are others.
+        make: Returns a new model, or a function.
+        arguments: Returns the arguments of the model for a graph.
+        graphs: The number of graphs that must be captured.
+        sizes: The number of nodes and of edges of each graph.
+        expected: Returns the arguments for eager, if these differ.
 
     Returns:
         The compiled model.
@@ -97,6 +100,6 @@ def climb(
 
 
 def made_again(program: Any) -> list[int]:
-    """How often something was made of inputs so far."""
+    """Returns how often the program read input data for sizes so far, then the misses of each structure cache."""
     structures = [c.structure.cache.misses for c in program.backend.captured if c.structure is not None]
     return [program.derived.looks, *structures]

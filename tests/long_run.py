@@ -1,9 +1,11 @@
-"""Thousands of steps on mini-batches of changing size: memory and time stay flat, captures and recordings bounded.
+"""Runs thousands of steps on mini-batches of changing size.
+
+Memory and time per step must not grow, and captures and recordings must stay bounded.
 
     python -m tests.long_run [--steps 10000] [--device cuda] [--inductor] [SCENARIO...]
 
-Prints what each scenario held and took early on and at its end; the exit status is 1 if anything grew.
-On a CPU, recordings are stood in for by tapes of operations (tests/tape.py), which replay slowly.
+Prints the memory and time of each scenario, early on and at its end. The exit status is 1 if anything grew. On a CPU,
+tapes of operations (tests/tape.py) take the place of CUDA graphs; they replay slowly.
 """
 
 from __future__ import annotations
@@ -35,15 +37,16 @@ from tests.tape import tapes
 
 MIB = 2**20
 TENSORS, MEMORY, SLOWER = 64, 32 * MIB, 1.5
-"""What may be held more at the end than after a fifth of the steps, and how much longer a step may take. A mini-batch
-more may be under way in a loader's thread.
+"""Limits on growth from early on to the end: tensors, bytes, and the ratio of the times of a step.
+
+One more mini-batch may be in the loader's thread.
 """
 
 Run = Callable[[Any], Any]
 
 
 class Net(nn.Module):
-    """Self loops, attention, statistics and a readout."""
+    """A model with self loops, attention, batch statistics and a readout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class Net(nn.Module):
 
 @dataclass
 class Held:
-    """What a process holds, and how long one in ten of its last steps took at most, undisturbed by other work."""
+    """The memory of a process, and the time of its steps: the first decile, which other work hardly disturbs."""
 
     tensors: int
     resident: int
@@ -67,7 +70,7 @@ class Held:
 
     @classmethod
     def now(cls, seconds: list[float]) -> Held:
-        """After the steps that took so long, and beside what is remembered of graphs, which comes and goes."""
+        """Returns the present state, after steps that took `seconds`. First clears the cache of graphs."""
         remembered = gnncompile.cache_info().entries
         gnncompile.clear_cache()
         tensors = live_tensors()
@@ -77,7 +80,7 @@ class Held:
 
 @dataclass
 class Outcome:
-    """Of one scenario."""
+    """The result of one scenario."""
 
     early: Held
     late: Held
@@ -85,14 +88,14 @@ class Outcome:
     recordings: int
 
     def grown(self, timed: bool) -> list[str]:
-        """What is not bounded, in words."""
+        """Returns the names of quantities that grew too much."""
         early, late = self.early, self.late
         found = {
             "tensors": late.tensors > early.tensors + TENSORS,
             "memory of the process": late.resident > early.resident + MEMORY,
             "memory of the device": late.on_device > early.on_device + MEMORY,
             "time": timed and late.milliseconds > SLOWER * early.milliseconds,
-            "captured graphs": self.captured > 2,  # with padding, and without
+            "captured graphs": self.captured > 2,  # one with padding, and one without
             "recordings": self.recordings > DEFAULTS.recordings,
             "remembered graphs": late.remembered > 4 * DEFAULTS.structure_cache_entries,
         }
@@ -100,9 +103,9 @@ class Outcome:
 
 
 def live_tensors() -> int:
-    """Of the whole process."""
+    """Returns the number of tensors in the process."""
     gc.collect()
-    # The loader's thread must not go on meanwhile: Python can't finish a tuple that someone else has got hold of.
+    # The loader's thread must not run meanwhile: Python can't finish a tuple to which another reference exists.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e3)
     try:
@@ -112,7 +115,7 @@ def live_tensors() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of the process; 0 where the system does not say."""
+    """Returns the resident memory of the process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -121,7 +124,7 @@ def resident_bytes() -> int:
 
 
 def graphs(few_edges: tuple[int, ...] = (0, 1)) -> list[Data]:
-    """Graphs of 2 to 9 nodes (batch norm takes no single row), many with one of these numbers of edges."""
+    """Returns graphs of 2 to 9 nodes; batch norm needs two rows. Many have a number of edges from `few_edges`."""
     choice, g = random.Random(0), torch.Generator().manual_seed(0)
     sizes = [(choice.randint(2, 9), choice.choice([*few_edges, choice.randint(4, 30)])) for _ in range(200)]
     return [
@@ -131,19 +134,22 @@ def graphs(few_edges: tuple[int, ...] = (0, 1)) -> list[Data]:
 
 
 def batches(device: str) -> Iterator[Batch]:
-    """Without an end: one to six graphs each, which are tensors of their own in every batch."""
+    """Yields batches without end, of one to six graphs each. Every batch has new tensors."""
     made, choice = graphs(), random.Random(1)
     while True:
         yield Batch.from_data_list(choice.sample(made, choice.randint(1, 6))).to(device)
 
 
 def padded(device: str) -> Iterator[Any]:
-    """Without an end: to buckets."""
+    """Yields batches without end, all padded to buckets."""
     return _loaded(device, ())
 
 
 def mostly_padded(device: str) -> Iterator[Any]:
-    """Without an end: but for those with fewer than two edges, or as many as graphs, which have their true sizes."""
+    """Yields batches without end, most of them padded.
+
+    A batch with fewer than two edges, or with as many edges as graphs, keeps its true size.
+    """
     return _loaded(device, (0, 1))
 
 
@@ -155,12 +161,12 @@ def _loaded(device: str, few_edges: tuple[int, ...]) -> Iterator[Any]:
 
 
 def arguments(data: Any) -> tuple[Any, ...]:
-    """What the model takes."""
+    """Returns the arguments of the model."""
     return data.x, data.edge_index, data.batch, data.num_graphs
 
 
 def plain_loop(model: Any) -> Run:
-    """A step of a training loop as users write it."""
+    """Returns a function that does one step of a plain training loop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def run(data: Any) -> None:
@@ -172,7 +178,7 @@ def plain_loop(model: Any) -> Run:
 
 
 def inference(model: Any) -> Run:
-    """A call that needs no gradient."""
+    """Returns a function that calls the model without gradients."""
     model.eval()
 
     def run(data: Any) -> None:
@@ -189,17 +195,17 @@ SCENARIOS: dict[str, tuple[Callable[[str], Iterator[Any]], str | None, Callable[
     "whole step": (padded, None, None),
     "odd sizes": (mostly_padded, "reduce-overhead", plain_loop),
 }
-"""Where mini-batches come from, the mode, and what is done with each; None for a `TrainStep`."""
+"""By name: the source of mini-batches, the mode, and a maker of the step function, or None for a `TrainStep`."""
 
 
 def run(name: str, steps: int, device: str = "cpu", inductor: bool = False) -> Outcome:
     """Runs a scenario.
 
     Args:
-        name: Of :data:`SCENARIOS`.
-        steps: How many.
-        device: Where.
-        inductor: Whether Inductor compiles what is not ours.
+        name: A key of :data:`SCENARIOS`.
+        steps: The number of steps.
+        device: "cpu" or "cuda".
+        inductor: Whether Inductor compiles the operations outside regions.
     """
     source, mode, loop = SCENARIOS[name]
     torch.manual_seed(0)
@@ -238,7 +244,7 @@ def _drive(step: Run, source: Iterator[Any], steps: int) -> tuple[Held, Held]:
 
 
 def main() -> int:
-    """Runs what the command line says."""
+    """Runs the scenarios that the command line names; returns 1 if anything grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "scenario", nargs="*", choices=[*SCENARIOS, []], help=f"of {', '.join(SCENARIOS)}; default: all"

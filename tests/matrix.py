@@ -1,13 +1,13 @@
-"""Runs the core tests under several releases of torch, each in a virtual environment of its own; prints a table.
+"""Runs the core tests with several releases of torch, each in its own virtual environment, and prints a table.
 
     python -m tests.matrix                     # the oldest supported release, the pinned one and the newest
-    python -m tests.matrix 2.12.1 2.14.1       # these
-    python -m tests.matrix --list              # says which, and runs nothing
+    python -m tests.matrix 2.12.1 2.14.1       # these releases
+    python -m tests.matrix --list              # prints the releases, and runs nothing
     python -m tests.matrix --lowest            # the lowest version of each dependency, as constraints for pip
 
 The newest is the highest release that pip finds and pyproject.toml allows. Each run is ``make test-core TORCH=...``,
-with PIP_ARGS, WORKERS and PYTHON from the environment. With the oldest torch, everything else that gnncompile needs is
-the oldest that pyproject.toml allows as well, nothing is pinned beside that. The exit status is 1 if any run failed.
+with PIP_ARGS, WORKERS and PYTHON from the environment. With the oldest torch, all other dependencies of gnncompile are
+the oldest that pyproject.toml allows too, and nothing else is pinned. The exit status is 1 if any run failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def requirements() -> dict[str, str]:
-    """What gnncompile depends on, with the versions that it allows."""
+    """Returns the dependencies of gnncompile, each with its allowed versions."""
     text = (ROOT / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert block is not None
@@ -33,23 +33,23 @@ def requirements() -> dict[str, str]:
 
 
 def lowest() -> dict[str, str]:
-    """The oldest version that is allowed of each dependency."""
+    """Returns the oldest allowed version of each dependency."""
     bounds = {name: re.search(r">=([\w.]+)", allowed) for name, allowed in requirements().items()}
     return {name: bound[1] for name, bound in bounds.items() if bound is not None}
 
 
 def pinned() -> str:
-    """The torch of the development set."""
+    """Returns the release of torch that constraints.txt pins for development."""
     found = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 def newest(offered: str) -> str:
-    """The highest release that is allowed.
+    """Returns the highest allowed release of torch.
 
     Args:
-        offered: What ``pip index versions torch`` says.
+        offered: The output of ``pip index versions torch``.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
@@ -61,7 +61,7 @@ def newest(offered: str) -> str:
 
 
 def chosen() -> list[str]:
-    """Oldest, pinned, newest."""
+    """Returns the oldest supported, the pinned and the newest release of torch."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     offered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     oldest = lowest()["torch"]
@@ -70,7 +70,7 @@ def chosen() -> list[str]:
 
 
 def run(version: str, oldest: bool) -> tuple[int, float, str]:
-    """Exit status, seconds, and the last line of a run."""
+    """Runs the core tests; returns the exit status, the seconds, and the line with the result."""
     variables = [f"TORCH={version}", *(["LOWEST=1"] if oldest else [])]
     variables += [f"{name}={os.environ[name]}" for name in ("PIP_ARGS", "WORKERS", "PYTHON") if name in os.environ]
     start = time.perf_counter()
@@ -81,7 +81,7 @@ def run(version: str, oldest: bool) -> tuple[int, float, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Runs all, or those that are named."""
+    """Runs the tests with the releases named on the command line, or else with the three of :func:`chosen`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help="releases of torch")
     parser.add_argument("--list", action="store_true", help="run nothing")

@@ -1,6 +1,7 @@
-"""Random layers for hypothesis, as users write them: messages of both ends and of edge features, ways to reduce them.
+"""Random message-passing layers for hypothesis, as users write them.
 
-A message is a tree of names: a string for what it is made of, ``(function, argument, ...)`` for the rest.
+A message is computed from features of both ends and of the edges, and reduced in one of several ways. A message is a
+tree: a leaf is the name of an input, and an inner node is ``(function, argument, ...)``.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ EPILOGUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A layer: its message, the logits of its attention (or none), how it reduces, what follows."""
+    """A layer: its message, its reduction, the logits of its attention (None without attention), and its epilogue."""
 
     message: Tree
     reduce: str
@@ -111,7 +112,7 @@ class Plan:
 def plans(draw: st.DrawFn) -> Plan:
     reduce = draw(st.sampled_from([*REDUCTIONS[:4] * 3, *REDUCTIONS, *BY_HAND]))
     logits = draw(TREES) if reduce in ("sum", "index_add", "max") and draw(st.booleans()) else None
-    # The variance of equal messages is rounding alone: what is divided by its norm then has no right value.
+    # The variance of equal messages is only rounding error. Divided by its norm, it has no correct value.
     epilogue = draw(st.sampled_from([e for e in EPILOGUES if e != "normalize" or reduce not in ("std", "var")]))
     heads = draw(st.sampled_from([1, 1, 2]))
     channels = draw(st.sampled_from([1, 3, 4, 8]))
@@ -119,8 +120,10 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Layer(MessagePassing):
-    """``x_i``, ``x_j`` and ``e`` are ``[num_edges, channels]`` (``[num_edges, heads, channels]`` if there are heads),
-    ``w`` has one feature, ``p`` is a parameter.
+    """The layer of a plan.
+
+    ``x_i``, ``x_j`` and ``e`` are ``[num_edges, channels]``, or ``[num_edges, heads, channels]`` with several heads.
+    ``w`` has one feature per edge, and ``p`` is a parameter.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -176,7 +179,7 @@ class Layer(MessagePassing):
 
 
 def arguments(plan: Plan, sources: int, destinations: int, pairs: list[tuple[int, int]], seed: int) -> list[Tensor]:
-    """Features of both ends, float64, the edges, and features of these."""
+    """Returns ``x_src``, ``x_dst``, ``edge_index``, ``e`` and ``w`` for a layer; the features are float64."""
     generator = torch.Generator().manual_seed(seed)
     shape = (plan.heads, plan.channels) if plan.heads > 1 else (plan.channels,)
 

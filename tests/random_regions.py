@@ -1,6 +1,6 @@
-"""Random regions, graphs and tensors for hypothesis; what they should give is the reference's, by torch's own autograd.
+"""Random regions, graphs and tensors for hypothesis. Expected results come from the reference, and from autograd.
 
-Programs are grown from a list of drawn numbers, so that what fails shrinks to few operations, edges and features.
+Programs are grown from a list of drawn numbers, so hypothesis shrinks a failure to few operations, edges and features.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEATURES = 4
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges by the rows that a region walks, and by the other end; those that are not `alive` are masked out."""
+    """Edges as (row, column) pairs. The region walks the edges by row. Edges that are not `alive` are masked out."""
 
     pairs: tuple[tuple[int, int], ...]
     rows: int
@@ -43,7 +43,7 @@ class Edges:
     alive: tuple[bool, ...] | None = None
 
     def both(self) -> list[Tensor]:
-        """The walk by row, then that by column."""
+        """Returns the layout by row, then the layout by column."""
         row, column = torch.tensor(self.pairs, dtype=torch.long).view(-1, 2).t()
         alive = None if self.alive is None else torch.tensor(self.alive, dtype=torch.bool)
         return [*layout(row, column, self.rows, alive), *layout(column, row, self.columns, alive)]
@@ -51,11 +51,11 @@ class Edges:
 
 @st.composite
 def edges(draw: st.DrawFn, masked: bool = True) -> Edges:
-    """No row, no edge, duplicates, empty rows, hubs, masked edges."""
+    """Draws graphs, including graphs without rows or edges, with duplicates, empty rows, hubs and masked edges."""
     rows, columns = draw(st.integers(0, 6)), draw(st.integers(0, 6))
     one = st.tuples(st.integers(0, max(rows - 1, 0)), st.integers(0, max(columns - 1, 0)))
     pairs = draw(st.lists(one, max_size=24 if rows and columns else 0))
-    pairs *= draw(st.sampled_from([1, 1, 1, 13]))  # a hub, of duplicates
+    pairs *= draw(st.sampled_from([1, 1, 1, 13]))  # 13 copies of each edge make hubs
     alive = (
         draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs))) if masked and len(pairs) < 30 else []
     )
@@ -66,7 +66,7 @@ def edges(draw: st.DrawFn, masked: bool = True) -> Edges:
 
 
 class _Program:
-    """A builder with the values that may be read next."""
+    """A region under construction, with the values that the next operation may read."""
 
     def __init__(self, draw: st.DrawFn, by: Space, dtypes: Sequence[str], smooth: bool) -> None:
         self.draw, self.smooth = draw, smooth
@@ -84,7 +84,7 @@ class _Program:
             self.pool.append(value)
 
     def pick(self, *, boolean: bool = False, among: Sequence[int] | None = None) -> int:
-        """A value: a number, or if wanted and there is any, a bool."""
+        """Draws a float value, or a bool if `boolean`. Makes a value of the wanted type if there is none."""
         pool = self.pool if among is None else among
         found = [v for v in pool if self.b.nodes[v].boolean == boolean]
         if found:
@@ -94,13 +94,13 @@ class _Program:
         return self.b.op("float", self.draw(st.sampled_from(list(pool)))) if pool else self.b.const(0.75)
 
     def number(self, among: Sequence[int] | None = None) -> int:
-        """A value, or now and then a constant."""
+        """Draws a float value, or at times a constant."""
         if self.draw(st.integers(0, 5)) == 0:
             return self.b.const(self.draw(st.sampled_from([-2.0, 0.0, -0.0, 0.5, 1.0, 3.0])))
         return self.pick(among=among)
 
     def step(self, among: Sequence[int] | None = None) -> int:
-        """One more operation."""
+        """Adds an operation; returns its value."""
         b = self.b
         name = self.draw(st.sampled_from([*SMOOTH, *KINKED, *PARTIAL, *COMPARISONS, *LOGIC]))
         if name in LOGIC or name == "float":
@@ -111,7 +111,7 @@ class _Program:
         return self._inside(name, args) if self.smooth else b.op(name, *args)
 
     def _inside(self, name: str, args: list[int]) -> int:
-        """An operation within its domain, and without numbers that grow beyond all bounds."""
+        """Adds an operation whose arguments are kept within its domain, and whose results stay bounded."""
         b = self.b
         if name in ("log", "log1p", "sqrt", "div", "pow"):
             at = 0 if name == "pow" else -1
@@ -140,9 +140,11 @@ class _Program:
 
 @st.composite
 def regions(draw: st.DrawFn, dtypes: Sequence[str], smooth: bool, dropout: bool = False) -> Region:
-    """Messages of up to a dozen operations, softmax, reductions, an epilogue; results per row and per edge.
+    """Draws a region: a message of up to a dozen operations, softmax, reductions, an epilogue.
 
-    With `smooth`, functions are kept within their domains, as gradients need it.
+    An output has a row per row of the region or per edge.
+
+    If `smooth`, the arguments of functions stay within their domains, because gradients need that.
     """
     by = draw(st.sampled_from([D, S]))
     p = _Program(draw, by, dtypes, smooth)
@@ -172,14 +174,14 @@ def regions(draw: st.DrawFn, dtypes: Sequence[str], smooth: bool, dropout: bool 
 
 
 def tensors_of(region: Region, where: Edges, seed: int, kind: str) -> list[Tensor]:
-    """Inputs of a region.
+    """Returns random inputs for a region.
 
     Args:
-        region: Whose.
+        region: The region.
         where: The graph.
-        seed: Of the random numbers.
-        kind: ``"normal"``, ``"whole"`` (small integers, of which many are equal) or ``"special"`` (infinities, NaN,
-            zeros of both signs among them).
+        seed: The seed of the random numbers.
+        kind: ``"normal"``, ``"whole"`` (small integers, many of them equal) or ``"special"`` (some are infinite, NaN,
+            or a zero of either sign).
     """
     generator = torch.Generator().manual_seed(seed)
     counts = {region.by: where.rows, region.by.opposite: where.columns, E: len(where.pairs), P: 1, F: FEATURES}
@@ -201,7 +203,7 @@ def tensors_of(region: Region, where: Edges, seed: int, kind: str) -> list[Tenso
 
 
 def in_double(region: Region) -> Region:
-    """The region with all that it reads and gives in float64."""
+    """Returns the region with all float inputs and outputs in float64."""
 
     def wide(dtype: str) -> str:
         return "float64" if dtype.startswith(("float", "bfloat")) else dtype
@@ -212,7 +214,7 @@ def in_double(region: Region) -> Region:
 
 
 def in_single(region: Region) -> Region:
-    """The region in float32: for how much rounding does to it."""
+    """Returns the region with inputs and outputs in float32, to measure the effect of rounding."""
 
     def narrow(n: Node) -> Node:
         return replace(n, dtype="float32") if n.op == "input" and n.dtype not in (BOOL, SEED) else n
@@ -225,7 +227,7 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 def reference(region: Region, where: Edges) -> Run:
-    """The region by plain torch operations, which autograd can follow."""
+    """Returns a function that runs the region in plain torch operations, which autograd differentiates."""
     walk = Layout(*where.both()[:3])
     return lambda tensors: interpreter.run(region, tensors, walk)
 
@@ -234,14 +236,14 @@ Gradients = list[Tensor | None]
 
 
 def derive(fn: Run, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Gradients]:
-    """Results of a function, and the gradients of its float inputs for fixed cotangents."""
+    """Returns the results of a function, and the gradients of its float inputs for fixed cotangents."""
     leaves = _leaves(tensors)
     found = fn(leaves)
     return [t.detach() for t in found], _gradients(found, leaves)
 
 
 def derive_twice(fn: Run, tensors: Sequence[Tensor]) -> Gradients:
-    """The gradients of a function's gradients, both for fixed cotangents."""
+    """Returns the second derivatives of a function: gradients of its gradients, both for fixed cotangents."""
     leaves = _leaves(tensors)
     first = _gradients(fn(leaves), leaves, create_graph=True)
     return _gradients([g for g in first if g is not None], leaves)

@@ -1,7 +1,7 @@
-"""How many examples hypothesis tries: a few, the same ones every time; or many new ones.
+"""The number of examples that hypothesis tries: a few, the same in every run, or many new ones.
 
-``GNNCOMPILE_TEST_EXAMPLES=50 pytest tests/kernels/test_properties.py`` tries 50 times as many, with seeds of their own;
-``--hypothesis-seed=7`` repeats such a run.
+``GNNCOMPILE_TEST_EXAMPLES=50 pytest tests/kernels/test_properties.py`` tries 50 times as many, with new seeds in each
+run. ``--hypothesis-seed=7`` repeats such a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TIMES = int(os.environ.get("GNNCOMPILE_TEST_EXAMPLES", "0"))
 
 
 def examples(count: int) -> Any:
-    """A decorator for a test under ``given``: so many examples, or with the environment variable many times as many."""
+    """Returns a decorator for tests under ``given``: `count` examples, times the environment variable if set."""
     return settings(
         max_examples=count * max(TIMES, 1),
         derandomize=not TIMES,

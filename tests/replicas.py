@@ -1,11 +1,12 @@
-"""What two processes check together: compiled models in ``DistributedDataParallel`` against eager ones, and against
-one process with the batches of both.
+"""Checks, in two processes, compiled models in ``DistributedDataParallel``.
+
+Results must equal those of eager replicas, and those of one process that has the batches of both.
 
     torchrun --nproc-per-node 2 -m tests.replicas out [--device cuda]
 
-On GPUs they speak through NCCL if each has one of its own, and through gloo where both share one.
-Every check has a process group of its own, so that one that fails in one process only leaves the others as they were.
-What failed is written to ``out/0.json`` and ``out/1.json``.
+On GPUs the processes use NCCL if each has its own GPU, and gloo if both share one. Every check has its own process
+group. So a check that fails in only one process does not disturb later checks. The processes write their failures to
+``out/0.json`` and ``out/1.json``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from gnncompile.capture.compile import callable_of
 from tests.tape import tapes
 
 GRAPHS = 4
-"""In each batch of each process."""
+"""The number of graphs in each batch of each process."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """One process, in one check."""
+    """The process that this code runs in, during one check."""
 
     rank: int
     device: torch.device
@@ -66,7 +67,7 @@ class Here:
         return nullcontext() if self.device.type == "cuda" else tapes()
 
     def batch(self, k: int) -> Any:
-        """This process's batch k, of a size that the other's has not."""
+        """Returns batch `k` of this process. The other process's batch has another size."""
         return Batch.from_data_list(graphs(k, self.rank)).to(self.device)
 
     def joined(self, k: int) -> Any:
@@ -74,7 +75,7 @@ class Here:
 
 
 def graphs(k: int, rank: int) -> list[Data]:
-    """Graphs of one node, of no edge, with a hub, with doubled edges; in the third batch only without edges."""
+    """Returns graphs with one node, without edges, with a hub, and with doubled edges. Batch 2 has no edges."""
     made = torch.Generator().manual_seed(100 * k + rank)
     found = []
     for i in range(GRAPHS):
@@ -98,7 +99,7 @@ class Net(nn.Module):
 
 
 class Heads(nn.Module):
-    """Which head is used is up to the caller; one never is."""
+    """A model with three heads. The caller chooses one by index; the last head is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def compared(here: Here, models: list[Any], k: int, *more: Any) -> None:
-    """One forward and backward of each; the same gradients and buffers, which stay."""
+    """Runs forward and backward of two models, asserts equal gradients and buffers, and keeps the gradients."""
     for model in models:
         loss(model, here.batch(k), *more).backward()
     same(gradients(models[1]), gradients(models[0]))
@@ -164,7 +165,7 @@ def check_one_process_with_both_batches(here: Here, kind: Any) -> None:
 
 
 def check_small_buckets(here: Here) -> None:
-    """Dynamo would cut the graph at each of them."""
+    """With many small buckets, Dynamo would by default split the graph at each bucket."""
     first, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 64
     try:
         eager, plain = (here.wrap(made(here, Net, GAT), bucket_cap_mb=1e-4) for _ in range(2))
@@ -177,7 +178,7 @@ def check_small_buckets(here: Here) -> None:
 
 
 def check_accumulation(here: Here) -> None:
-    """Steps that are not synchronised, then one that is."""
+    """Accumulates gradients over two steps without synchronisation, and synchronises in the third."""
     eager = here.wrap(made(here, Net, GCN))
     plain = copy.deepcopy(eager.module)
     model = here.wrap(here.compile(plain))
@@ -189,7 +190,7 @@ def check_accumulation(here: Here) -> None:
 
 
 def check_one_state(here: Here) -> None:
-    """The compiled form of a replica is the replica in all but speed."""
+    """A compiled replica shares modules, parameters and state with the replica that it was made from."""
     plain = DistributedDataParallel(made(here, Net, GCN), [here.device] if here.device.type == "cuda" else None)
     model = here.compile(plain)
     assert isinstance(model, DistributedDataParallel) and type(model).__name__ == "DistributedDataParallel"
@@ -209,7 +210,7 @@ def check_one_state(here: Here) -> None:
 
 
 def check_explain(here: Here) -> None:
-    """It needs no other process."""
+    """``explain`` runs in one process, without the other."""
     model = here.compile(here.wrap(made(here, Net, GCN)))
     if here.rank == 0:
         batch = here.batch(0)
@@ -221,7 +222,7 @@ def check_explain(here: Here) -> None:
 
 
 def check_recorded(here: Here) -> None:
-    """The first process has one batch, the second one of another size each time, so that only one of them replays."""
+    """The first process repeats one batch, and replays. The second has a new batch each time, and never replays."""
     eager = here.wrap(made(here, Net, GIN, "batch_norm"))
     model = here.compile(here.wrap(copy.deepcopy(eager.module), gradient_as_bucket_view=True), mode="reduce-overhead")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (eager, model)]
@@ -273,7 +274,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class Pair:
-    """A model in a plain loop, and its copy in a step."""
+    """A model in a plain training loop, and a copy of the model in a ``TrainStep``."""
 
     def __init__(self, here: Here, model: nn.Module, criterion: Any = F.cross_entropy, **settings: Any) -> None:
         self.here, self.criterion = here, criterion
@@ -332,7 +333,7 @@ def check_step_with_unused_parameters(here: Here) -> None:
 
 
 class Scaled(nn.Module):
-    """A loss with a parameter, which no replica knows."""
+    """A loss with a parameter of its own, which is in no replica."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +354,7 @@ def check_step_with_parameters_of_its_own(here: Here) -> None:
 
 
 def check_step_with_a_scaler(here: Here) -> None:
-    """Gradients are infinite at first, on a CPU in one process only: both leave out the same steps."""
+    """Gradients are infinite at first; on a CPU, in one process only. Both processes must skip the same steps."""
 
     def criterion(out: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(out, target) * (1 if here.rank else 100)
@@ -362,11 +363,11 @@ def check_step_with_a_scaler(here: Here) -> None:
     kind, scale = (torch.float16, 2.0**40) if on_gpu else (None, 2.0**127)
     model = made(here, Net, GCN).float()
     plain, replica = here.wrap(copy.deepcopy(model)), here.wrap(model)
-    # On a GPU from a scale at which all gradients are infinite to one at which none is: in float16 it depends on the
-    # order of sums whether one between them still does.
+    # On a GPU, the scale falls at once from one that makes all gradients infinite to one that makes none infinite. For
+    # a scale in between, the order of sums in float16 decides whether a gradient is infinite.
     scaling = {"backoff_factor": 2.0**-32, "growth_interval": 100} if on_gpu else {"growth_interval": 4}
     scalers = [torch.amp.GradScaler(here.device.type, init_scale=scale, **scaling) for _ in range(2)]
-    # Not Adam, whose steps are as long where a gradient is but rounding: in float16 both would go ways of their own.
+    # Not Adam: its steps are as long where a gradient is only rounding error. In float16 the two models would diverge.
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, fused=True) for m in (plain, replica)]
     settings = {"scaler": scalers[1], "max_norm": 1.0, "autocast": kind, "options": here.options}
     step = gnncompile.TrainStep(replica, criterion, optimizers[1], **settings)
@@ -446,7 +447,7 @@ del CHECKS["one_process_with_both_batches"]
 
 
 def failures(rank: int, device: torch.device, only: list[str]) -> Iterator[tuple[str, str]]:
-    """Runs checks; yields each with what it raised."""
+    """Runs the checks; yields the name of each with its traceback, which is empty if the check passed."""
     for name, check in CHECKS.items():
         if only and name not in only:
             continue

@@ -1,8 +1,8 @@
-"""What two processes check together: models of sharded parameters (``fully_shard``, FSDP2), compiled before or after.
+"""Checks, in two processes, models with sharded parameters (``fully_shard``, FSDP2), compiled before or after sharding.
 
     torchrun --nproc-per-node 2 -m tests.shards out
 
-What failed is written to ``out/0.json`` and ``out/1.json``.
+The processes write their failures to ``out/0.json`` and ``out/1.json``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sharded(model: Any, layers: bool = True) -> Any:
 
 
 def in_layers(**settings: Any) -> Any:
-    """Layers that are compiled one by one, in a model whose parameters are sharded as one."""
+    """Returns a model whose layers are compiled one by one, and whose parameters are sharded as one group."""
     model = made()
     model.first, model.second = (gnncompile.compile(layer, **settings) for layer in (model.first, model.second))
     return sharded(model, layers=False)
@@ -68,7 +68,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def batch(k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each process has graphs of its own; one without an edge among them."""
+    """Returns batch `k` of this process. Processes have different graphs; batch 2 has no edge."""
     here = torch.Generator().manual_seed(10 * k + dist.get_rank())
     nodes = 6 + 2 * k + dist.get_rank()
     edge_index = torch.randint(nodes, (2, 0 if k == 2 else 15), generator=here)
@@ -77,7 +77,7 @@ def batch(k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check(way: str, settings: dict[str, Any]) -> None:
-    """A few steps of training: the same losses, parameters and states as uncompiled; on one graph of each size."""
+    """Trains a few steps and asserts the losses, parameters and buffers of the uncompiled model."""
     eager, model = sharded(made()), WAYS[way](**settings)
     assert isinstance(model, FSDPModule) and isinstance(model, Net)
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (eager, model)]
@@ -96,11 +96,11 @@ def check(way: str, settings: dict[str, Any]) -> None:
     programs = [p for m in (model, *model.children()) if (p := callable_of(m)) is not None]
     captured = [c for p in programs for c in p.backend.captured]
     regions = [len(c.log.regions) for c in captured]
-    # A break of the graph where parameters are gathered; behind one, graphs without an edge are captured anew.
+    # The graph breaks where parameters are gathered. After a break, graphs without an edge are captured again.
     assert sum(regions) == (3 if way == "layers" else 6), regions
     assert len(captured) <= 8, regions
     if settings is RECORDED:
-        # Nothing is recorded of a graph that only hands edges across a break.
+        # A graph that only passes edges across a break has nothing to record.
         assert {c.recordings for c in captured} - {None} == {SHARDED}
 
 

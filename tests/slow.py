@@ -1,10 +1,10 @@
-"""Chooses the tests that `make test` leaves to `make test-all`, from how long each took.
+"""Chooses the tests that only `make test-all` runs, from the time that each test took.
 
     python -m pytest -n 2 --durations=0 --durations-min=0.05 > log.txt
     python -m tests.slow log.txt        # writes tests/slow.txt, which tests/conftest.py reads
 
-`make test` keeps every test function. A function with parameters keeps its quickest variants: at least one, and as many
-as take :data:`MOST_OF_A_FUNCTION` seconds together.
+`make test` runs every test function. If a function has parameters, `make test` runs its quickest variants: at least
+one, and as many as take :data:`MOST_OF_A_FUNCTION` seconds together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::.+)")
 
 
 def seconds(log: str) -> Counter[str]:
-    """How long each test took, with its fixtures, by its node id."""
+    """Returns the seconds that each test took, with its fixtures, by node id."""
     found: Counter[str] = Counter()
     for line in log.splitlines():
         parts = _LINE.match(line.strip())
@@ -32,7 +32,7 @@ def seconds(log: str) -> Counter[str]:
 
 
 def chosen(times: Counter[str]) -> list[str]:
-    """The node ids of slow tests, in order."""
+    """Returns the node ids of the slow tests, sorted."""
     functions = defaultdict(list)
     for test, took in times.items():
         functions[test.partition("[")[0]].append((took, test))
@@ -47,7 +47,7 @@ def chosen(times: Counter[str]) -> list[str]:
 
 
 def main() -> int:
-    """Writes the file, and says what is left."""
+    """Writes tests/slow.txt, and prints the time that the other tests took."""
     times = seconds(Path(sys.argv[1]).read_text(encoding="utf-8"))
     slow = chosen(times)
     FILE.write_text("\n".join(slow) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Layers that take a sparse matrix as adjacency."""
+"""Layers that take the adjacency as a sparse matrix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 class OfData(nn.Module):
-    """Takes the matrix from a ``Data``."""
+    """A model that reads the adjacency matrix from a ``Data``."""
 
     def __init__(self) -> None:
         super().__init__()

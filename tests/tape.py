@@ -1,7 +1,7 @@
-"""Stands in for CUDA graphs on a CPU: records operations, and does them again over the same memory.
+"""A substitute for CUDA graphs on a CPU: a tape records operations, and replays them over the same memory.
 
-What a CUDA graph does not do at its capture is undone: what `work` wrote to, beside what it made, is as it was. Memory
-is poisoned with NaN after the capture, which a CUDA graph leaves undefined.
+The capture of a CUDA graph runs nothing. So after a capture, a tape restores the tensors that existed before and that
+`work` wrote to. It fills the new tensors with NaN; a CUDA graph leaves their values undefined.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Tape(TorchDispatchMode):
 
 
 class Tapes:
-    """Captures of one recording; `captures` counts those of all."""
+    """Captures the work of one recording. `captures` counts the captures of all recordings."""
 
     captures = 0
 
@@ -86,7 +86,7 @@ class Tapes:
 
 @contextmanager
 def tapes() -> Iterator[type[Tapes]]:
-    """Recordings on a CPU are tapes inside this block."""
+    """Makes recordings on a CPU use tapes inside this block."""
     Tapes.captures = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graph, "supports_cuda_graphs", lambda device: True)

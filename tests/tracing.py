@@ -1,4 +1,4 @@
-"""Traces a small function, keeps its operations after each pass, and compares it with eager."""
+"""Traces a small function, keeps the operations of its graph after each pass, and compares results with eager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 4
 
 
 class Traced:
-    """A Dynamo backend that keeps the operations of a graph after each pass; what it returns runs the last graph."""
+    """A Dynamo backend that keeps the operations of a graph after each pass, and runs the graph after the last pass."""
 
     self_loops = "masked"
 
@@ -41,7 +41,7 @@ class Traced:
         self.ctx = Context(traced, mode, set(traced.graph.nodes), self.options)
         self._keep("captured")
         for one in manager.PRE_GRAD:
-            if one.name != "mark_gradients":  # all tensors have gradients here
+            if one.name != "mark_gradients":  # here all tensors can have gradients
                 one.run(self.ctx)
             traced.graph.lint()
             self._keep(one.name)
@@ -61,7 +61,7 @@ class Traced:
 
 
 def data(nodes: int = 6, edges: int = 14) -> tuple[Tensor, Tensor, Tensor]:
-    """x [nodes, 4], source and destination [edges], with two self loops."""
+    """Returns ``x`` ``[nodes, 4]``, sources and destinations ``[edges]``. At least two edges are self loops."""
     generator = torch.Generator().manual_seed(0)
     row, col = torch.randint(nodes, (2, edges), generator=generator)
     row[:2] = col[:2]
@@ -81,7 +81,7 @@ def wide(index: Tensor, like: Tensor) -> Tensor:
 
 
 def check(fn: Callable[..., Tensor], *args: Tensor, run: Callable[..., Tensor] | None = None) -> Traced | None:
-    """Result and gradient of float inputs equal eager's."""
+    """Asserts eager's result and gradients of float inputs. Calls `run` if given, else traces `fn`."""
     ours = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
     theirs = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
     expected = fn(*theirs)

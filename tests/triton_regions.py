@@ -1,4 +1,4 @@
-"""Graphs, regions and the check that the tests of Triton kernels share."""
+"""Graphs, regions and a check that the tests of Triton kernels share."""
 
 # ruff: noqa: E402
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which torch._dynamo does as well
+    os.environ["TRITON_INTERPRET"] = "1"  # read at the first import of Triton; torch._dynamo imports it too
 
 from gnncompile.codegen.triton import hub_tile
 from gnncompile.codegen.triton import tile as triton_tile
@@ -33,22 +33,22 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-
 NAN, INF = float("nan"), float("inf")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
-"""Where Triton's kernels run: on a GPU where there is one, interpreted on a CPU otherwise."""
+"""The device of Triton's kernels: a GPU if there is one, else a CPU, where Triton interprets them."""
 GPU = [pytest.mark.gpu] if HAS_GPU else []
 GENERATORS = ["cpp", pytest.param("triton", marks=GPU)]
 
-# The interpreter's arithmetic is NumPy's, which warns of the infinities and NaN that padded lanes hold.
+# The interpreter computes with NumPy, which warns of infinities and NaN in padded lanes.
 INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def take_few_edges(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Of rows one edge a step, of hubs so many edges or pieces."""
+    """Lets kernels take one edge of a row per step, and `most` edges or pieces of a hub."""
     monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
     monkeypatch.setattr(hub_tile, "MOST_EDGES", most)
 
 
 def home(which: str) -> str:
-    """The device of tensors that these kernels ("cpp", "triton" or "reference") take."""
+    """Returns the device of the tensors that kernels of a kind take: "cpp", "triton" or "reference"."""
     return DEVICE if which == "triton" else "cpu"
 
 
@@ -64,7 +64,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @dataclass(frozen=True)
 class Graph:
-    """Edges by the row that owns them; `alive` of None means that every edge counts."""
+    """Edges, each with the row that owns it. Edges that are not `alive` are masked out; None masks out none."""
 
     row: Tensor
     col: Tensor
@@ -86,7 +86,7 @@ def graph(row: list[int], col: list[int], num_rows: int, num_cols: int, dead: tu
     return Graph(as_index[0], as_index[1], num_rows, num_cols, alive)
 
 
-# Unsorted, with a duplicate, loops, an empty row (1), more columns than rows, and edges that are masked out.
+# Unsorted, with a duplicate edge, self loops, an empty row (1), more columns than rows, and masked edges.
 MIXED = graph([3, 0, 2, 0, 3, 3, 0, 2, 3, 0], [6, 1, 2, 1, 3, 0, 5, 4, 4, 0], 4, 7, dead=(2, 5))
 GRAPHS = {
     "mixed": MIXED,
@@ -180,7 +180,7 @@ def dot_attention(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def attention_gradient(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """Gradient of the logits per edge, and their sum per row: needs a reduction before the edges are stored."""
+    """The gradient of the logits per edge, and its sum per row. A reduction must finish before the edges are stored."""
     b = Builder(by)
     alpha = b.softmax(attention_logits(b, by, dtype, heads))
     x, dy = b.input(2, by.opposite, (heads, channels), dtype), b.input(3, by, (heads, channels), dtype)
@@ -198,7 +198,10 @@ def channel_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def weighed_sums(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """Sums by one softmax, wide and narrow, in its own pass; sums that must wait for a later pass; the softmax."""
+    """Sums weighted by one softmax.
+
+    Wide and narrow sums share the softmax's pass, others must wait for a later pass. The softmax is an output too.
+    """
     b = Builder(by)
     logits = attention_logits(b, by, dtype, heads)
     alpha = b.softmax(logits)
@@ -214,7 +217,7 @@ def weighed_sums(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def several(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """Sum, sum of squares and maximum at once, then a standard deviation: an epilogue on reductions."""
+    """A sum, a sum of squares and a maximum in one pass, then a standard deviation as an epilogue."""
     b = Builder(by)
     x, inverse = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, by, (1, 1), "float32")
     mean, square = (b.op("mul", b.reduce("sum", v), inverse) for v in (x, b.op("mul", x, x)))
@@ -225,7 +228,7 @@ def several(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def edge_values(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """Per-edge results only: a bool, a wide value, and one summed over both feature axes."""
+    """Outputs per edge only: a bool, wide values, and a value summed over both feature axes."""
     b = Builder(by)
     x_i, x_j = b.input(0, by, (heads, channels), dtype), b.input(1, by.opposite, (heads, channels), dtype)
     keep, shape = b.input(2, E, (1, 1), BOOL), (heads, channels)
@@ -239,7 +242,7 @@ def edge_values(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def degree_and_constants(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """Reductions of what does not vary along the edges, and outputs that are constants or parameters."""
+    """Reductions of values that are equal for all edges of a row, and outputs that are constants or parameters."""
     b = Builder(by)
     x, p = b.input(0, by, (heads, channels), dtype), b.input(1, P, (heads, channels), dtype)
     outputs = [b.reduce("sum", b.const(1.0)), b.reduce("sum", x), b.reduce("max", p), p, b.const(0.1)]
@@ -260,7 +263,7 @@ def row_wise(by: Space, dtype: str, heads: int, channels: int) -> Region:
 
 
 def mixed_widths(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """An edge vector of another width than the nodes', summed to a gate."""
+    """A gate from edge features, whose width differs from the width of the nodes' features."""
     b = Builder(by)
     gate = b.sum_axis(b.op("mul", b.input(0, E, (1, 5), dtype), b.input(1, P, (1, 5), dtype)), 1)
     x = b.input(2, by.opposite, (heads, channels), dtype)
@@ -305,7 +308,7 @@ CASES: list[Case] = [
 
 
 def random_tensors(region: Region, g: Graph, seed: int = 0) -> list[Tensor]:
-    """One tensor per position, on the CPU; inputs that no output needs are filled in with an empty tensor."""
+    """Returns one random tensor per position, on the CPU; an empty tensor where the region reads none."""
     random = torch.Generator().manual_seed(seed)
     rows = {region.by: g.num_rows, region.by.opposite: g.num_cols, E: g.row.numel(), P: 1}
     tensors = [torch.empty(0)] * (1 + max((int(n.value or 0) for n in region.inputs), default=-1))
@@ -316,7 +319,7 @@ def random_tensors(region: Region, g: Graph, seed: int = 0) -> list[Tensor]:
 
 
 def in_double(region: Region) -> Region:
-    """The same region in float64, for a reference without rounding."""
+    """Returns the same region in float64, for a reference almost without rounding."""
 
     def wide(dtype: str) -> str:
         return "float64" if dtype.startswith(("float", "bfloat")) else dtype
@@ -326,7 +329,7 @@ def in_double(region: Region) -> Region:
 
 
 def poisoned(region: Region, g: Graph, device: str) -> list[Tensor]:
-    """Outputs that hold NaN where a kernel has to write."""
+    """Returns output tensors that hold NaN wherever the kernel must write."""
     outputs = []
     for out in region.outputs:
         rows = g.row.numel() if region.nodes[out.node].space is E else g.num_rows
@@ -345,7 +348,7 @@ def launch(
     tile: Tile | None = None,
     edges: Layout | None = None,
 ) -> list[Tensor]:
-    """Runs the kernel on poisoned outputs."""
+    """Runs the kernel with outputs from :func:`poisoned`, and returns the outputs on the CPU."""
     outputs = poisoned(region, g, device)
     TritonKernel(region, tile)([t.to(device) for t in tensors], edges or g.layout(device), outputs)
     return [o.cpu() for o in outputs]

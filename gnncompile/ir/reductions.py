@@ -1,7 +1,7 @@
-"""The reductions over the edges of a row: one row of a table for each.
+"""A table of the reductions over the edges of a row, with one entry per reduction.
 
-A reduction is added here, and nowhere else in the generators: the reference interpreter, both generators and the
-verifier read the table. A row without edges gives 0, whatever a reduction starts with.
+To add a reduction, add an entry here. The reference interpreter, both generators and the verifier read the table. A row
+without edges always gives 0, whatever start value a reduction has.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the values of the edges of a row become one value.
+    """How the values on the edges of a row are combined into one value.
 
-    The operation is associative and commutative: hubs are reduced in pieces, and the results of pieces once more.
+    The operation is associative and commutative. Hubs are reduced in pieces, and the results of the pieces are reduced
+    again.
 
     Attributes:
-        name: The operation of a region is called ``reduce_<name>``.
-        torch: What :meth:`torch.Tensor.scatter_reduce` calls the same reduction.
-        triton_start: What an accumulator starts with, as Triton text: combined with any value, it gives that value.
+        name: The name; a region calls the operation ``reduce_<name>``.
+        torch: The name of the same reduction in :meth:`torch.Tensor.scatter_reduce`.
+        triton_start: The start value of an accumulator, as Triton text. Combining it with a value gives that value.
         triton_function: The name of the Triton function that combines two values; empty for a sum.
         triton: The Triton expression that combines ``{0}`` and ``{1}``; empty for a sum (``tl.sum``).
-        cpp_start: What an accumulator starts with in C++, of the type ``T``.
-        cpp: The C++ expression of the accumulator ``{0}`` and a value ``{1}``; empty for a sum.
-        gradient: Where the gradient of a row goes: to all of its edges, or shared out among the edges that reach the
-            result (``ties``). None where a reduction has no gradient.
+        cpp_start: The start value of an accumulator, as C++ text of type ``T``.
+        cpp: The C++ expression that combines the accumulator ``{0}`` and a value ``{1}``; empty for a sum.
+        gradient: Where the gradient of a row goes. ``"edges"``: to each of its edges. ``"ties"``: in equal shares to
+            the edges that reach the result. None if the reduction has no gradient.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Reduction:
 
     @property
     def adds(self) -> bool:
-        """Whether it is a sum, which generators add up without a function."""
+        """Whether the reduction is a sum, which generators write with ``+``."""
         return self.name == "sum"
 
     @property
@@ -49,7 +50,7 @@ class Reduction:
 
 
 PROPAGATE = "propagate_nan=tl.PropagateNan.ALL"
-"""An argument of Triton's maxima and minima: of a NaN and a number they are NaN, as torch's are."""
+"""An argument of Triton's maximum and minimum. With it, the result of a NaN and a number is NaN, as in torch."""
 
 SUM = Reduction("sum", "sum", "0.0", "", "", "T(0)", "", "edges")
 MAX = Reduction(
@@ -74,4 +75,4 @@ MIN = Reduction(
 )
 
 REDUCTIONS: dict[str, Reduction] = {one.op: one for one in (SUM, MAX, MIN)}
-"""By the name of the operation."""
+"""All reductions, by the name of the operation in a region."""

@@ -1,4 +1,7 @@
-"""The reference interpreter: runs a region in plain torch, edge tensors and all. Slow, simple, the judge of kernels."""
+"""The reference interpreter: runs a region in plain torch, and materialises every edge tensor.
+
+The interpreter is slow and simple. Kernels are tested against its results.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ class Layout(NamedTuple):
     """The edges of a graph ordered by row.
 
     Attributes:
-        rowptr: Where the edges of each row begin and end, ``[num_rows + 1]``, int32. Edges that are masked out
-            (removed self loops) stand behind ``rowptr[-1]`` and are never walked.
+        rowptr: Where the edges of each row begin and end, ``[num_rows + 1]``, int32. Masked edges (removed self loops)
+            are stored from ``rowptr[-1]`` on, and are never walked.
         col: The other end of each edge, in row order, ``[num_edges]``, int32.
-        edge: The original position of each edge, in row order, ``[num_edges]``, int32; empty where nobody asks for it.
+        edge: The index of each edge in the edge list, in row order, ``[num_edges]``, int32. Empty if no region reads
+            it.
     """
 
     rowptr: Tensor
@@ -35,28 +39,34 @@ class Layout(NamedTuple):
 
 
 def run(region: Region, tensors: Sequence[Tensor], layout: Layout, slack: int = 0) -> list[Tensor]:
-    """Runs `region`; tensors are ``[rows, ...]`` with ``heads * channels`` elements a row (a parameter has one row).
+    """Runs `region`.
 
-    With `slack`, a computed value is equal to one that is read if it is but for so many units of its last place: a
-    maximum that a kernel has found is looked for here, where functions are rounded otherwise.
+    Args:
+        region: The region.
+        tensors: Its inputs, ``[rows, ...]`` with ``heads * channels`` elements per row. A parameter has one row.
+        layout: The edges, ordered by row.
+        slack: How far a computed value may be from an input that it equals, in units in the last place. A gradient
+            looks for the edges that reach a maximum. If a kernel found the maximum, it may round functions differently.
 
-    Returns one tensor ``[rows, *trailing]`` per output; an output on edges is in the original edge order, with zeros
-    for edges that are masked out.
+    Returns:
+        One tensor ``[rows, *trailing]`` per output. An output on edges is in the order of the edge list, with zeros for
+        masked edges.
     """
     return _Run(region, tensors, layout, layout.num_rows, layout.rowptr.device, slack).outputs()
 
 
 def run_rows(region: Region, tensors: Sequence[Tensor], num_rows: int, device: torch.device) -> list[Tensor]:
-    """Runs a region that has no value on edges, and perhaps no tensor either, on a device; every step is a plain torch
-    op that a compiler can fuse.
+    """Runs a region that has no value on edges, on `device`.
+
+    The region may have no input tensor at all. Every step is a plain torch op that a compiler can fuse.
     """
     return _Run(region, tensors, None, num_rows, device).outputs()
 
 
 def to_grid(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor ``[rows, ...]`` as ``[rows, *shape]``.
+    """Returns a tensor ``[rows, ...]`` as ``[rows, *shape]``.
 
-    A reshape would look at the number of rows, and a compiler would guard on it, so it comes last.
+    A reshape reads the number of rows, and a compiler would guard on this number. So other views are tried first.
     """
     if tuple(tensor.shape[1:]) == shape:
         return tensor
@@ -78,13 +88,15 @@ def from_grid(value: Tensor, trailing: Sequence[int]) -> Tensor:
 
 
 _IN_VECTORS = ("exp2", "pow", "sigmoid")
-"""Functions that torch computes on a CPU for several neighbours in memory at once, and in another way, with another
-last bit, for the few that are left over: a maximum would not be found again among values in another order.
+"""Functions that torch computes on a CPU in SIMD vectors of neighbours in memory.
+
+Torch computes the elements left over at the end by another formula, which may differ in the last bit. So a value would
+depend on its place in memory, and a maximum might not be found again among the same values in another order.
 """
 
 
 def _apart(value: Tensor) -> Tensor:
-    """The same values with gaps in memory between them, so that each is computed alone."""
+    """Returns the same values with gaps between them in memory, so that torch computes each alone."""
     return torch.stack([value, value], -1).select(-1, 0) if value.device.type == "cpu" else value
 
 
@@ -108,7 +120,7 @@ class _Run:
             self.num_edges = layout.col.size(0)
             self.row = torch.repeat_interleave(torch.arange(rows, device=self.device), degree)
             self.col, self.edge = layout.col[:live].long(), layout.edge[:live].long()
-        # Without heads, plain [rows, channels] is kept: see to_grid.
+        # Without heads, values stay plain [rows, channels]: see to_grid.
         self.axes = slice(1, 2) if all(n.shape[0] == 1 for n in region.nodes) else slice(0, 2)
         self.values: list[Tensor] = []
         for node in region.nodes:
@@ -132,7 +144,7 @@ class _Run:
         return tuple(node.shape)[self.axes]
 
     def _on_edges(self, at: int) -> Tensor:
-        """The value of a node with a row per edge."""
+        """Returns the value of a node, expanded to one row per edge."""
         node, value = self.region.nodes[at], self.values[at]
         if node.space is self.region.by:
             return value.index_select(0, self.row)
@@ -193,7 +205,7 @@ class _Run:
 
     @staticmethod
     def _products(features: Tensor, weights: Tensor) -> Tensor:
-        """The layer of each edge, rounded alike wherever that stands; torch's product is not."""
+        """Returns the linear layer of each edge. Rounding does not depend on an edge's place, unlike in a matmul."""
         total = weights.new_zeros(features.size(0), *weights.shape[1:])
         for feature, row in zip(features.unbind(1), weights.unbind(0), strict=True):
             total = total + feature.view(-1, *(1 for _ in row.shape)) * row

@@ -1,8 +1,8 @@
 """The region: one gather -> message -> (segment softmax) -> reduce program over the edges of a graph.
 
-A region is a straight-line program. Every value lives in one space (a row per source node, destination node or
-edge, or a single parameter row) and has a feature shape of exactly two axes, (heads, channels). The edges of one
-row (a destination, or a source for most gradients) are walked together, in the order of a CSR layout.
+A region is a straight-line program. Every value lives in one space: it has a row per source node, per destination
+node or per edge, or a single parameter row. Its feature shape has exactly two axes, (heads, channels). A kernel walks
+the edges of one row together, in the order of a CSR layout. The row is a destination, or a source in most gradients.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Shape = tuple[int, int]
 class Space(str, Enum):
     """Where the rows of a value live.
 
-    ``ORDERED`` is for inputs that have a row per edge in the order in which the region walks the edges, while the rows
-    of an ``EDGE`` are in the order of the edge list. Such an input comes in both orders: the tensor at the position
-    behind it is in the order of a walk by the other end, which gradients read.
+    The rows of an ``EDGE`` value are in the order of the edge list. The rows of an ``ORDERED`` input are in the order
+    in which the region walks the edges. An ``ORDERED`` input takes two tensors. The tensor at the next position is in
+    the order of a walk by the other end of the edges; gradients read it.
 
-    ``FEATURE`` has a row for each feature of the edges: the weights of a linear layer of these, transposed.
+    ``FEATURE`` has one row per edge feature. It holds the transposed weights of a linear layer on these features.
     """
 
     SOURCE = "source"
@@ -45,33 +45,34 @@ class Space(str, Enum):
 
     @property
     def computed(self) -> Space:
-        """Where what is computed from a value's rows, one by one, lives."""
+        """The space of a value that is computed row by row from values in this space."""
         return Space.EDGE if self is Space.ORDERED else self
 
 
 BOOL = "bool"
 BITS = "bits"
-"""Type of bools that are stored packed, per edge: see :mod:`gnncompile.ir.bits`."""
+"""Type of bools per edge that are packed into words: see :mod:`gnncompile.ir.bits`."""
 SEED = "int64"
-"""Type of a seed: a tensor of one element, read by dropout alone."""
+"""Type of a seed: a tensor of one element that only dropout reads."""
 COMPUTE = "compute"
 """Type of every float intermediate: float32, or float64 where an input is float64."""
 
 SOFTMAX_ROWS = ("softmax_max", "softmax_sum")
 STATISTICS = (*SOFTMAX_ROWS, "ties")
-"""Row values that a walk finds beside a softmax or an extremum."""
+"""Row values that a walk finds as by-products of a softmax, a maximum or a minimum."""
 FEATURE_SUMS = ("sum_heads", "sum_channels")
 FEATURE_MAXIMA = ("max_heads", "max_channels")
-"""They have no gradient: they keep exponentials in range, and the result does not depend on them."""
+"""Maxima over a feature axis. They keep exponentials in range. Results do not depend on them, so they have no gradient.
+"""
 FEATURE_REDUCTIONS = (*FEATURE_SUMS, *FEATURE_MAXIMA)
 LAYERS = ("linear", "transposed", "outer")
-"""A linear layer of the features of each edge, what hands a gradient back to these, and the gradient of the weights."""
+"""A linear layer of each edge's features, the gradient of these features, and the gradient of the weights."""
 
 ROUNDED_ALIKE = (
     *("input", "const", "add", "sub", "mul", "neg", "abs", "sign", "floor", "ceil", "eq", "ne", "lt", "le", "gt", "ge"),
     *("and", "or", "not", "where", "on_edges", "float", "reduce_max", "reduce_min", "ties"),
 )
-"""What every generator computes to the last bit."""
+"""Operations whose results are bitwise equal in every generator."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,31 @@ class Node:
     """One value of a region.
 
     Attributes:
-        op: ``"input"``, ``"const"``, a name of :data:`gnncompile.ir.pointwise.POINTWISE`, ``"sum_heads"`` or
-            ``"sum_channels"`` (sums over one feature axis, which stays with length 1; likewise ``"max_heads"`` and
-            ``"max_channels"``), ``"softmax"`` (over the edges of each row), ``"softmax_max"`` and ``"softmax_sum"``
-            (its row maximum and its sum of exponentials), ``"ties"`` (how many edges of a row reach its extremum, 0 if
-            that is NaN; of a ``reduce_max`` or a ``reduce_min``), ``"dropout"`` (per edge, what dropout by a seed
-            multiplies with: :func:`gnncompile.ir.philox.factors`), ``"linear"`` (of the K features of an edge and K
-            rows of weights: the sum of all rows, each times its feature), ``"transposed"`` (of a value per edge and K
-            rows of weights: the K dot products of the value with a row), ``"outer"`` (of the K features of an edge and
-            a value: for each feature the sum over all edges of the value times it), or one of :data:`REDUCTIONS` (edge
-            -> row; a row without edges gives 0).
-        args: Earlier nodes, by position.
-        space: Where its rows live.
+        op: The operation, by name:
+
+            - ``"input"``, ``"const"``, or a name of :data:`gnncompile.ir.pointwise.POINTWISE`.
+            - ``"sum_heads"``, ``"sum_channels"``, ``"max_heads"``, ``"max_channels"``: a sum or maximum over one
+              feature axis, which stays with length 1.
+            - ``"softmax"``: over the edges of each row. ``"softmax_max"`` and ``"softmax_sum"`` are the row maximum and
+              the sum of exponentials of a softmax.
+            - One of :data:`REDUCTIONS`: from edges to their row. A row without edges gives 0.
+            - ``"ties"``: the number of a row's edges that reach the result of a ``reduce_max`` or ``reduce_min``. The
+              number is 0 if the result is NaN.
+            - ``"dropout"``: per edge, the factors of dropout by a seed; see :func:`gnncompile.ir.philox.factors`.
+            - ``"linear"``: takes the K features of an edge and K rows of weights. Sums the rows, each times its
+              feature.
+            - ``"transposed"``: takes a value per edge and K rows of weights. Gives the K dot products of the value with
+              a row.
+            - ``"outer"``: takes the K features of an edge and a value. For each feature, sums the value times the
+              feature over all edges.
+        args: Indices of the nodes that the operation takes, all earlier in the region.
+        space: Where the value's rows live.
         shape: Feature shape, (heads, channels).
         dtype: The storage type of an input (``"float32"``, ``"bool"``, ``"bits"``, ...), else ``"compute"`` or
             ``"bool"``.
-        value: Position among the region's tensors for an input; the number for a constant; the probability of a zero
-            for a dropout.
-        negative_zero: Whether the number is a negative zero, which compares equal to a positive one.
+        value: For an input, its position among the region's tensors. For a constant, its number. For a dropout, the
+            probability of a zero.
+        negative_zero: Whether the number is a negative zero. Node comparison needs this, because -0.0 == 0.0.
     """
 
     op: str
@@ -118,28 +126,28 @@ class Node:
 
     @property
     def differentiable(self) -> bool:
-        """Whether a value of this type can have a gradient; what is ordered by a walk is graph structure."""
+        """Whether the value can have a gradient. Inputs in ``ORDERED`` space hold graph structure, which has none."""
         return not self.boolean and self.dtype != SEED and self.space is not Space.ORDERED
 
     @property
     def boolean(self) -> bool:
-        """Whether it is a bool, however it is stored."""
+        """Whether the value is a bool, packed or not."""
         return self.dtype in (BOOL, BITS)
 
     @property
     def numbers_edges(self) -> bool:
-        """Whether computing it takes the place of an edge in the edge list."""
+        """Whether computing the value needs an edge's index in the edge list."""
         return self.op == "dropout" or (self.op == "input" and self.space is Space.EDGE)
 
     @property
     def positions(self) -> range:
-        """Positions among the region's tensors that belong to an input."""
+        """The positions of an input's tensors among the region's tensors."""
         first = int(self.value or 0)
         return range(first, first + (2 if self.space is Space.ORDERED else 1))
 
 
 def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
-    """Positions of all that some values are made of, themselves included."""
+    """Returns the indices of `roots` and of every node that `roots` are computed from."""
     found: set[int] = set()
     todo = list(roots)
     while todo:
@@ -165,9 +173,9 @@ class Region:
 
     Attributes:
         by: The space whose rows own the edges that are walked together.
-        nodes: Its values, in an order in which they can be computed.
-        outputs: What leaves it.
-        whole: Whether every edge is walked: none is masked out, so that no value per edge needs a default.
+        nodes: Its values, each after the values that it is computed from.
+        outputs: The values that leave the region as tensors.
+        whole: Whether every edge is walked. Then no edge is masked out, and no value per edge needs a default.
     """
 
     by: Space
@@ -177,84 +185,89 @@ class Region:
 
     @cached_property
     def grid(self) -> Shape:
-        """The broadcast feature shape of everything in the region: (heads, channels) of one kernel tile."""
+        """The broadcast feature shape of all values: the (heads, channels) of one kernel tile."""
         shapes = [n.shape for at, n in enumerate(self.nodes) if at not in self.only_columns]
         return (max(heads for heads, _ in shapes), max(channels for _, channels in shapes))
 
     @cached_property
     def columns(self) -> frozenset[int]:
-        """Values whose features are read one by one, by linear layers."""
+        """Indices of values whose features a ``"linear"`` or ``"outer"`` node reads one by one."""
         return frozenset(n.args[0] for n in self.nodes if n.op in ("linear", "outer"))
 
     @cached_property
     def only_columns(self) -> frozenset[int]:
-        """The inputs among them that nothing else reads, so that no tile holds them."""
+        """The inputs in :attr:`columns` that no node reads in any other way. No tile holds them."""
         whole = {a for n in self.nodes for k, a in enumerate(n.args) if n.op not in ("linear", "outer") or k > 0}
         return frozenset(at for at in self.columns - whole if self.nodes[at].op == "input")
 
     @cached_property
     def sums_all(self) -> bool:
-        """Whether what leaves the region are sums over all edges, and not over those of each row."""
+        """Whether the outputs are sums over all edges, instead of sums over the edges of each row."""
         return any(n.op == "outer" for n in self.nodes)
 
     @cached_property
     def inputs(self) -> tuple[Node, ...]:
-        """Input nodes ordered by tensor position."""
+        """The input nodes, ordered by tensor position."""
         found = [n for n in self.nodes if n.op == "input"]
         return tuple(sorted(found, key=lambda n: int(n.value or 0)))
 
     @cached_property
     def count(self) -> int:
-        """How many tensors a region takes, by the highest position that it reads."""
+        """The number of tensors that the region takes, from the highest position that it reads."""
         return max((n.positions.stop for n in self.inputs), default=0)
 
     @cached_property
     def softmaxes(self) -> tuple[int, ...]:
-        """Positions of the softmax nodes."""
+        """Indices of the softmax nodes."""
         return tuple(i for i, n in enumerate(self.nodes) if n.op == "softmax")
 
     @cached_property
     def reductions(self) -> tuple[int, ...]:
-        """Positions of the nodes that reduce the edges of a row."""
+        """Indices of the nodes that reduce the edges of a row."""
         return tuple(i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS)
 
     @cached_property
     def drops(self) -> bool:
-        """Whether values per edge are dropped at random."""
+        """Whether the region has a dropout."""
         return any(n.op == "dropout" for n in self.nodes)
 
     @cached_property
     def walks_edges(self) -> bool:
-        """Whether any value lives on edges; a region that does not is plain row-wise arithmetic."""
+        """Whether any value lives on edges. A region without such a value is plain row-wise arithmetic."""
         return bool(self.reductions) or any(n.space in (Space.EDGE, Space.FEATURE) for n in self.nodes)
 
     @cached_property
     def numbers_edges(self) -> bool:
-        """Whether a walk asks for the place of its edges in the edge list."""
+        """Whether a walk needs the index of its edges in the edge list."""
         return any(n.numbers_edges for n in self.nodes) or any(map(self.per_edge, self.outputs))
 
     @cached_property
     def cotangents(self) -> tuple[tuple[bool, ...], ...]:
-        """Which outputs may have a cotangent together: all, the first few (those that are no residuals), or one."""
+        """The sets of outputs that may have cotangents together, each as one bool per output.
+
+        A set is all outputs, the first few outputs (those that are not residuals), or a single output.
+        """
         count = len(self.outputs)
         cases = {tuple(k < n for k in range(count)) for n in range(1, count + 1)}
         return tuple(sorted(cases | {tuple(k == n for k in range(count)) for n in range(count)}))
 
     @cached_property
     def needs_opposite(self) -> bool:
-        """Whether rows of the other end of the edges are gathered."""
+        """Whether the region gathers rows of the other end of its edges."""
         return any(n.op == "input" and n.space is self.by.opposite for n in self.nodes)
 
     @cached_property
     def exact(self) -> bool:
-        """Whether values are compared for equality, so that every kernel must round alike (no fused multiply-add)."""
+        """Whether values are compared for equality. Then all kernels must round alike, without fused multiply-add."""
         return any(n.op in ("eq", "ne", "reduce_max", "reduce_min") for n in self.nodes)
 
     @cached_property
     def contracts(self) -> bool:
-        """Whether a product and a sum may be rounded once (a fused multiply-add): nowhere in a region that is exact, or
-        subtracts a product from another one. Equal products differ by 0, as those of a cross product of a vector with
-        itself; of two that are rounded differently a rounding error is left.
+        """Whether a kernel may use fused multiply-add, which rounds a product and a sum once.
+
+        A region that is exact forbids this. So does a region that subtracts one product from another: equal products
+        must differ by 0, as in the cross product of a vector with itself. If only one product is rounded, the
+        difference is a rounding error.
         """
         return not self.exact and not any(
             n.op == "sub" and all(self.nodes[a].op == "mul" for a in n.args) for n in self.nodes
@@ -262,7 +275,7 @@ class Region:
 
     @cached_property
     def rounds(self) -> bool:
-        """Whether values are compared for equality that another generator may round otherwise."""
+        """Whether the region compares values for equality that two generators may round differently."""
         return self.exact and any(n.op not in ROUNDED_ALIKE for n in self.nodes)
 
     @cached_property
@@ -276,11 +289,11 @@ class Region:
         return "float64" if self.double else "float32"
 
     def per_edge(self, output: Output) -> bool:
-        """Whether an output has a row per edge, and not one per row of the region."""
+        """Whether an output has a row per edge."""
         return self.nodes[output.node].space is Space.EDGE
 
     def features(self, at: int) -> int:
-        """How many features of the edges a linear layer reads (or gives, if transposed), or an outer product has."""
+        """Returns the number K of edge features of a ``"linear"``, ``"transposed"`` or ``"outer"`` node."""
         node = self.nodes[at]
         return node.shape[1] if node.op == "transposed" else self.nodes[node.args[0]].shape[1]
 
@@ -289,14 +302,14 @@ class Region:
         return not self.per_edge(output) and self.nodes[output.node].op != "outer"
 
     def rows(self, output: Output, num_rows: Any, num_edges: Any) -> Any:
-        """How many rows an output has, on a graph with so many rows and edges."""
+        """Returns the number of rows of an output, on a graph with `num_rows` rows and `num_edges` edges."""
         node = self.nodes[output.node]
         if node.op == "outer":
             return self.features(output.node)
         return num_edges if self.per_edge(output) else num_rows
 
     def cleared(self, output: Output) -> bool:
-        """Whether an output must be zero before the walk: masked edges are never walked, and their values read zero."""
+        """Whether an output must be zeroed before the walk. The walk skips masked edges, whose values must be zero."""
         return self.per_edge(output) and not self.whole
 
     @cached_property
@@ -308,15 +321,15 @@ class Region:
 
 
 FORMAT = 4
-"""Version of the string form; a cache written by another version is never read."""
+"""Version of the string form. A cache from another version is never read."""
 
 
 @lru_cache(maxsize=4096)
 def parse(spec: str) -> Region:
-    """Reads a region back from :attr:`Region.spec`.
+    """Returns the region of a string from :attr:`Region.spec`.
 
     Raises:
-        ValueError: The string was written by another version of the format.
+        InvalidRegionError: The string was written by another version of the format.
     """
     version, *rest = json.loads(spec)
     if version != FORMAT:

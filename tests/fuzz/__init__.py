@@ -1,4 +1,4 @@
-"""Random programs over nodes, edges and graphs: what eager computes, a compiled model computes.
+"""A fuzzer: random programs over nodes, edges and graphs must give the same results compiled and eager.
 
-``python -m tests.fuzz --count 200`` tries 200 programs; it prints the first finding as a shrunken, runnable script.
+``python -m tests.fuzz --count 200`` tries 200 programs, and prints the first finding as a small, runnable script.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz --count N --device cuda``: tries many programs, and prints what it finds as a script."""
+"""``python -m tests.fuzz --count N --device cuda`` tries N programs, and prints each finding as a script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 
 if "cuda" not in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
+    os.environ["TRITON_INTERPRET"] = "1"  # read at the first import of Triton
 
 if __name__ == "__main__":
     from tests.fuzz.campaign import main

@@ -1,4 +1,4 @@
-"""Many programs, one after the other, each by its number."""
+"""Tries many random programs, one after the other. The seed of a program is its number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.shrink import shrink
 
 
 def main(args: list[str]) -> int:
-    """Returns 1 if there is a finding."""
+    """Runs the fuzzer with command-line arguments; returns 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="how many programs are tried (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="the number of the first program (default: 0)")
@@ -38,7 +38,7 @@ def main(args: list[str]) -> int:
 
 
 class Campaign:
-    """Tries programs and counts."""
+    """Tries programs, and counts their settings and results."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -61,7 +61,7 @@ class Campaign:
         return replace(make_case(at_random(number), self.args.device), **fixed)
 
     def tried(self, number: int) -> Finding | None:
-        """Tries a program; tells and returns what it finds."""
+        """Tries a program; prints and returns the finding, or returns None."""
         case = self.case(number)
         try:
             check(case)

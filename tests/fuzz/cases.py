@@ -1,4 +1,4 @@
-"""Random cases: a program, graphs, and how it is used."""
+"""Random cases: each is a program, the sizes of its graphs, and settings of its use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LIGHT = ("passes",) * 7 + ("op by op",) * 2 + ("inductor",)
 
 
 def make_case(choose: Choose, device: str = "cpu", most: int = 14) -> Case:
-    """A case.
+    """Returns a random case.
 
     Args:
         choose: Makes all choices.
         device: "cpu" or "cuda".
-        most: Steps of the program.
+        most: The most steps of the program.
     """
     program = grow(choose, most=most)
     sizes = dict.fromkeys(choose([*USUAL * 2, *AWKWARD]) for _ in range(choose(range(1, 4))))
@@ -49,5 +49,5 @@ def make_case(choose: Choose, device: str = "cpu", most: int = 14) -> Case:
 
 @st.composite
 def cases(draw: st.DrawFn, most: int = 14, **fixed: Any) -> Case:
-    """Cases for hypothesis; `fixed` are attributes that are not drawn."""
+    """Draws cases for hypothesis. The attributes in `fixed` have given values."""
     return replace(make_case(drawn(draw), most=most), **fixed)

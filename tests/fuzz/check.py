@@ -1,4 +1,4 @@
-"""Compares a compiled program with eager, and says what differs."""
+"""Compares a compiled program with eager, and reports the first difference."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.fuzz.ways import Observed, Use
 from tests.tape import tapes
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
-"""Half of the distance between 1 and the next number."""
+"""The unit roundoff of each dtype: half of the distance between 1 and the next larger number."""
 
 SHAKES, MORE_SHAKES = 3, 40
 
 
 class NotComparable(Exception):  # noqa: N818
-    """Eager raises, or what it gives is not finite."""
+    """Eager raises an exception, or gives results that are not finite."""
 
 
 class Finding(AssertionError):  # noqa: N818
-    """What a compiled model does otherwise than eager."""
+    """A difference between a compiled model and eager."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,16 @@ class Case:
     """A program and how to use it.
 
     Attributes:
-        program: What is compiled.
-        sizes: Of the graphs that the model is called with, one after the other.
-        seed: Of inputs and parameters.
+        program: The program, or its source.
+        sizes: The sizes of the graphs that the model is called with, one after the other.
+        seed: The seed of inputs and parameters.
         dtype: "float64", "float32" or "bfloat16".
-        way: As of :data:`tests.fuzz.ways.WAYS`.
-        engine: As of :func:`tests.fuzz.engines.engine`.
-        kernels: As of :func:`tests.harness.kernels`.
-        frozen: Inputs without a gradient.
-        reuse: Whether Inductor may use buffers again.
+        way: One of :data:`tests.fuzz.ways.WAYS`.
+        engine: The `name` of :func:`tests.fuzz.engines.engine`.
+        kernels: The kernels of regions, as in :func:`tests.harness.kernels`.
+        frozen: Names of inputs without a gradient.
+        reuse: Whether Inductor may reuse buffers.
+        device: "cpu" or "cuda".
     """
 
     program: Program | str
@@ -63,7 +64,7 @@ class Case:
         return self.program if isinstance(self.program, str) else self.program.source
 
     def __str__(self) -> str:
-        """A script that tries it again."""
+        """Returns a script that checks this case."""
         sizes = "".join(f"{size!r}, " for size in self.sizes)
         given = [f"sizes=({sizes})"]
         for name in ("seed", "dtype", "way", "engine", "kernels", "frozen", "reuse", "device"):
@@ -75,22 +76,22 @@ class Case:
         )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # what hypothesis prints
+        printer.text(str(self))  # hypothesis prints this
 
 
 def check(case: Case) -> None:
-    """Runs a case.
+    """Runs a case, compiled and eager.
 
     Raises:
-        NotComparable: There is nothing to compare with.
-        Finding: What differs.
+        NotComparable: Eager gives no result to compare with.
+        Finding: The compiled model differs from eager, or raises.
     """
     net = load(case.source)
     use = _use(case, net)
     low, reference = _expected(case, net, use)
     found = _compiled(case, net, use)
     worst = _worst(case, net, use, low, reference, found, SHAKES, 8)
-    if worst:  # what rounding decides is to show before this is called a finding
+    if worst:  # more noise may show that rounding decides the difference
         worst = _worst(case, net, use, low, reference, found, MORE_SHAKES, 32)
     if worst:
         raise Finding(worst)
@@ -104,13 +105,13 @@ def _use(case: Case, net: type[torch.nn.Module]) -> Use:
 
 
 def _expected(case: Case, net: Any, use: Use) -> tuple[Observed, Observed]:
-    """What eager computes in the case's precision, and in float64."""
+    """Returns the results of eager in the case's dtype, and in float64."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             reference = replace(use, dtype=torch.float64).observe(net, False, {})
             low = reference if case.dtype == "float64" else use.observe(net, False, {})
-    except Exception as error:  # whatever the user's program raises
+    except Exception as error:  # the program may raise anything
         raise NotComparable(f"{type(error).__name__}: {error}") from error
     if not all(bool(v.isfinite().all()) for v in [*low.values(), *reference.values()] if v.is_floating_point()):
         raise NotComparable("not finite")
@@ -128,7 +129,7 @@ def _compiled(case: Case, net: Any, use: Use) -> Observed:
         warnings.simplefilter("always")
         try:
             found = use.observe(net, True, options)
-        except Exception as error:  # whatever a compiled model raises where eager runs is a finding
+        except Exception as error:  # eager ran, so any exception here is a finding
             lines = str(error).strip().splitlines() or [""]
             raise Finding(f"{type(error).__name__}: {' '.join(lines[:2])[:200]}") from error
     for warning in told:
@@ -140,7 +141,7 @@ def _compiled(case: Case, net: Any, use: Use) -> Observed:
 def _worst(
     case: Case, net: Any, use: Use, low: Observed, reference: Observed, found: Observed, shakes: int, times: float
 ) -> str | None:
-    """The first difference beyond `times` of what rounding does to eager."""
+    """Returns the first difference that is larger than `times` the effect of rounding on eager, or None."""
     unit = UNIT[case.dtype]
     moved = [low]
     for seed in range(shakes):

@@ -1,4 +1,4 @@
-"""What runs a compiled model for the fuzzer, and memory that is filled with NaN where it is allocated."""
+"""The engines that run a compiled model for the fuzzer. They fill newly allocated memory with NaN."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINES = ("passes", "op by op", "inductor")
 
 
 def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Decomposes, splits and rewrites a graph as for Inductor, and runs it op by op."""
+    """Decomposes, partitions and rewrites a graph as for Inductor, but returns a function that runs op by op."""
     last = options["post_grad_custom_pre_pass"]
 
     def rewritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
 
 
 def _quotient(one: float, other: float) -> float:
-    """A number divided by a size as compiled code does it: without an exception where the size is 0."""
+    """Returns a quotient as compiled code computes it: without an exception if the divisor is 0."""
     return float(torch.tensor(one, dtype=torch.float64) / other)
 
 
@@ -62,12 +62,13 @@ def _op_by_op(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
 
 @contextmanager
 def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
-    """What is compiled in this block is run by an engine, with regions by the kernels `which`; all memory is poisoned.
+    """Runs compiled models in this block by an engine, and their regions by the kernels `which`. New memory holds NaN.
 
     Args:
-        name: "inductor", or what stands in for it: "passes" (what runs after differentiation is applied) or "op by op".
-        which: As of :func:`tests.harness.kernels`.
-        reuse: Whether Inductor may use buffers again.
+        name: "inductor", or a replacement that runs graphs op by op: "passes" (with the post-grad passes) or
+            "op by op" (without them).
+        which: The kernels, as in :func:`tests.harness.kernels`.
+        reuse: Whether Inductor may reuse buffers.
     """
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch, kernels(which), poisoned(patch):
@@ -84,19 +85,19 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
 
 @contextmanager
 def poisoned(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that our runtime and Inductor's generated code allocate is filled with NaN, or with large integers."""
+    """Fills memory that gnncompile's runtime and Inductor's code allocate with NaN, or with large integers."""
     for module in (launch, csr, gemm_launch, kernel):
         patch.setattr(module, "torch", _Poisoned("torch"))
     guards = torch._C._dynamo.guards
     for name in ("_empty_strided_cpu", "_empty_strided_cuda"):
         patch.setattr(guards, name, _filled(getattr(guards, name)))
-    PyCodeCache.cache_clear()  # modules that were loaded before allocate as they did
+    PyCodeCache.cache_clear()  # modules loaded earlier would still use the original allocators
     yield
     PyCodeCache.cache_clear()
 
 
 class _Poisoned(ModuleType):
-    """The module torch, but for what allocates."""
+    """The module torch, except for functions that allocate: these return poisoned memory."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
@@ -110,7 +111,7 @@ def _filled(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if made.dtype.is_floating_point:
                 made.fill_(float("nan"))
             elif made.dtype in (torch.int32, torch.int64):
-                made.fill_(2**30)  # no row of any graph
+                made.fill_(2**30)  # larger than any row index
         return made
 
     return filled

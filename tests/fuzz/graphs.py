@@ -1,4 +1,4 @@
-"""Sizes of graphs for the fuzzer, and the inputs of a program for one of them."""
+"""Sizes of graphs for the fuzzer, and the inputs of a program for each size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from tests.fuzz.program import EDGES, FLOATS, GRAPHS, NODES, OTHERS, PAIRS, TYPE
 
 @dataclass(frozen=True)
 class Size:
-    """How many nodes, edges, nodes of the second kind, edges to these, and graphs there are."""
+    """The size of a batch of graphs.
+
+    Attributes:
+        nodes: The number of nodes.
+        edges: The number of edges between nodes.
+        others: The number of nodes of the second kind.
+        pairs: The number of edges from nodes to nodes of the second kind.
+        graphs: The number of graphs.
+        hub: Whether half of the edges, and half of the pairs, lead to one node.
+        sorted: Whether the batch vector is sorted.
+    """
 
     nodes: int = 7
     edges: int = 15
@@ -48,7 +58,7 @@ AWKWARD = (
 
 
 def inputs(names: Iterable[str], size: Size, seed: int) -> dict[str, Tensor]:
-    """Inputs by name; float64. The same names, size and seed give the same tensors."""
+    """Returns inputs by name; floats are float64. The same size and seed give the same tensors."""
     found = _all(size, seed)
     return {name: found[name] for name in names}
 
@@ -72,6 +82,6 @@ def _all(size: Size, seed: int) -> dict[str, Tensor]:
     found["edge_index"], found["pairs"] = torch.stack([src, dst]), torch.stack([row, col])
     found["rev"] = torch.randperm(size.edges, generator=generator)
     batch = integers(size.graphs, size.nodes)
-    batch[-1] = size.graphs - 1  # what reads the number of graphs off the batch vector finds all of them
+    batch[-1] = size.graphs - 1  # so that batch.max() + 1 is the number of graphs
     found["batch"] = batch.sort()[0] if size.sorted else batch
     return found

@@ -1,6 +1,6 @@
-"""Grows random programs: what may follow the values that there are, and how often.
+"""Grows random programs: the steps that may extend a program, and how often each is taken.
 
-Programs are grown from a list of drawn numbers, so that what fails shrinks to few lines.
+Programs are grown from a list of drawn numbers, so hypothesis shrinks a failure to few lines.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ FEATURES = (
     *("F.softmax({0}, dim=-1)", "{0}.log_softmax(-1)", "{0}.flip(-1)", "{0}.cumsum(-1)"),
     *("F.normalize({0}, dim=-1)", "F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),
 )
-"""Functions of each row's features that keep their shape."""
+"""Functions over the features of each row that keep the shape."""
 
 ENDS: dict[str, dict[str, tuple[str, str]]] = {
     EDGES: {"src": (NODES, "n"), "dst": (NODES, "n"), "batch[src]": (GRAPHS, "g"), "dst[rev]": (NODES, "n")},
     PAIRS: {"row": (NODES, "n"), "col": (OTHERS, "m"), "batch[row]": (GRAPHS, "g")},
     NODES: {"batch": (GRAPHS, "g")},
 }
-"""By rows: the indices that they have, what each leads to, and how many of these there are."""
+"""For each space, its index vectors. Each index vector has the space that it points to, and that space's size."""
 
 REDUCTIONS = (
     *("scatter({0}, {i}, 0, {s}, 'sum')",) * 4,
@@ -98,7 +98,7 @@ CONVS = {
     "gnn.SAGEConv({c}, {o}, aggr=['mean', 'std'])": "self.{k}({0}, edge_index)",
 }
 THEMES = {("y",): 4, ("w",): 6, ("a",): 2, ("z", "q"): 2, ("u",): 3}
-"""Inputs that a program may read beside ``x``, and how many of ten do."""
+"""Inputs that a program may read beside ``x``, and how many programs in ten read them."""
 
 WIDEST = 12
 
@@ -107,23 +107,26 @@ T = TypeVar("T")
 
 
 class Choose(Protocol):
-    """Chooses one of several: drawn by hypothesis, or at random."""
+    """Chooses one element of a sequence: drawn by hypothesis, or at random."""
 
     def __call__(self, among: Sequence[T], /) -> T: ...
 
 
 def drawn(draw: st.DrawFn) -> Choose:
-    """Choices that hypothesis can shrink."""
+    """Returns choices that hypothesis can shrink."""
     return lambda among: draw(st.sampled_from(among))
 
 
 def at_random(number: int) -> Choose:
-    """The choices of a program by its number."""
+    """Returns random choices with the seed `number`."""
     return random.Random(number).choice
 
 
 class Growing:
-    """A program with the values that may be read next."""
+    """A program under construction, with the values that the next step may read.
+
+    A step adds lines and returns the last value, or returns None if no value fits.
+    """
 
     def __init__(self, choose: Choose) -> None:
         self.choose = choose
@@ -136,21 +139,21 @@ class Growing:
         self.spaces = {v.space for v in self.inputs} | {EDGES}
         self.made: list[Value] = []
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- the values so far ----------------------------------------------------------------------------------------
 
     def pick(self, fits: Callable[[Value], bool] = lambda v: True) -> Value | None:
-        """A value; what a line made is taken more often than inputs, and the last ones more often than others."""
+        """Returns a fitting value, or None. Prefers results of lines to inputs, and recent results to earlier ones."""
         made, given = [v for v in reversed(self.made) if fits(v)], list(filter(fits, self.inputs))
         if not made and not given:
             return None
         return self.choose(made[:3] * 2 + made if made and (not given or self.choose(range(4))) else given)
 
     def where(self, space: str) -> dict[str, tuple[str, str]]:
-        """Indices of what has rows for something."""
+        """Returns the entries of :data:`ENDS` for a space, limited to spaces in this program."""
         return {i: end for i, end in ENDS.get(space, {}).items() if end[0] in self.spaces}
 
     def flat(self, *spaces: str) -> Value | None:
-        """A value with one axis of several features."""
+        """Returns a value with a single feature axis of two features or more."""
         return self.pick(lambda v: len(v.shape) == 1 and v.shape[0] > 1 and (not spaces or v.space in spaces))
 
     def add(self, text: str, space: str, shape: tuple[int, ...], setup: Sequence[tuple[str, str]] = ()) -> Value:
@@ -160,12 +163,12 @@ class Growing:
         return value
 
     def module(self, constructor: str, call: str, value: Value, width: int, *more: Value) -> Value:
-        """A call of a new module; in both texts ``c`` is the width of the argument, ``o`` that of the result."""
+        """Adds a call of a new module. In both texts ``c`` is the argument's width, and ``o`` the result's width."""
         known = {"c": value.shape[-1], "o": width, "k": f"f{len(self.lines)}"}
         text = call.format(value.name, *(v.name for v in more), **known)
         return self.add(text, value.space, (*value.shape[:-1], width), [(known["k"], constructor.format(**known))])
 
-    # -- what may follow ------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     def unary(self) -> Value | None:
         value = self.pick()
@@ -176,7 +179,7 @@ class Growing:
         other = one and self.pick(lambda v: v.space == one.space and _broadcasts(v.shape, one.shape))
         if one is None or other is None:
             return None
-        if one is other:  # twice the same is of less interest
+        if one is other:  # two equal operands are less interesting
             other = self.pick(lambda v: v.space == one.space and _broadcasts(v.shape, one.shape)) or one
         if self.choose([False, True]):
             one, other = other, one
@@ -195,7 +198,7 @@ class Growing:
         return value and self.add(self.choose(FEATURES).format(value.name), value.space, value.shape)
 
     def reshaped(self) -> Value | None:
-        """Heads, flat rows, single features, numbers without an axis."""
+        """Changes the feature axes: splits them into heads, flattens, reduces or slices them, adds or drops an axis."""
         value = self.pick()
         if value is None:
             return None
@@ -261,7 +264,7 @@ class Growing:
         return self.add(text.format(value.name, i=index), by, value.shape)
 
     def ends(self, fits: Callable[[Value], bool] = lambda v: True) -> tuple[Value, str, str, str] | None:
-        """A value, an index of its rows, what it leads to, and how many of these there are."""
+        """Returns a value, an index vector for its rows, the space it points to, and the size of that space."""
         value = self.pick(lambda v: bool(self.where(v.space)) and fits(v))
         if value is None:
             return None
@@ -289,7 +292,7 @@ class Growing:
         return self.add(text, to, value.shape, [(key, made)])
 
     def degree(self) -> Value | None:
-        """How many rows lead to each: what depends on the graph alone."""
+        """Counts the rows that point to each target; the result depends on the graph alone."""
         found = self.ends()
         if found is None:
             return None
@@ -297,7 +300,7 @@ class Growing:
         return self.add(f"scatter({value.name}.new_ones({value.name}.size(0)), {index}, 0, {count}, 'sum')", to, ())
 
     def selected(self) -> Value | None:
-        """A sum over some edges: those that are no self loops, or those that a value chooses."""
+        """Sums over some of the rows: edges that are not self loops, or rows in which a value exceeds a threshold."""
         found = self.ends()
         if found is None:
             return None
@@ -318,7 +321,7 @@ class Growing:
         return self.add(f"softmax({value.name}, {index}, num_nodes={count})", value.space, value.shape)
 
     def variance(self) -> Value | None:
-        """As layers spell it: what differs from the mean of its row."""
+        """Computes a variance as layers do: the mean squared difference from the mean."""
         found = self.ends()
         if found is None:
             return None
@@ -328,7 +331,7 @@ class Growing:
         return self.add(f"scatter({off.name}.square(), {index}, 0, {count}, 'mean')", to, value.shape)
 
     def attention(self) -> Value | None:
-        """A weighted sum, with weights from a softmax over the edges of a row."""
+        """Computes a weighted sum, with weights from a softmax over the edges of a row."""
         found = self.ends()
         weights = found and self.pick(lambda v: v.space == found[0].space and _broadcasts(v.shape, found[0].shape))
         if found is None or weights is None:
@@ -356,7 +359,7 @@ class Growing:
         made = self.choose(list(CONVS))
         if value is None or (edge is None and "{1}" in CONVS[made]):
             return None
-        edge = edge or value  # not read
+        edge = edge or value  # CONVS[made] does not read it
         return self.module(made, CONVS[made], value, value.shape[-1] if "CGConv" in made else CHANNELS, edge)
 
     def bipartite(self) -> Value | None:
@@ -373,7 +376,7 @@ class Growing:
         return self.module(made, "self.{k}(({1}, {0}), pairs)", other, CHANNELS, value)
 
     def whole(self) -> Value | None:
-        """What all rows have in common is added to each."""
+        """Subtracts a tenth of a reduction over all rows from each row."""
         value = self.flat()
         if value is None:
             return None
@@ -414,7 +417,7 @@ def _broadcasts(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def grow(choose: Choose, least: int = 2, most: int = 14) -> Program:
-    """A program of some steps; what nothing reads is a result, and now and then what something reads."""
+    """Returns a program of some steps. Values that no line reads are results, and sometimes other values are too."""
     p = Growing(choose)
     for _ in range(choose(range(least, most + 1))):
         choose(_STEPS)(p)

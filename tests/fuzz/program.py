@@ -1,6 +1,6 @@
-"""A program of the fuzzer: values, lines of Python, and the source of a module that runs them.
+"""A program of the fuzzer: values, lines of Python, and the source of a module that runs the lines.
 
-The source is what runs, eager and compiled. So what is printed of a finding is what was found.
+Both eager and compiled models run this source. So the printed source of a finding is the code that failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from torch_geometric.utils import scatter, softmax
 
 NODES, OTHERS, EDGES, PAIRS, GRAPHS = "node", "other", "edge", "pair", "graph"
-"""What a value has a row for: a node, a node of the second kind, an edge, an edge between both kinds, a graph."""
+"""The spaces. A value has a row per node, node of the second kind, edge, edge between both kinds, or graph."""
 
 CHANNELS = 4
 TYPES = 3
@@ -32,7 +32,7 @@ FLOATS: dict[str, tuple[str, tuple[int, ...]]] = {
     "q": (PAIRS, (CHANNELS,)),
     "u": (GRAPHS, (CHANNELS,)),
 }
-"""Inputs by name: what they have rows for, and their features."""
+"""Float inputs by name: the space of their rows, and the shape of their features."""
 
 INTEGERS = ("atom", "bond", "edge_index", "pairs", "rev", "batch")
 INPUTS = (*FLOATS, *INTEGERS)
@@ -46,7 +46,7 @@ DERIVED = {
     "m": "m = z.size(0)",
     "g": "g = u.size(0)",
 }
-"""Names that forward defines first if a line reads them."""
+"""Names that ``forward`` defines in its first lines if another line reads them."""
 
 HEADER = """\
 import torch
@@ -61,7 +61,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Value:
-    """A name, what it has rows for, and the shape of its features."""
+    """A value: its name, the space of its rows, and the shape of its features."""
 
     name: str
     space: str
@@ -70,7 +70,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Line:
-    """``name = text`` in forward; `setup` are the modules that it calls, as ``(name, constructor)``."""
+    """A line ``name = text`` of ``forward``; `setup` lists the modules that it calls, as ``(name, constructor)``."""
 
     name: str
     text: str
@@ -83,13 +83,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    """Lines in order, and the names of the results."""
+    """The lines of ``forward`` in order, and the names of the results."""
 
     lines: tuple[Line, ...]
     results: tuple[str, ...]
 
     def pruned(self) -> Program:
-        """Without lines that no result needs."""
+        """Returns the program without lines that no result needs."""
         needed, kept = set(self.results), []
         for line in reversed(self.lines):
             if line.name in needed:
@@ -99,7 +99,7 @@ class Program:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of the model, by name, in order."""
+        """The names of the model's inputs, in order."""
         read = self._read()
         for name in [d for d in DERIVED if d in read]:
             read |= set(_NAME.findall(DERIVED[name]))
@@ -113,7 +113,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The module as Python."""
+        """The Python source of the module."""
         read = self._read()
         setup = [f"self.{name} = {made}" for line in self.lines for name, made in line.setup]
         body = list(dict.fromkeys(DERIVED[name] for name in DERIVED if name in read))
@@ -131,7 +131,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def load(source: str) -> type[nn.Module]:
-    """The class ``Net`` of a source."""
+    """Executes a source and returns its class ``Net``."""
     filename = f"<program {abs(hash(source)):x}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     names = dict(NAMES)

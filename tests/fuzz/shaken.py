@@ -1,6 +1,7 @@
-"""How far rounding moves the results of a program: eager float64, with noise on all that it computes.
+"""Measures the effect of rounding on a program: runs the program eagerly in float64, with noise on every value.
 
-Where a comparison, a maximum or a difference is decided by rounding, the noise shows it, and nothing is to be compared.
+If rounding decides a comparison, a maximum or a difference, noise changes the result widely. Then a compiled model may
+differ from eager as widely.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _factor(like: Tensor, size: float, generator: torch.Generator) -> Tensor:
 
 
 class Shaken(TorchFunctionMode):
-    """Multiplies each float64 that a function of torch returns, and each of its gradients, by 1 +- `size`."""
+    """Multiplies each float64 result of a torch function, and its gradient, by random factors within 1 +- `size`."""
 
     def __init__(self, size: float, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Makes a finding small: fewer results, lines, sizes, and plainer settings, as long as something differs."""
+"""Makes a finding small: removes results, lines and sizes, and simplifies settings, while the check still fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.program import FLOATS, Line, Program
 
 
 def finding(case: Case) -> str | None:
-    """What differs, or None."""
+    """Returns the finding of a case as text, or None."""
     try:
         check(case)
     except NotComparable:
@@ -24,7 +24,7 @@ def finding(case: Case) -> str | None:
 
 
 def shrink(case: Case, seconds: float = 300) -> Case:
-    """The smallest case near a failing one that still fails, tried for so many seconds."""
+    """Returns a smaller case that still fails; stops after `seconds`, or when no smaller case fails."""
     end = time.perf_counter() + seconds
     again = True
     while again:
@@ -70,12 +70,12 @@ def _programs(program: Program) -> Iterator[Program]:
     for at in reversed(range(len(lines))):
         name = lines[at].name
         if name in results:
-            # What the line read becomes a result in its place, whatever its shape.
+            # A value that the line reads becomes a result instead of the line, whatever its shape.
             for read in sorted(lines[at].reads):
                 if any(line.name == read for line in lines[:at]) and read not in results:
                     yield Program(lines, tuple(read if r == name else r for r in results)).pruned()
         for other in [*(line.name for line in lines[:at]), *FLOATS]:
-            # Readers of the line read something else; where shapes do not fit, eager raises.
+            # Readers of the line read another value instead. If the shapes do not fit, eager raises.
             if other in lines[at].reads or other in FLOATS:
                 yield Program(tuple(_renamed(line, name, other) for line in lines), results).pruned()
 

@@ -1,4 +1,4 @@
-"""Ways to use a model: each gives all that is to be the same, by name."""
+"""Ways to use a model. Each returns, by name, all values that must be equal for compiled and eager models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fuzz.graphs import Size, inputs
 
 WAYS = ("training", "inference", "reduce-overhead", "TrainStep")
 STEPS = 4
-"""Calls of one size where calls are recorded: the third records, the fourth replays."""
+"""The number of calls per size in ways that record: the third call records, and the fourth replays."""
 
 Observed = dict[str, Tensor]
 
@@ -25,13 +25,13 @@ class Use:
     """How a model is used.
 
     Attributes:
-        names: Of its inputs.
-        sizes: Of the graphs that it is called with, one after the other.
-        seed: Of inputs and parameters.
-        dtype: Of all floats.
+        names: The names of the model's inputs.
+        sizes: The sizes of the graphs that the model is called with, one after the other.
+        seed: The seed of inputs and parameters.
+        dtype: The dtype of all floats.
         way: One of :data:`WAYS`.
-        frozen: Inputs without a gradient.
-        device: Where it runs.
+        frozen: Names of inputs without a gradient.
+        device: The device that the model runs on.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Use:
     device: str
 
     def model(self, make: Callable[[], nn.Module]) -> nn.Module:
-        """A new model, always with the same parameters; in training, or not."""
+        """Returns a new model with the same parameters in every call, in training or evaluation mode."""
         torch.manual_seed(self.seed)
         return make().to(self.device, self.dtype).train(self.way != "inference")
 
@@ -57,7 +57,7 @@ class Use:
         return found
 
     def observe(self, make: Callable[[], nn.Module], compiles: bool, options: dict[str, Any]) -> Observed:
-        """Runs a new model, compiled or as it is."""
+        """Runs a new model, compiled or eager; returns its results, gradients and buffers by name."""
         model = self.model(make)
         if self.way == "TrainStep":
             return self._train_steps(model, compiles, options)
@@ -84,7 +84,7 @@ class Use:
         loss = objective(made)
         if loss.requires_grad:
             loss.backward()
-        # A gradient of zeros may be None.
+        # A gradient that is None equals one of zeros.
         gradients = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone() for name, leaf in leaves.items()
         }
@@ -125,7 +125,7 @@ def _results(made: Any) -> Observed:
 
 
 def objective(made: Any) -> Tensor:
-    """A sum of all results with fixed weights, each in its own precision."""
+    """Returns the sum of all results, with fixed weights in the dtype of each result."""
     total = 0.0
     for value in made if isinstance(made, tuple) else (made,):
         weight = torch.cos(torch.arange(value.numel(), dtype=torch.float64, device=value.device))

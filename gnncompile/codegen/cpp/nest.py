@@ -1,4 +1,4 @@
-"""Writes loop nests over the features of a row or of an edge as C++: values, what reduces them, stores.
+"""Writes C++ loop nests over the features of a row or an edge: they compute, reduce and store values.
 
 The names in the text are those of :mod:`gnncompile.codegen.cpp.source`.
 """
@@ -17,22 +17,22 @@ from gnncompile.ir.region import BITS, BOOL, FEATURE_MAXIMA, FEATURE_SUMS, SEED,
 
 
 def size_of(shape: Shape) -> int:
-    """How many features a value has."""
+    """Returns the number of elements (heads * channels) of a value."""
     return shape[0] * shape[1]
 
 
 def _lanes(channels: int) -> int:
-    """How many partial sums a sum over channels uses."""
+    """Returns the number of partial sums of a sum over channels."""
     return min(16, 1 << (channels.bit_length() - 1))
 
 
 class NestWriter:
-    """Writes one loop nest behind the other.
+    """Writes one loop nest after the other.
 
     Attributes:
-        sums: Where sums over all edges stand in memory of their own.
-        length: How much of it they take.
-        lines: What is written.
+        sums: The offset of each sum over all edges in the array ``sums``, by node index.
+        length: The number of elements of the array ``sums``.
+        lines: The lines so far.
     """
 
     def __init__(self, region: Region) -> None:
@@ -46,7 +46,7 @@ class NestWriter:
                 self.length += size_of(node.shape) * self.region.features(i)
         self.lines: list[str] = []
         self.depth = 0
-        # About the nest being written:
+        # The state of the current nest:
         self.shape: Shape = (1, 1)
         self.flat = False
         self.named: dict[int, str] = {}
@@ -66,7 +66,7 @@ class NestWriter:
         self._put("}")
 
     def _declare(self, name: str, shape: Shape, value: str) -> None:
-        """An accumulator: an array, or a scalar for shape (1, 1)."""
+        """Declares an accumulator: an array, or a scalar for shape (1, 1)."""
         if shape == (1, 1):
             self._put(f"T {name} = {value};")
             return
@@ -100,7 +100,7 @@ class NestWriter:
         return step.kind is Kind.STORE and self.region.outputs[step.output].dtype == BITS
 
     def _emit_loops(self, after: list[str], ordered: bool) -> None:
-        """Puts the collected lines into the loops; `ordered` ones must not be vectorised."""
+        """Writes the loops around the collected lines. An `ordered` loop must not be vectorised."""
         heads, channels = self.shape
         loops = (
             [("i", heads * channels)] if self.flat else [(v, n) for v, n in (("h", heads), ("c", channels)) if n > 1]
@@ -122,7 +122,7 @@ class NestWriter:
             self._close()
 
     def _arrays(self, nest: Nest) -> None:
-        """Declares what the nest leaves to later ones."""
+        """Declares the arrays in which the nest keeps values for later nests."""
         for step in nest.steps:
             node = self.nodes[step.node]
             if step.kind is Kind.VALUE and step.node in nest.keeps:
@@ -181,14 +181,14 @@ class NestWriter:
         after.append(f"{target} = {f'total<{_lanes(channels)}>' if sums else 'largest'}(part{i}, {channels});")
 
     def _by_channels(self, i: int) -> bool:
-        """Whether a reduction of features sums channels of a row of its own, and not what many iterations share."""
+        """Whether a sum or maximum is over the channels of one head. Else many iterations share its accumulators."""
         node = self.nodes[i]
         if node.op == "transposed":
             return self.nodes[node.args[1]].shape[1] > 1
         return node.op.endswith("channels")
 
     def _transposed(self, i: int, node: Node, after: list[str]) -> None:
-        """Dot products with all rows of the weights."""
+        """Writes the dot products of a value with all rows of the weights."""
         first, weights = node.args
         size, (_, channels) = size_of(self.nodes[weights].shape), self.nodes[weights].shape
         value, index = self._ref(first), self._index(self.nodes[weights].shape)
@@ -204,11 +204,11 @@ class NestWriter:
                 self.inner.append(f"{target} += {product};")
 
     def _columns(self, i: int) -> list[str]:
-        """The features of an edge one by one, as constants of the current nest."""
+        """Returns an expression for each feature of an edge; inputs become constants of the current nest."""
         node, names = self.nodes[i], []
         for k in range(node.shape[1]):
             if is_direct(self.region, node):
-                names.append(f"c{i}_{k}_{self.nests}")  # of this nest: an earlier one may stand in the same block
+                names.append(f"c{i}_{k}_{self.nests}")  # numbered: an earlier nest may be in the same C++ block
                 line = f"const T {names[-1]} = {self._load(i, str(k))};"
                 if line not in self.outer:
                     self.outer.append(line)
@@ -217,7 +217,7 @@ class NestWriter:
         return names
 
     def _softmax(self, i: int, node: Node) -> None:
-        """Takes one logit into account: stored for later, or in a running sum that follows the running maximum."""
+        """Writes how a softmax takes in one logit: into a buffer, or into a running maximum and a sum scaled by it."""
         logit = self._ref(node.args[0])
         top, total = self._element(f"max{i}", node.shape), self._element(f"sum{i}", node.shape)
         if is_buffered(node):
@@ -225,7 +225,7 @@ class NestWriter:
             return
         lost = self._element(f"lost{i}", node.shape)
         self.inner.append(f"const T step{i} = {logit} == {top} ? T(1) : op_exp(-op_abs({logit} - {top}));")
-        # What a sum rounds away is taken off the next summand (Kahan, https://doi.org/10.1145/363707.363723).
+        # Kahan summation subtracts a sum's rounding error from the next summand: https://doi.org/10.1145/363707.363723
         self.inner.append(f"const T kept_{i} = {logit} > {top} ? {total} * step{i} : {total};")
         self.inner.append(f"const T more{i} = {logit} > {top} ? T(1) - {lost} * step{i} : step{i} - {lost};")
         self.inner.append(f"{total} = kept_{i} + more{i};")
@@ -265,7 +265,7 @@ class NestWriter:
         return {BOOL: "bool", BITS: "bool", SEED: "uint64_t"}.get(node.dtype, "T")
 
     def _index(self, shape: Shape) -> str:
-        """The position of a value of this shape in its array, inside the current nest."""
+        """Returns the index into the array of a value of this shape, inside the current nest."""
         if self.flat and shape == self.shape:
             return "i"
         if shape[0] > 1:
@@ -281,7 +281,7 @@ class NestWriter:
         return f"alpha{i}[{first}p - begin]"
 
     def _ref(self, i: int) -> str:
-        """An expression for the value of a node, inside the current nest."""
+        """Returns an expression for the value of a node, inside the current nest."""
         node = self.nodes[i]
         if node.op == "const":
             return _literal(node.number)
@@ -302,7 +302,7 @@ class NestWriter:
         return f"x{i}" if node.shape == (1, 1) else f"kept{i}[{self._index(node.shape)}]"
 
     def _expression(self, i: int) -> str:
-        """The expression that computes a node from its arguments."""
+        """Returns the expression that computes a node from its arguments."""
         node = self.nodes[i]
         if node.op == "input":
             return self._load(i, self._index(node.shape))
@@ -320,7 +320,7 @@ class NestWriter:
         if node.op not in POINTWISE:
             raise UnsupportedRegion(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
-        # Plain `&` and `|` of bools vectorise; std:: functions come from the prelude.
+        # Plain `&` and `|` of bools vectorise. The prelude has an op_ function for each std:: function.
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
 
     def _dropout(self, node: Node) -> str:

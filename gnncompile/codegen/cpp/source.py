@@ -1,11 +1,15 @@
 """Writes a region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t* arguments)``.
 
-The arguments are: the number of rows, the number of threads, the addresses of rowptr, col and edge, then those of the
-tensors at :func:`positions` and of the outputs. The result is 0, or 1 when memory for scratch ran out.
+The arguments are the number of rows, the number of threads, and addresses. The addresses are those of rowptr, col and
+edge, of the tensors at :func:`positions`, and of the outputs. The result is 0, or 1 if there was no memory for scratch.
 
-Names in the source: ``t2`` tensor 2 and ``p5`` the row of it that node 5 reads, ``x5`` the value of node 5, ``kept5``
-that value kept for later loops, ``acc5`` a reduction, ``ties5`` how many edges reach it, ``max5`` and ``sum5`` those of
-softmax 5, ``o0`` output 0.
+Names in the source:
+
+- ``t2``: tensor 2; ``o0``: output 0.
+- ``p5``: the row of an input tensor that node 5 reads.
+- ``x5``: the value of node 5; ``kept5``: the value of node 5, kept in an array for later loops.
+- ``acc5``: the accumulator of reduction 5; ``ties5``: the number of edges that reach its result.
+- ``max5``, ``sum5``: the maximum and the sum of exponentials of softmax 5.
 """
 
 from __future__ import annotations
@@ -22,34 +26,34 @@ from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 
 LARGEST_TILE = 1 << 14
-"""Most elements (heads * channels) of a value; the arrays of a row live on the stack."""
+"""The most elements (heads * channels) of a value. The arrays of a row live on the stack."""
 
 PREFETCH_EDGES = 16
-"""How many edges ahead gathered rows are prefetched."""
+"""A loop prefetches the rows of the edge that is this many edges ahead."""
 
 PREFETCH_BYTES = 1024
-"""How much of a gathered row is prefetched; the hardware follows from there."""
+"""The most bytes of a row that are prefetched. The hardware prefetches the rest."""
 
 WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
-"""Bytes of a storage type."""
+"""The number of bytes of each storage type."""
 
 SHARES = 64
-"""Most partial sums, where sums are over all edges."""
+"""The most partial sums of a sum over all edges."""
 
 SERIAL_WORK = 1 << 14
-"""Feature elements below which another thread costs more than it saves."""
+"""A thread with fewer feature elements than this costs more time than it saves."""
 
 
 def positions(region: Region) -> tuple[int, ...]:
-    """The positions of the tensors that the kernel reads, in the order of its arguments."""
+    """Returns the positions of the tensors that the kernel reads, in the order of its arguments."""
     return tuple(sorted({int(n.value or 0) for n in region.inputs}))
 
 
 def source(region: Region) -> str:
-    """The C++ source of `region`.
+    """Returns the C++ source of `region`.
 
     Raises:
-        UnsupportedRegion: A dtype has no C++ storage type, a value is too wide, or an output is not row- or edge-wise.
+        UnsupportedRegion: A dtype has no C++ storage type, a value is too wide, or an output is a gathered row.
     """
     _check(region)
     body = _Writer(region).text()
@@ -77,7 +81,7 @@ def _check(region: Region) -> None:
 
 
 def _header(region: Region) -> str:
-    """A comment that says what the kernel computes."""
+    """Returns C++ comments that say what the kernel computes."""
     lines = [f"// Edges are walked by {region.by.value}; features are [heads, channels]."]
     for i, node in enumerate(region.nodes):
         if node.op == "input":
@@ -92,7 +96,7 @@ def _header(region: Region) -> str:
 
 
 def _stored(node: Node) -> Shape:
-    """The shape of an input's rows as they stand in memory."""
+    """Returns the shape of an input's rows in memory."""
     return (1, bits.words(node.shape)) if node.dtype == BITS else node.shape
 
 
@@ -110,16 +114,16 @@ class _Writer(NestWriter):
         self._entry()
         return "\n".join(self.lines) + "\n"
 
-    # The kernel, from outside in.
+    # The kernel, from the outermost function inwards.
 
     def _tensors(self) -> list[tuple[str, str]]:
-        """(C++ pointer type, name) of every tensor argument."""
+        """Returns the (C++ pointer type, name) of every tensor argument."""
         dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
         found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in positions(self.region)]
         return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
 
     def _walk(self) -> None:
-        """The function that computes a range of rows."""
+        """Writes the function that computes a range of rows."""
         index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
         sums = [("T*", "sums")] if self.region.sums_all else []
         arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors() + sums]
@@ -148,7 +152,7 @@ class _Writer(NestWriter):
         if self.plan.loops:
             self._put("const int64_t begin = rowptr[row], end = rowptr[row + 1];")
         if self.scratch:
-            # Padded, so that vectors of logits have no remainder.
+            # Padded to 16 edges, so that SIMD loops over logits have no remainder.
             self._put("const int64_t padded = (end - begin + 15) / 16 * 16;")
             self._put(f"if (!reserve(scratch, capacity, padded * {self.scratch})) return false;")
             offset = 0
@@ -164,7 +168,7 @@ class _Writer(NestWriter):
             self._nest(nest)
 
     def _loop(self, k: int) -> None:
-        """One loop over the edges of the row."""
+        """Writes loop `k` over the edges of the row."""
         steps = [s for nest in self.plan.loops[k] for s in nest.steps]
         for step in steps:
             self._accumulator(step)
@@ -194,11 +198,11 @@ class _Writer(NestWriter):
         return step.kind is Kind.REDUCE and REDUCTIONS[self.nodes[step.node].op].adds
 
     def _numbers_edges(self, step: Step) -> bool:
-        """Whether a step needs the edge's number in the original list."""
+        """Whether a step needs the edge's index in the edge list."""
         return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
 
     def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
-        """Asks for the rows of edges further on that are read or written, as far as they are wide."""
+        """Writes the prefetches of rows that later edges read or write. Narrow rows are left out."""
         rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
         for at in stored:
             out = self.region.outputs[at]
@@ -208,7 +212,7 @@ class _Writer(NestWriter):
         for name, (space, shape, dtype) in rows.items():
             size, width = size_of(shape), size_of(shape) * WIDTH[STORAGE[dtype]]
             if space is Space.ORDERED or (width < 64 and space is not Space.EDGE):
-                continue  # what is read in sequence the hardware sees
+                continue  # the hardware prefetches sequential reads
             index, number = ("edge", "next_e") if space is Space.EDGE else ("col", "next_j")
             if number not in numbered:
                 self._put(f"const int64_t {number} = {index}[{ahead}];")
@@ -218,7 +222,7 @@ class _Writer(NestWriter):
             self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")
 
     def _entry(self) -> None:
-        """The function that shares rows out among threads."""
+        """Writes the entry point, which divides the rows between threads."""
         walks = bool(self.plan.loops)
         self._open('extern "C" int run(const int64_t* arguments)')
         self._put("const int64_t rows = arguments[0];")
@@ -247,13 +251,14 @@ class _Writer(NestWriter):
         self._close()
 
     def _share(self, count: str) -> None:
-        """The rows of share `t` of so many."""
+        """Writes the first and last row of share `t` of `count` shares."""
         self._put(f"const int64_t first = share(rowptr, rows, work * t / {count});")
         self._put(f"const int64_t last = t + 1 == {count} ? rows : share(rowptr, rows, work * (t + 1) / {count});")
 
     def _shares(self, names: str) -> None:
-        """The rest of the entry for sums over all edges: as many partial sums as the graph is large, whatever the
-        number of threads.
+        """Writes the rest of the entry point, for sums over all edges.
+
+        The number of partial sums depends on the size of the graph, but not on the number of threads.
         """
         self._put(f"const int64_t shares = useful < {SHARES} ? useful : {SHARES};")
         self._put(f"T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length}, sizeof(T)));")
@@ -274,7 +279,7 @@ class _Writer(NestWriter):
         self._put("__builtin_free(sums);", "return 0;")
         self._close()
 
-    # What loops over edges leave behind.
+    # The results of loops over edges: accumulators and softmaxes.
 
     def _accumulator(self, step: Step) -> None:
         node, i = self.nodes[step.node], step.node
@@ -299,7 +304,7 @@ class _Writer(NestWriter):
             first = f"alpha{i}" if shape == (1, 1) else f"alpha{i} + i * padded"
             self._put(f"{loop}softmax_row({first}, end - begin, padded, max{i}{at}, sum{i}{at});")
         else:
-            # An infinite maximum makes exp(logit - max) NaN somewhere in the row.
+            # If the maximum is infinite, exp(logit - max) is NaN for some edge. So the sum must be NaN.
             self._put(f"{loop}sum{i}{at} += max{i}{at} - max{i}{at};")
 
     # Rows of tensors.

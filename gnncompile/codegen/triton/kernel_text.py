@@ -1,10 +1,11 @@
-"""The text of a Triton kernel as it grows, the axes of its tiles, and the names of its values.
+"""The text of a Triton kernel while it is written, the axes of its tiles, and the names of its values.
 
-Every value is a tile whose axes are, in this order, those of (row, edge, head, channel) that the region has more than
-one of. A value keeps length 1 on axes it does not vary along, and Triton broadcasts it; a value with one element per
-program is a scalar. Feature axes are padded to powers of two: padded lanes hold anything and are masked where a feature
-axis is summed and where a value is stored. Lanes after the last edge of a row hold anything as well, and are masked
-where edges are reduced.
+Every value is a tile. Its axes come from (row, edge, head, channel), in this order. An axis is left out if the kernel
+has only one element on it. A value has length 1 on axes along which it does not vary, and Triton broadcasts it. A value
+with one element per program is a scalar.
+
+Feature axes are padded to powers of two. Padded lanes hold arbitrary values; sums over a feature axis and stores mask
+them. Lanes after the last edge of a row hold arbitrary values too; reductions over edges mask them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ FEATURE_AXES = ("head", "channel")
 
 
 def combining(node: Node) -> str:
-    """The name of the function that combines two values of a reduction; empty where values are added up."""
+    """Returns the name of the Triton function that combines two values of a reduction; empty for sums."""
     return REDUCTIONS[node.op].triton_function if node.op in REDUCTIONS else ""
 
 
 class KernelText:
-    """Grows a text, statement by statement.
+    """Collects the text of a kernel, statement by statement.
 
     Attributes:
-        names: What stands in it for a value, by its position in the region.
-        lines: The statements.
+        names: The expression for each value in the text, by node index.
+        lines: The statements so far.
     """
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile) -> None:
@@ -41,34 +42,34 @@ class KernelText:
             "channel": region.grid[1] > 1,
         }
         self.axes = [name for name, used in many.items() if used]
-        self.block = "tl.program_id(1)"  # of a row that programs share
+        self.block = "tl.program_id(1)"  # the block of features, where several programs share a row
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
         self.indent = 1
 
     def line(self, text: str) -> None:
-        """Adds a statement at the present depth."""
+        """Adds a statement at the current indentation."""
         self.lines.append("    " * self.indent + text)
 
     # -- axes and addresses ---------------------------------------------------------------------------------------
 
     def expand(self, text: str, *axes: str) -> str:
-        """Indexes a vector (or a matrix) over `axes` so that it broadcasts against every tile."""
+        """Returns `text`, a vector or matrix over `axes`, indexed so that it broadcasts against every tile."""
         slots = [":" if a in axes else "None" for a in self.axes]
         return text if len(slots) == len(axes) else f"{text}[{', '.join(slots)}]"
 
     def extent(self, axis: str, length: int) -> int:
-        """Tile length of a feature axis on which a value has `length` elements."""
+        """Returns the tile length of a feature axis on which a value has `length` elements."""
         return min(power_of_two(length), self.tile.extent(self.region.grid, FEATURE_AXES.index(axis)))
 
     def padded(self, axis: str, length: int) -> bool:
-        """Whether a feature axis has lanes that stand for no element: in a block, or in blocks that wider rows need."""
+        """Whether a feature axis has lanes without an element: in a block, or in blocks that only wider values need."""
         extent = self.extent(axis, length)
         narrower = extent < power_of_two(length) and length < self.region.grid[FEATURE_AXES.index(axis)]
         return length % extent != 0 or narrower
 
     def feature(self, shape: Shape) -> tuple[str, list[str]]:
-        """Offset of an element within its row, after a leading plus, and the masks that it needs."""
+        """Returns the offset of an element within its row, with a leading plus, and the masks for the element."""
         heads, channels = shape
         terms, masks = [], []
         if heads > 1:
@@ -80,16 +81,16 @@ class KernelText:
         return "".join(f" + {t}" for t in terms), masks
 
     def varies(self, node: Node) -> bool:
-        """Whether a value differs from edge to edge of those that the program's loop walks."""
+        """Whether a value differs between the edges that the program's loop walks."""
         return edgewise(self.region, node)
 
     def index(self, node: Node) -> str:
-        """What numbers the rows of a value."""
+        """Returns the name of the row index of a value, in the kernel."""
         rows = {Space.EDGE: "edge_at", Space.ORDERED: "here", self.region.by.opposite: "other", self.region.by: "row"}
         return rows[node.space]
 
     def place(self, node: Node) -> tuple[str, list[str]]:
-        """Offset of a value's elements in its tensor, after a leading plus, and the masks that it needs."""
+        """Returns the offset of a value's elements in its tensor, with a leading plus, and the masks for them."""
         offset, masks = self.feature(node.shape)
         width = node.shape[0] * node.shape[1]
         if node.space is Space.PARAMETER:
@@ -102,7 +103,7 @@ class KernelText:
         return f" + {index}" + (f" * {width}" if width > 1 else "") + offset, masks
 
     def tile_shape(self, shape: Shape, edges: int) -> str:
-        """The lengths of a tile that holds a value of this shape for so many edges."""
+        """Returns the lengths of a tile for a value of this feature shape and this number of edges, as text."""
         lengths = {
             "row": self.tile.rows,
             "edge": edges,
@@ -112,13 +113,13 @@ class KernelText:
         return f"[{', '.join(str(lengths[a]) for a in self.axes)}]"
 
     def row_shape(self, shape: Shape) -> str:
-        """The lengths of a tile that holds a value of this shape per row, as sums over its edges have."""
+        """Returns the lengths of a tile for a row value of this feature shape, such as a sum over edges, as text."""
         return "()" if self.tile.rows == 1 and shape == (1, 1) else self.tile_shape(shape, 1)
 
     # -- operands and reductions ----------------------------------------------------------------------------------
 
     def operand(self, i: int, bare: bool = False) -> str:
-        """The text that stands for a value; a constant's, unless `bare`, with its type."""
+        """Returns the expression for a value. A constant has its type, unless `bare`."""
         node = self.region.nodes[i]
         if node.op != "const":
             return self.names[i]
@@ -128,12 +129,12 @@ class KernelText:
         return number if bare else f"tl.full((), {number}, {self.compute})"
 
     def over_lanes(self, i: int, text: str) -> str:
-        """Reduces a tile over its edge axis, as its accumulator is."""
+        """Returns a tile reduced over its edge axis if the reduction does so at every step, else the tile itself."""
         node = self.region.nodes[i]
         return self.over_edges(text, node.shape, combining(node)) if every_step(node) else text
 
     def over_edges(self, text: str, shape: Shape, combine: str = "") -> str:
-        """Reduces a tile over its edge axis; one element per program becomes a scalar."""
+        """Returns a tile reduced over its edge axis. One element per program becomes a scalar."""
         scalar = self.tile.rows == 1 and shape == (1, 1)
         axis = "None" if scalar else str(self.axes.index("edge"))
         keep = "" if scalar else ", keep_dims=True"

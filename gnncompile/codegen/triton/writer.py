@@ -1,6 +1,6 @@
-"""Writes a region as the text of a Python module with one Triton kernel. Needs no Triton.
+"""Writes a region as the text of a Python module with one Triton kernel. Triton need not be installed.
 
-See :mod:`gnncompile.codegen.triton.kernel_text` for what the values of a kernel look like.
+See :mod:`gnncompile.codegen.triton.kernel_text` for the form of a kernel's values.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KERNEL = "region_kernel"
 
 
 def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
-    """Names of the kernel's arguments: ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``,
-    ``partial``, ``out<position>``, and of :data:`COUNTS` those that it needs.
+    """Returns the names of the kernel's arguments, in order.
 
-    A tensor or an index that the outputs do not need is left out.
+    The names are ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``, ``partial``,
+    ``out<position>`` and :data:`COUNTS`. Arguments that the kernel does not need are left out.
     """
     nodes = [region.nodes[i] for i in plan.need]
     inputs = [n for n in nodes if n.op == "input"]
@@ -45,18 +45,20 @@ def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -
 
 
 COUNTS = ("num_rows", "num_pieces", "num_large", "most_edges")
-"""Arguments that are numbers, which come last: of rows, of programs that walk a piece, and of those for large hubs; of
-edges of the longest row that is no hub.
+"""The integer arguments, which come last.
+
+They are the number of rows, of programs that walk a piece, and of programs for large hubs, and the most edges of a row
+that is no hub.
 """
 
 
 def start_of(node: Node) -> str:
-    """What an accumulator starts with, and what lanes without an edge hold: it changes nothing."""
+    """Returns the start value of an accumulator. Lanes without an edge hold it too: it never changes a result."""
     return "0.0" if node.op == "ties" else REDUCTIONS[node.op].triton_start
 
 
 class Writer(ValueWriter):
-    """Grows the text of one kernel, statement by statement. This one walks whole rows."""
+    """Writes the text of one kernel, statement by statement. A program of this kernel walks all edges of its rows."""
 
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
         super().__init__(region, plan, tile)
@@ -67,7 +69,7 @@ class Writer(ValueWriter):
     # -- text -----------------------------------------------------------------------------------------------------
 
     def module(self) -> str:
-        """The whole module."""
+        """Returns the text of the module."""
         functions = self.functions()
         head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
         text = "\n".join(functions)
@@ -78,30 +80,30 @@ class Writer(ValueWriter):
         return "\n".join([*head, "", *functions]) + "\n"
 
     def functions(self) -> list[str]:
-        """The kernel, behind what it calls."""
+        """Returns the lines of the functions that the kernel calls, then those of the kernel."""
         return [*self.signature(), *self.walk()]
 
     def signature(self, name: str = KERNEL) -> list[str]:
-        """The head of the kernel, or of a function that takes the same arguments."""
+        """Returns the ``def`` line of the kernel, with its decorator, or of a function with the same arguments."""
         counts = [f'"{p}"' for p in self.parameters if p in COUNTS and name == KERNEL]
         loose = f"(do_not_specialize=[{', '.join(counts)}])" if counts else ""
         return [f"@triton.jit{loose}", f"def {name}({', '.join(self.parameters)}):"]
 
     def walk(self) -> list[str]:
-        """The statements that do all of it."""
+        """Writes and returns all statements of the kernel."""
         self._prologue()
         self._body()
         return self.lines
 
     def _body(self) -> None:
-        """All behind the prologue."""
+        """Writes the statements after the prologue."""
         for step in range(self.plan.passes):
             self._rows_before(step)
             self._pass(step)
         self._store_rows()
 
     def _header(self) -> list[str]:
-        """What the kernel computes, as comments; ``5`` in names of the kernel is ``%5`` here."""
+        """Returns comments that list the region's nodes. Node ``%5`` here is ``5`` in names of the kernel."""
         tile = self.tile
         at_once = f" ({tile.steps} steps at once)" if tile.steps > 1 else ""
         lines = [
@@ -134,7 +136,7 @@ class Writer(ValueWriter):
             self.line(f"element{width} = {self.flat.axis(width)}")
 
     def _rows(self) -> None:
-        """The program's rows and where their edges begin and end."""
+        """Writes the program's rows, and where their edges begin and end."""
         several = self.tile.rows > 1
         if several:
             program = "(tl.program_id(0) - num_pieces)" if self.part.walks == "both" else "tl.program_id(0)"
@@ -156,7 +158,7 @@ class Writer(ValueWriter):
             self.line(f"row_in = (row < num_rows){ordinary}")
 
     def _leave_hubs(self, several: bool) -> None:
-        """Rows with too many edges are left to the programs of their pieces."""
+        """Skips rows with too many edges: other programs walk the pieces of these rows."""
         if several:
             self.line("ordinary = end - begin <= most_edges")
             self.line("end = tl.where(ordinary, end, begin)")
@@ -174,7 +176,7 @@ class Writer(ValueWriter):
             self.line(f"{axis}{length}_in = {axis}{length} < {length}")
 
     def _rows_before(self, step: int) -> None:
-        """Row-wise values that are ready before a pass (or, after the last one, for the outputs)."""
+        """Writes the row values that must be ready before pass `step`, or after the last pass for the outputs."""
         for i in self.plan.finished_in(step - 1):
             node = self.region.nodes[i]
             if node.op in (*REDUCTIONS, "ties"):
@@ -185,7 +187,7 @@ class Writer(ValueWriter):
                 self._compute(i)
 
     def _pass(self, step: int) -> None:
-        """One loop over the edges of the row."""
+        """Writes one loop over the edges of the row."""
         targets = self._reduced_in(step)
         last = step == self.plan.passes - 1
         stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
@@ -258,7 +260,7 @@ class Writer(ValueWriter):
         return self.varies(self.region.nodes[i])
 
     def _edge_closure(self, roots: list[int]) -> list[int]:
-        """The edge-wise nodes behind `roots`, in program order."""
+        """Returns the values per edge that `roots` are computed from, and `roots` themselves, in program order."""
         found: set[int] = set()
         todo = [i for i in roots if self._is_edge(i)]
         while todo:
@@ -305,7 +307,7 @@ class Writer(ValueWriter):
             self._combine(i, f"tl.where(alive, {value}, {start_of(node)})")
 
     def _combine(self, i: int, masked: str) -> None:
-        """Adds a tile to the accumulator of a reduction; dead lanes hold what changes nothing."""
+        """Combines a tile with the accumulator of a reduction. Masked lanes hold the reduction's start value."""
         combine = combining(self.region.nodes[i])
         masked = self.over_lanes(i, masked)
         if combine:
@@ -331,7 +333,7 @@ class Writer(ValueWriter):
             self._bind(i, f"i{i}", total)
 
     def _reduced(self, i: int) -> str:
-        """The accumulator of a reduction, its lanes put together."""
+        """Returns a reduction's result: its accumulator, reduced over the lanes."""
         node = self.region.nodes[i]
         if every_step(node):
             return f"acc{i}"
