@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.writer import marked
 from gnncompile.options import DEFAULTS, HELP
 
-FIRST, LAST = "<!-- options -->", "<!-- end -->"
+FIRST = "<!-- options -->"
 PAGE = "docs/debugging.md"
 
 
@@ -26,11 +27,7 @@ def page(root: Path) -> str:
     Raises:
         ValueError: The page has no place for the table.
     """
-    text = (root / PAGE).read_text(encoding="utf-8")
-    if text.count(FIRST) != 1 or LAST not in text.partition(FIRST)[2]:
-        raise ValueError(f"{PAGE}: found no place for the table, expected `{FIRST}` and `{LAST}`")
-    head, _, rest = text.partition(FIRST)
-    return f"{head}{FIRST}\n{table()}\n{LAST}{rest.partition(LAST)[2]}"
+    return marked.page(root / PAGE, PAGE, FIRST, table())
 
 
 def _shown(default: bool | int) -> str:

@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-FIRST, LAST = "<!-- passes -->", "<!-- end -->"
+from docs.writer import marked
+
+FIRST = "<!-- passes -->"
 PAGE = "docs/how/passes.md"
 
 
@@ -73,11 +75,7 @@ def page(root: Path) -> str:
     Raises:
         ValueError: The page has no place for the table.
     """
-    text = (root / PAGE).read_text(encoding="utf-8")
-    if text.count(FIRST) != 1 or LAST not in text.partition(FIRST)[2]:
-        raise ValueError(f"{PAGE}: found no place for the table, expected `{FIRST}` and `{LAST}`")
-    head, _, rest = text.partition(FIRST)
-    return f"{head}{FIRST}\n{table(in_order(root))}\n{LAST}{rest.partition(LAST)[2]}"
+    return marked.page(root / PAGE, PAGE, FIRST, table(in_order(root)))
 
 
 def in_order(root: Path) -> list[Pass]:
