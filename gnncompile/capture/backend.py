@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,8 +29,6 @@ from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
 from gnncompile.substitutes import install
-
-logger = logging.getLogger(__name__)
 
 SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
 """The reason that a graph of a sharded model is not recorded as a CUDA graph."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal, Protocol
 
@@ -70,13 +71,11 @@ class Pass:
     run: Callable[[Any], None]
 
 
-def _before(module: ModuleType, option: str | None = None) -> Pass:
-    return Pass(module.__name__.rpartition(".")[2], option, "pre_grad", module.run)
+def _pass(stage: Stage, module: ModuleType, option: str | None = None) -> Pass:
+    return Pass(module.__name__.rpartition(".")[2], option, stage, module.run)
 
 
-def _after(module: ModuleType, option: str | None = None) -> Pass:
-    return Pass(module.__name__.rpartition(".")[2], option, "post_grad", module.run)
-
+_before, _after = partial(_pass, "pre_grad"), partial(_pass, "post_grad")
 
 PRE_GRAD: tuple[Pass, ...] = (
     _before(read_batch_metadata),
@@ -162,11 +161,10 @@ def run_pre_grad(
     if observer is not None:
         observer.before(ctx, sources)
     dump = GraphDump("graph", ctx.graph)
-    for one in PRE_GRAD:
-        if one.option is None or getattr(options, one.option):
-            one.run(ctx)
-            ctx.graph.lint()
-            dump.after(one.name)
+    for one in _wanted(PRE_GRAD, options):
+        one.run(ctx)
+        ctx.graph.lint()
+        dump.after(one.name)
     if ctx.structure is not None:
         dump.beside("structure", ctx.structure.module.graph)
     ctx.gm.recompile()
@@ -178,10 +176,14 @@ def run_pre_grad(
 def run_post_grad(graph: fx.Graph, options: Options) -> None:
     """Runs :data:`POST_GRAD` on a forward graph or a backward graph."""
     dump = GraphDump("post_grad", graph)
-    for one in POST_GRAD:
-        if one.option is None or getattr(options, one.option):
-            one.run(graph)
-            dump.after(one.name)
+    for one in _wanted(POST_GRAD, options):
+        one.run(graph)
+        dump.after(one.name)
+
+
+def _wanted(passes: Iterable[Pass], options: Options) -> list[Pass]:
+    """The passes that no option turns off."""
+    return [one for one in passes if one.option is None or getattr(options, one.option)]
 
 
 def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
@@ -197,9 +199,7 @@ def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
         found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
         if _compat.assumed_sizes(found):
             node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that no longer exists
-    ctx = Context(traced, mode, set(), options)
-    ctx.leads_on = leads_on
-    return ctx
+    return Context(traced, mode, set(), options, leads_on=leads_on)
 
 
 def _edge_lists(inputs: dict[str, fx.Node]) -> set[tuple[fx.Node, fx.Node]]:

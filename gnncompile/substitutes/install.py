@@ -86,7 +86,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     """See :func:`torch_geometric.utils.scatter`."""
     reduce = {"add": "sum", "amax": "max", "amin": "min"}.get(reduce, reduce)
     known = reduce in ("sum", "mean", "max", "min", "mul") and index.dim() == 1 and src.dim() > 0
-    if capturing() == OFF or not known or not src.is_floating_point() or dim not in (0, -src.dim()):
+    if not known or not src.is_floating_point() or dim not in (0, -src.dim()):
         return _scatter(src, index, dim, dim_size, reduce)
     if dim_size is None:
         dim_size = _OPS.num_segments(index)
@@ -98,7 +98,7 @@ def softmax(
     src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
 ) -> Any:
     """See :func:`torch_geometric.utils.softmax`."""
-    if capturing() == OFF or index is None or ptr is not None or dim not in (0, -src.dim()) or index.dim() != 1:
+    if index is None or ptr is not None or dim not in (0, -src.dim()) or index.dim() != 1:
         return _softmax(src, index, ptr, num_nodes, dim)
     if num_nodes is None:
         num_nodes = _OPS.num_segments(index)
@@ -129,9 +129,9 @@ def _mark_dead(edge_index: Tensor, alive: Tensor) -> Tensor:
 @substitute(copy.copy)
 def shallow_copy(x: Any) -> Any:
     """See :func:`copy.copy`, whose way to copy dicts, lists and PyG's objects Dynamo can't trace."""
-    if capturing() != OFF and isinstance(x, (BaseData, BaseStorage)):
+    if isinstance(x, (BaseData, BaseStorage)):
         return x.__copy__()
-    if capturing() == OFF or type(x) not in (dict, list):
+    if type(x) not in (dict, list):
         return _shallow_copy(x)
     return {**x} if type(x) is dict else [*x]
 
@@ -145,7 +145,7 @@ def to_dense_batch(
     batch_size: int | None = None,
 ) -> Any:
     """See :func:`torch_geometric.utils.to_dense_batch`; no size is compared with 1, which would become a guard."""
-    if capturing() == OFF or batch is None:
+    if batch is None:
         return _to_dense_batch(x, batch, fill_value, max_num_nodes, batch_size)
     graphs = _OPS.num_segments(batch) if batch_size is None else batch_size
     longest = _OPS.longest_segment(batch) if max_num_nodes is None else max_num_nodes
