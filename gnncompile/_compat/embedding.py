@@ -7,21 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.decomposition import decompositions
 from torch._inductor.lowering import fallback_handler, lowerings
 
-GRADIENT = torch.ops.aten.embedding_dense_backward.default
+_GRADIENT = torch.ops.aten.embedding_dense_backward.default
 
 
-def on_gpus_only(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Inductor's decomposition of the gradient for GPUs alone. On a CPU torch's own kernel computes it.
+def _gradient(grad_output: Tensor, *args: Any) -> Any:
+    return NotImplemented if grad_output.device.type == "cpu" else decompositions[_GRADIENT](grad_output, *args)
 
-    The decomposition adds each row of the gradient atomically to a row of the weights. Threads wait for each other at
-    the few rows of a small table, and the order of the sums differs from run to run. Torch's kernel gives each thread
-    rows of the weights, and sums in order.
-    """
-    lowerings.setdefault(GRADIENT, fallback_handler(GRADIENT))
 
-    def decomposed(grad_output: Tensor, *args: Any) -> Any:
-        return NotImplemented if grad_output.device.type == "cpu" else theirs(grad_output, *args)
+ON_GPUS_ONLY: dict[Any, Callable[..., Any]] = {_GRADIENT: _gradient} if _GRADIENT in decompositions else {}
+"""Decompositions that are Inductor's for GPUs alone. On a CPU torch's own kernel computes these operations.
 
-    return decomposed
+Inductor adds each row of the gradient atomically to a row of the weights. Threads wait for each other at the few rows
+of a small table, and the order of the sums differs from run to run. Torch's kernel gives each thread rows of the
+weights, and sums in order.
+"""
+
+
+def patch_embedding_gradient() -> None:
+    """Lets Inductor call the operations in :data:`ON_GPUS_ONLY`; in other compiles they are decomposed before."""
+    for op in ON_GPUS_ONLY:
+        lowerings.setdefault(op, fallback_handler(op))

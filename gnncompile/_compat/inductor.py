@@ -24,9 +24,9 @@ from torch._inductor.runtime import triton_heuristics
 from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
 from torch._inductor.virtualized import V
 
-from gnncompile._compat import embedding as embeddings
 from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
+from gnncompile._compat.embedding import ON_GPUS_ONLY
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
@@ -75,8 +75,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Returns the decompositions that Inductor applies before it compiles, in gnncompile's compiles."""
     theirs = select_decomp_table()
     refusing = {op: ours for op, ours in REFUSING.items() if op in theirs}
-    embedding = {op: embeddings.on_gpus_only(theirs[op]) for op in (embeddings.GRADIENT,) if op in theirs}
-    return _Decompositions({**theirs, **OF_NO_ROWS, **refusing, **embedding})
+    return _Decompositions({**theirs, **OF_NO_ROWS, **ON_GPUS_ONLY, **refusing})
 
 
 class _Decompositions(dict[Any, Callable[..., Any]]):

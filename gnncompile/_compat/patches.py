@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
 from gnncompile._compat.dynamo import patch_codegen_update_mutated
+from gnncompile._compat.embedding import patch_embedding_gradient
 from gnncompile._compat.inductor import (
     patch_codegen_inputs,
     patch_cpp_vec_masked,
@@ -209,6 +210,13 @@ INDUCTOR = (
         "Signed zeros, infinities, NaN, and small and large numbers are not those of torch's own operations.",
         "tests/kernels/test_numbers.py passes without it.",
         patch_numbers,
+    ),
+    Patch(
+        ("torch._inductor.lowering:lowerings[aten.embedding_dense_backward.default]",),
+        _ALL,
+        "Gradients of embeddings are atomic sums on a CPU: slow for small tables, and in another order each time.",
+        "tests/e2e/test_embeddings.py passes without it: Inductor leaves them to torch on a CPU.",
+        patch_embedding_gradient,
     ),
     Patch(
         ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),
