@@ -76,3 +76,8 @@ MIN = Reduction(
 
 REDUCTIONS: dict[str, Reduction] = {one.op: one for one in (SUM, MAX, MIN)}
 """All reductions, by the name of the operation in a region."""
+
+
+def gradient_of(op: str) -> Literal["edges", "ties"] | None:
+    """Returns where the gradient of an operation's row goes; None if `op` is no reduction, or has no gradient."""
+    return REDUCTIONS[op].gradient if op in REDUCTIONS else None

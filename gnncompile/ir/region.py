@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gnncompile.exc import InvalidRegionError
-from gnncompile.ir.reductions import REDUCTIONS as REDUCTIONS
+from gnncompile.ir.reductions import REDUCTIONS
 
 Shape = tuple[int, int]
 

@@ -19,7 +19,8 @@ from functools import lru_cache
 from gnncompile.ir import bits
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import trailing
-from gnncompile.ir.region import BITS, LAYERS, REDUCTIONS, STATISTICS, Node, Output, Region, Space, behind
+from gnncompile.ir.reductions import REDUCTIONS, gradient_of
+from gnncompile.ir.region import BITS, LAYERS, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
 from gnncompile.ir.vjp import Differentiation
 
@@ -52,7 +53,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
         if node.op == "softmax":
             kept.add(b, b.softmax_row("softmax_max", at))
             kept.add(b, b.softmax_row("softmax_sum", at))
-        elif node.op in ("reduce_max", "reduce_min"):
+        elif gradient_of(node.op) == "ties":
             kept.add(b, at)
             kept.add(b, b.sharers(at))
     seen = {o.node for o in region.outputs}  # the caller reads these nodes, so they may have a cotangent

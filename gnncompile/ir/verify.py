@@ -8,13 +8,13 @@ from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import bits
 from gnncompile.ir.builder import broadcast, join
 from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.reductions import REDUCTIONS, gradient_of
 from gnncompile.ir.region import (
     BITS,
     BOOL,
     COMPUTE,
     FEATURE_REDUCTIONS,
     LAYERS,
-    REDUCTIONS,
     SEED,
     SOFTMAX_ROWS,
     STATISTICS,
@@ -94,7 +94,7 @@ def _problem(region: Region, node: Node) -> str | None:
     if node.op in SOFTMAX_ROWS:
         return None if args[0].op == "softmax" and node.space is region.by else "is a row value of a softmax"
     if node.op == "ties":
-        fits = args[0].op in ("reduce_max", "reduce_min") and (node.space, node.shape) == (region.by, args[0].shape)
+        fits = gradient_of(args[0].op) == "ties" and (node.space, node.shape) == (region.by, args[0].shape)
         return None if fits else "is a row value of an extremum"
     if node.op in REDUCTIONS:
         return None if node.space is region.by and node.shape == args[0].shape else "has a row per row of the region"

@@ -21,13 +21,13 @@ from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import Stages, Transplant, elements
+from gnncompile.ir.reductions import REDUCTIONS, gradient_of
 from gnncompile.ir.region import (
     BITS,
     BOOL,
     FEATURE_MAXIMA,
     FEATURE_SUMS,
     LAYERS,
-    REDUCTIONS,
     SOFTMAX_ROWS,
     STATISTICS,
     Node,
@@ -178,9 +178,9 @@ class Differentiation:
     def _through_rows(self, at: int, node: Node, cotangent: int) -> None:
         """Passes the cotangent of a reduction or a softmax on to its argument per edge."""
         logits = node.args[0]
-        if node.op == "reduce_sum":
+        if gradient_of(node.op) == "edges":
             per_edge = cotangent
-        elif node.op in ("reduce_max", "reduce_min"):
+        elif gradient_of(node.op) == "ties":
             per_edge = self._ties(at, node, cotangent)
         elif node.op == "softmax":
             per_edge = self.b.op("mul", self.value(at), self.b.op("sub", cotangent, self._softmax_dot(at, cotangent)))

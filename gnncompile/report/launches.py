@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.cudagraphs.pool import CudaGraphPool
-from gnncompile.ir.region import REDUCTIONS, Region, parse
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import Region, parse
 from gnncompile.ir.vjp import vjp
 from gnncompile.report import traffic
 from gnncompile.report.traffic import Work

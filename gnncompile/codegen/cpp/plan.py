@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gnncompile.ir.region import FEATURE_REDUCTIONS, REDUCTIONS, STATISTICS, Node, Region, Shape, Space
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import FEATURE_REDUCTIONS, STATISTICS, Node, Region, Shape, Space
 
 BUFFERED_HEADS = 64
 """A softmax with one logit per head and at most this many heads keeps its logits in scratch memory between loops."""

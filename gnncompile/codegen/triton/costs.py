@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton.plan import WIDE, Schedule, edgewise, every_step, shares_maximum
-from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, Node, Region
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region
 
 HEAVY = 48
 """Number of instructions per element and edge above which arithmetic takes longer than reading rows."""

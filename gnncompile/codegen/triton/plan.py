@@ -9,7 +9,8 @@ from typing import Literal
 from gnncompile.codegen.triton.online_softmax import WeightedSum, weighted_sums
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, REDUCTIONS, STATISTICS, Node, Region, Space, behind
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, STATISTICS, Node, Region, Space, behind
 
 MAX_PASSES = 4
 """Most passes over the edges of one kernel. More passes would cost more than separate regions."""
