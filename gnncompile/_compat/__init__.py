@@ -54,7 +54,6 @@ from gnncompile._compat.inductor import (
     inductor_mode_options,
     inductor_option_names,
     prepare_inductor,
-    settings_for,
     unfused_settings,
 )
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
@@ -191,7 +190,6 @@ __all__ = [
     "run_uncompiled",
     "same_memory",
     "saved_tensors",
-    "settings_for",
     "shared_bytes",
     "size_now",
     "source_name",

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._inductor import ir, tiling_utils, utils
+from torch._inductor import ir, utils
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import ModularIndexing
@@ -52,20 +52,24 @@ def _number(stride: Any) -> int | None:
     return int(found) if found.is_Integer else None
 
 
-def patch_tiling_get_hint() -> None:
-    """Makes Inductor choose tiles for a GPU by sizes other than 0, in gnncompile's compiles.
+def patch_size_hints() -> None:
+    """Makes Inductor plan kernels for some rows where the first call has none, in gnncompile's compiles.
 
-    Inductor puts numbers in place of symbols to find the loop index that goes along memory. Indices into an axis of
-    size 0 can't be computed.
+    Inductor puts the sizes of the first call in place of symbols to find the loop index that goes along memory, and to
+    choose tiles. Indices into an axis of size 0 can't be computed. Guards still use the true sizes.
     """
-    hint: Any = tiling_utils.get_hint
+    start: Any = SizeVarAllocator.__init__
 
-    @functools.wraps(hint)
-    def get_hint(size: Any) -> Any:
-        found = hint(size)
-        return _ORDINARY if found == 0 and isinstance(size, sympy.Symbol) and ours() else found
+    @functools.wraps(start)
+    def started(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        if ours():
+            self.backed_var_to_val = {
+                symbol: sympy.Integer(_ORDINARY) if size == 0 else size
+                for symbol, size in self.backed_var_to_val.items()
+            }
 
-    tiling_utils.get_hint = get_hint  # type: ignore[assignment]
+    SizeVarAllocator.__init__ = started  # type: ignore[method-assign]
 
 
 class _Thread(threading.local):

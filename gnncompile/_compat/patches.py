@@ -17,14 +17,13 @@ from gnncompile._compat.inductor import (
     patch_codegen_inputs,
     patch_cpp_vec_masked,
     patch_grid_2d,
-    patch_mix_order_reduction,
     patch_recompute_size_and_body,
     patch_valid_vec_isa_list,
 )
 from gnncompile._compat.inductor_guards import (
     patch_dynamic_reshape_indexer,
     patch_get_fill_order,
-    patch_tiling_get_hint,
+    patch_size_hints,
 )
 from gnncompile._compat.numbers import patch_numbers
 from gnncompile._compat.recovery import patch_compile_frame, patch_guard_create
@@ -155,11 +154,11 @@ INDUCTOR = (
         patch_dynamic_reshape_indexer,
     ),
     Patch(
-        ("torch._inductor.tiling_utils:get_hint",),
-        "2.11",
-        "Tiles for a GPU are chosen by a division by a size of 0.",
+        ("torch._inductor.sizevars:SizeVarAllocator.__init__",),
+        _ALL,
+        "Inductor plans loops and tiles with the sizes of the first call, and divides by those that are 0.",
         "tests/e2e/test_symbolic_sizes.py passes without it on a GPU.",
-        patch_tiling_get_hint,
+        patch_size_hints,
     ),
     Patch(
         ("torch._inductor.runtime.triton_heuristics:Grid2DWithYZOverflow.generate",),
@@ -167,13 +166,6 @@ INDUCTOR = (
         "A launcher of blocks along two axes divides by 0 where there are no rows.",
         "tests/e2e/test_symbolic_sizes.py passes without it on a GPU.",
         patch_grid_2d,
-    ),
-    Patch(
-        ("torch._inductor.scheduler:MixOrderReduction.can_fuse",),
-        _ALL,
-        "Rows and columns of small matrices are summed at once, in more time: what asks for large ones holds always.",
-        "The guide's GAT is as fast without it on a GPU.",
-        patch_mix_order_reduction,
     ),
     Patch(
         ("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",),
