@@ -66,7 +66,7 @@ class Backend:
             The substitutes read this while Dynamo traces.
         attaches_sizes: Whether the caller can attach a missing number of segments to an argument and trace again.
         strict: Whether an error of a pass or of a compiler is raised.
-        tell: Called for a graph that could not be compiled as usual, with the graph's name, how it runs, and the error.
+        tell: Called for a graph that could not be compiled as usual: :meth:`CapturePolicy.tell`.
         makes_matrices: Whether sparse matrices that the model makes are captured.
         captures_gradients: Whether a call of ``torch.autograd.grad`` in the model is part of the captured graph.
         narrows: Whether results of padded mini-batches may be narrowed to their valid rows.
@@ -85,7 +85,7 @@ class Backend:
     self_loops: str = "masked"
     attaches_sizes: bool = False
     strict: bool = False
-    tell: Callable[[str, str, BaseException], None] | None = None
+    tell: Callable[..., None] | None = None
     makes_matrices: bool = False
     narrows: bool = True
     captures_gradients: bool = True
@@ -213,7 +213,7 @@ class Backend:
                 raise error from None
             self.tell(what, "runs operation by operation", error)
             return _compat.run_op_by_op(gm, inputs)
-        self.tell(what, "is compiled without fused loops", error)
+        self.tell(what, "is compiled without fused loops", error, raised=False)
         return compiled
 
     def _optimise(self, gm: fx.GraphModule, observer: manager.Observer | None) -> manager.Result | None:

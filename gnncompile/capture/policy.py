@@ -114,14 +114,18 @@ class CapturePolicy:
             how += ", since there were more kinds of calls than torch._dynamo.config.recompile_limit allows"
         self.tell("the whole model", f"calls like this one {how}", error)
 
-    def tell(self, what: str, how: str, error: BaseException) -> None:
-        """Warns once per reason that `what` was not captured and runs as `how` says; notes it for ``explain``."""
+    def tell(self, what: str, how: str, error: BaseException, raised: bool = True) -> None:
+        """Warns once per reason that `what` was not captured and runs as `how` says; notes it for ``explain``.
+
+        `raised` says whether ``fullgraph=True`` raises the error.
+        """
         reason = f"a capture failed ({_compat.reason_of(error)})"
         skip = Skip(what, f"{reason}; {how}", _compat.place_of(error))
         if self.note(skip) and reason not in self._told:
             self._told.add(reason)
             at = "" if skip.line == "?" else f" at {skip.line}"
-            warn(f"gnncompile: {what}: {reason}{at}; {how}. fullgraph=True raises the error.")
+            remedy = " fullgraph=True raises the error." if raised else ""
+            warn(f"gnncompile: {what}: {reason}{at}; {how}.{remedy}")
 
     def note(self, skip: Skip) -> bool:
         """Keeps a note for ``explain``. Returns False if the same note is already there."""

@@ -20,7 +20,14 @@ from gnncompile.passes.analysis import depends_on_chance
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
-from gnncompile.passes.post_grad import delay_row_sums, fuse_epilogue, fuse_gemm_pairs, gemm_epilogue, lower_gemm
+from gnncompile.passes.post_grad import (
+    delay_row_sums,
+    fuse_epilogue,
+    fuse_gemm_pairs,
+    gemm_epilogue,
+    lower_gemm,
+    round_compared,
+)
 from gnncompile.passes.pre_grad import (
     canonicalize,
     check_unbacked_sizes,
@@ -110,6 +117,7 @@ PRE_GRAD: tuple[Pass, ...] = (
 """These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
 
 POST_GRAD: tuple[Pass, ...] = (
+    _after(round_compared),
     _after(fuse_epilogue, "epilogues"),
     _after(gemm_epilogue, "epilogues"),
     _after(lower_gemm, "products"),

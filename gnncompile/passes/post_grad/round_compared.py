@@ -1,0 +1,45 @@
+"""Low-precision values are rounded before they are tested for equality. Runs after differentiation, on each graph.
+
+Before: ``ties = eq(y, amax(y))``, with `y` in bfloat16 or float16
+After:  ``ties = eq(round(y), round(amax(y)))``; ``round`` reads the bits of a value as an integer, and back
+Why it pays: it does not; the gradient of a maximum finds the maximum by this test. Inductor computes low-precision
+values in float32, and rounds only what it writes to memory. A value that it has just computed differs from the written
+maximum: no value is equal, and the gradient is 0 / 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from gnncompile.passes.analysis import aten
+
+_TESTS = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    rounded: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _TESTS:
+            for given in node.all_input_nodes:
+                if _is_computed(given):
+                    if given not in rounded:
+                        rounded[given] = _round(graph, given)
+                    node.replace_input_with(given, rounded[given])
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a node may be computed in a higher precision than that of its dtype."""
+    found = node.meta.get("val")
+    return node.op == "call_function" and isinstance(found, Tensor) and found.dtype in _LOW
+
+
+def _round(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    for dtype in (torch.int16, value.dtype):
+        with graph.inserting_after(node):
+            node = graph.call_function(aten.view.dtype, (node, dtype))
+        node.meta["val"] = value.view(dtype)
+    return node
