@@ -54,6 +54,7 @@ from gnncompile._compat.inductor import (
     inductor_mode_options,
     inductor_option_names,
     prepare_inductor,
+    settings_for,
     unfused_settings,
 )
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
@@ -190,6 +191,7 @@ __all__ = [
     "run_uncompiled",
     "same_memory",
     "saved_tensors",
+    "settings_for",
     "shared_bytes",
     "size_now",
     "source_name",

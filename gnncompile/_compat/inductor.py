@@ -21,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
 from torch._inductor.runtime import triton_heuristics
-from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
 from torch._inductor.virtualized import V
 
 from gnncompile._compat.autograd import OF_NO_ROWS
@@ -40,10 +40,12 @@ __all__ = [
     "patch_codegen_inputs",
     "patch_cpp_vec_masked",
     "patch_grid_2d",
+    "patch_mix_order_reduction",
     "patch_recompute_size_and_body",
     "patch_valid_vec_isa_list",
     "prepare_inductor",
     "register_lowering",
+    "settings_for",
     "unfused_settings",
 ]
 
@@ -63,7 +65,7 @@ def ours() -> bool:
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
     with told_apart():
-        patches = {**_one_order(), **options}
+        patches = {**settings_for(inputs), **options}
         compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
     # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
@@ -87,14 +89,39 @@ class _Decompositions(dict[Any, Callable[..., Any]]):
         return inductor_decompositions, ()
 
 
-def _one_order() -> dict[str, Any]:
-    """Returns the settings that keep sums of rows and sums of columns in kernels of their own.
+_MIXED = "mix_order_reduction"
 
-    A common kernel sums columns in float32 for every dtype, and does not compile for float64 (torch 2.11 to 2.13).
-    Torch plans it for matrices of any symbolic size, but it pays for large ones only.
+
+def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
+    """Returns the Inductor settings that a graph with these inputs needs.
+
+    Inductor may sum rows and columns in one Triton kernel, which sums columns in float32 for every dtype (torch 2.11 to
+    2.13). In float64 the kernel does not even compile, and the graph would be captured anew for fewer sizes.
     """
-    name = "mix_order_reduction"
-    return {f"triton.{name}": False} if hasattr(inductor_config.triton, name) else {}
+    doubles = any(isinstance(given, torch.Tensor) and given.dtype is torch.float64 for given in inputs)
+    return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
+
+
+_LARGE = 5 * 2**20
+"""The least number of elements of a matrix whose rows and columns are summed in one kernel.
+
+A smaller matrix stays in the cache.
+"""
+
+
+def patch_mix_order_reduction() -> None:
+    """Makes Inductor sum rows and columns in one kernel for large matrices only, in gnncompile's compiles.
+
+    Torch asks for the size by a guard, and assumes that the guard holds for symbolic sizes. So the columns of all
+    matrices would be summed in two steps, the second by a separate operation.
+    """
+    can_fuse: Any = MixOrderReduction.can_fuse.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(can_fuse)
+    def fused(cls: Any, one: Any, other: Any) -> bool:
+        return bool(can_fuse(cls, one, other)) and (not ours() or cls.get_numel(one) >= _LARGE)
+
+    MixOrderReduction.can_fuse = classmethod(fused)  # type: ignore[method-assign,assignment]
 
 
 def unfused_settings() -> dict[str, Any]:
@@ -103,7 +130,8 @@ def unfused_settings() -> dict[str, Any]:
     Fused reductions along different axes with symbolic sizes end in ``CantSplit`` for GPUs (torch 2.11).
     """
     settings = {"max_fusion_size": 1, "loop_ordering_after_fusion": False, "combo_kernels": False}
-    return {name: value for name, value in settings.items() if hasattr(inductor_config, name)}
+    known = {name: value for name, value in settings.items() if hasattr(inductor_config, name)}
+    return {**known, f"triton.{_MIXED}": False} if hasattr(inductor_config.triton, _MIXED) else known
 
 
 def patch_cpp_vec_masked() -> None:

@@ -132,12 +132,26 @@ def _may_return_its_argument(node: fx.Node) -> bool:
     if target is operator.getitem:
         return False  # an item of a call's results, which share no memory with other tensors
     schema = getattr(target, "_schema", None)
-    if schema is None or any(r.alias_info is not None for r in schema.returns):
+    if target in _returned or schema is None or any(r.alias_info is not None for r in schema.returns):
         return True
     kind = getattr(node.meta.get("val"), "dtype", None)
     converts = target in (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
     return converts and kind == getattr(node.all_input_nodes[0].meta.get("val"), "dtype", None)
 
+
+def _lower_stored(value: Any) -> Any:
+    value.realize()
+    return value
+
+
+def install_stored(op: Any) -> None:
+    """Registers the lowering of an op that returns its argument. Inductor writes the argument to memory."""
+    _returned.add(op)
+    register_lowering(op, type_promotion_kind=None)(_lower_stored)
+
+
+_returned: set[Any] = set()
+"""The ops whose lowering returns the argument, though their schema says that the result shares no memory with it."""
 
 installed: list[Any] = []
 """The ops that are lowered to calls."""

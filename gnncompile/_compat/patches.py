@@ -17,6 +17,7 @@ from gnncompile._compat.inductor import (
     patch_codegen_inputs,
     patch_cpp_vec_masked,
     patch_grid_2d,
+    patch_mix_order_reduction,
     patch_recompute_size_and_body,
     patch_valid_vec_isa_list,
 )
@@ -166,6 +167,13 @@ INDUCTOR = (
         "A launcher of blocks along two axes divides by 0 where there are no rows.",
         "tests/e2e/test_symbolic_sizes.py passes without it on a GPU.",
         patch_grid_2d,
+    ),
+    Patch(
+        ("torch._inductor.scheduler:MixOrderReduction.can_fuse",),
+        _ALL,
+        "Rows and columns of small matrices are summed at once, in more time: what asks for large ones holds always.",
+        "The guide's GAT is as fast without it on a GPU.",
+        patch_mix_order_reduction,
     ),
     Patch(
         ("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",),

@@ -23,7 +23,7 @@ from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import gemm_lowering, gradient, region_lowering
+from gnncompile.ops import gemm_lowering, gradient, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -319,3 +319,4 @@ def prepare_torch() -> None:
     install.install()
     gemm_lowering.install()
     region_lowering.install()
+    stored.install()

@@ -11,6 +11,7 @@ mini-batch are copied without their padding.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import weakref
@@ -124,6 +125,8 @@ class CudaGraphRun:
         for k in self._graded:
             # A leaf of its own: an earlier step may have bound the node of the parameter to another stream.
             inputs[k] = inputs[k].detach().requires_grad_()
+        if any(isinstance(a, nn.Parameter) and _compat.has_hooks(a) for a in args):
+            gc.collect()  # garbage may hold the node of such a parameter, which belongs to an earlier stream
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
             self._forward, made = record(lambda: run(*inputs))
             self._finish: Callable[[], None] | None = None

@@ -13,4 +13,5 @@ import gnncompile.ops.region
 import gnncompile.ops.sampling
 import gnncompile.ops.segment
 import gnncompile.ops.segment_gradients
+import gnncompile.ops.stored
 import gnncompile.ops.structure  # noqa: F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -174,6 +175,25 @@ def test_hooks_of_parameters(device: str) -> None:
         second.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad / 2))
     for _ in range(6):
         both.compare(*inputs)
+    assert both.recorded == 1, both.step.not_recorded
+
+
+def test_hooks_of_parameters_whose_nodes_are_garbage(device: str) -> None:
+    """An autograd node belongs to the stream of the step that made it. No other stream can record it while it lives."""
+    both = Pair(device)
+    inputs = graph(device)
+    for model in (both.plain, both.model):
+        next(model.parameters()).register_hook(lambda gradient: gradient / 2)
+    kept: list[Any] = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in both.model.parameters()]
+    kept.append(kept)
+    gc.disable()
+    try:
+        both.compare(*inputs)
+        del kept
+        for _ in range(5):
+            both.compare(*inputs)
+    finally:
+        gc.enable()
     assert both.recorded == 1, both.step.not_recorded
 
 

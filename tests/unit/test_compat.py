@@ -177,11 +177,10 @@ def test_files_of_compat_are_small_and_everything_is_exported() -> None:
     assert all(hasattr(compat, name) for name in compat.__all__)
 
 
-def test_sums_of_rows_and_of_columns_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel of Inductor's that computes both has float32 accumulators for every dtype."""
-    inductor = importlib.import_module("gnncompile._compat.inductor")
-    known = hasattr(torch._inductor.config.triton, "mix_order_reduction")
-    given: dict[str, object] = {}
-    monkeypatch.setattr(inductor, "compile_fx", lambda *args, config_patches, **kwargs: given.update(config_patches))
-    inductor.compile_inductor(torch.fx.symbolic_trace(torch.nn.Identity()), [torch.zeros(2)], {"max_fusion_size": 2})
-    assert given == {"max_fusion_size": 2, **({"triton.mix_order_reduction": False} if known else {})}
+def test_sums_of_float64_are_none_of_float32() -> None:
+    """A kernel of Inductor's that sums rows and columns at once has float32 accumulators."""
+    compat = importlib.import_module("gnncompile._compat")
+    index, single = torch.zeros(2, dtype=torch.long), torch.zeros(2)
+    assert compat.settings_for([index, single, 3]) == {}
+    assert compat.settings_for([index, single.double()]) in ({"triton.mix_order_reduction": False}, {})
+    assert bool(compat.settings_for([single.double()])) == hasattr(torch._inductor.config.triton, "mix_order_reduction")
