@@ -1,11 +1,22 @@
-"""`python -m benchmarks <subcommand>`: one file per subcommand, registered in `SUBCOMMANDS`."""
+"""`python -m benchmarks <subcommand>`: each subcommand is a file in commands/ and stands in `SUBCOMMANDS`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from . import compare, compile_time, guide, kernels, layers, memory, minibatch, report, tiles, training
-from .variants import UnknownNameError
+from benchmarks.cases.names import UnknownNameError
+from benchmarks.commands import (
+    compare,
+    compile_time,
+    guide,
+    kernels,
+    layers,
+    memory,
+    minibatch,
+    report,
+    tiles,
+    training,
+)
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
 SUBCOMMANDS = (guide, training, minibatch, layers, kernels, tiles, memory, compile_time, report, compare)

@@ -23,7 +23,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` measures for the demo too, and is not installed
 
-from benchmarks import environment, measure, tables  # noqa: E402
+from benchmarks.measuring import environment, measure  # noqa: E402
+from benchmarks.reporting import tables  # noqa: E402
 from examples.digits.plot import plot  # noqa: E402
 from examples.digits.tasks import NODE_MODELS, Task, graph_task, node_tasks  # noqa: E402
 from examples.digits.training import WARMUP, WAYS, Run, explain, train  # noqa: E402

@@ -20,7 +20,7 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GraphSAGE
 
 import gnncompile
-from benchmarks.minibatch_cases import NeighbourSampler
+from benchmarks.cases.minibatches import NeighbourSampler
 
 CAN_SAMPLE = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import counting, measure
+from benchmarks.measuring import counting, measure
 
 from .tasks import Batch, Task
 

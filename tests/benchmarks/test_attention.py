@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import __main__, attention, check, comparison, counting, graphs, layers, limits, nested
-from benchmarks.cases import attention_case, select
-from benchmarks.limits import Size
-from benchmarks.step import Step
-from benchmarks.targets import Target
-from benchmarks.variants import VARIANTS
+from benchmarks import __main__
+from benchmarks.cases import attention, graphs, limits, nested
+from benchmarks.cases.limits import Size
+from benchmarks.cases.registry import attention_case, select
+from benchmarks.cases.targets import Target
+from benchmarks.commands import layers
+from benchmarks.measuring import check, comparison, counting
+from benchmarks.measuring.step import Step
+from benchmarks.rows.variants import VARIANTS
 from gnncompile.report.traffic import RATES
 
 CPU = torch.device("cpu")

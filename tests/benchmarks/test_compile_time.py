@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import compile_time, phases, start
-from benchmarks.cases import select
-from benchmarks.check import Reference
-from benchmarks.comparison import reference_of
-from benchmarks.variants import VARIANTS, named
+from benchmarks.cases.names import named
+from benchmarks.cases.registry import select
+from benchmarks.commands import compile_time
+from benchmarks.measuring import phases, start
+from benchmarks.measuring.check import Reference
+from benchmarks.measuring.comparison import reference_of
+from benchmarks.rows.variants import VARIANTS
 
 CPU = torch.device("cpu")
 (CASE,) = select("guide", "guide", ["GraphSAGE"])

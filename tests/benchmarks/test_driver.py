@@ -9,10 +9,15 @@ import torch
 from torch import nn
 from torch_geometric.nn.models import GCN, GraphSAGE
 
-from benchmarks import __main__, check, comparison, counting, environment, graphs, guide, measure, step_rows, tables
-from benchmarks.cases import CASES, Case, select
-from benchmarks.step import Step
-from benchmarks.variants import VARIANTS, Variant, for_device, named
+from benchmarks import __main__
+from benchmarks.cases import graphs
+from benchmarks.cases.names import named
+from benchmarks.cases.registry import CASES, Case, select
+from benchmarks.commands import guide
+from benchmarks.measuring import check, comparison, counting, environment, measure
+from benchmarks.measuring.step import Step
+from benchmarks.reporting import step_rows, tables
+from benchmarks.rows.variants import VARIANTS, Variant, for_device
 
 CPU = torch.device("cpu")
 TINY = graphs.Graph("tiny", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")

@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import __main__, comparison, counting, graphs, kernels, variants
-from benchmarks.kernel_rows import KERNEL_ROWS, KernelRow, Structure, exact, index_add, rows_for
+from benchmarks import __main__
+from benchmarks.cases import graphs
+from benchmarks.commands import kernels
+from benchmarks.measuring import comparison, counting
+from benchmarks.rows import variants
+from benchmarks.rows.kernels import KERNEL_ROWS, KernelRow, Structure, exact, index_add, rows_for
 
 CPU = torch.device("cpu")
 TINY = graphs.Graph("tiny", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")

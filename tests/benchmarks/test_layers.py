@@ -9,15 +9,19 @@ import torch
 from torch import nn
 from torch_geometric.nn import RGATConv
 
-from benchmarks import __main__, comparison, counting, driver, graphs, inputs, layers, limits, nested, step_rows, tables
-from benchmarks.cases import CASES, layer_case, select
-from benchmarks.deadline import deadline
-from benchmarks.layer_models import LAYERS
-from benchmarks.limits import Size
-from benchmarks.rgat_reference import RelationByRelation
-from benchmarks.step import Step
-from benchmarks.targets import Target
-from benchmarks.variants import VARIANTS, Variant
+from benchmarks import __main__
+from benchmarks.cases import graphs, inputs, limits, nested
+from benchmarks.cases.layers import LAYERS
+from benchmarks.cases.limits import Size
+from benchmarks.cases.registry import CASES, layer_case, select
+from benchmarks.cases.rgat_reference import RelationByRelation
+from benchmarks.cases.targets import Target
+from benchmarks.commands import driver, layers
+from benchmarks.measuring import comparison, counting
+from benchmarks.measuring.deadline import deadline
+from benchmarks.measuring.step import Step
+from benchmarks.reporting import step_rows, tables
+from benchmarks.rows.variants import VARIANTS, Variant
 from gnncompile.report.traffic import RATES, rates_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SimpleConv
 
-from benchmarks import __main__, graphs, measure, memory
-from benchmarks.cases import Case
-from benchmarks.step import Step
-from benchmarks.variants import VARIANTS, Variant
+from benchmarks import __main__
+from benchmarks.cases import graphs
+from benchmarks.cases.registry import Case
+from benchmarks.commands import memory
+from benchmarks.measuring import measure
+from benchmarks.measuring.step import Step
+from benchmarks.rows.variants import VARIANTS, Variant
 from tests.harness import light
 
 CPU = torch.device("cpu")

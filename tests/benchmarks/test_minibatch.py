@@ -8,10 +8,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from benchmarks.comparison import Options
-from benchmarks.losses import plain_loop
-from benchmarks.minibatch import ROWS, MiniBatchRow, _Measurement, _plain, format_case, record
-from benchmarks.minibatch_cases import (
+from benchmarks.cases.minibatches import (
     CASES,
     GraphClassifier,
     MiniBatchCase,
@@ -21,6 +18,9 @@ from benchmarks.minibatch_cases import (
     _of_graph,
     molecules,
 )
+from benchmarks.commands.minibatch import ROWS, MiniBatchRow, _Measurement, _plain, format_case, record
+from benchmarks.measuring.comparison import Options
+from benchmarks.measuring.losses import plain_loop
 from tests.harness import light
 
 

@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import __main__, report
-from benchmarks.figures import Group, bars
-from benchmarks.readme_tables import TABLES, markdown, number, times
-from benchmarks.stored import Stored, best
+from benchmarks import __main__
+from benchmarks.commands import report
+from benchmarks.reporting.figures import Group, bars
+from benchmarks.reporting.readme_tables import TABLES, markdown, number, times
+from benchmarks.reporting.stored import Stored, best
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

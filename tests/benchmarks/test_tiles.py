@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import __main__, attention, cases, comparison, graphs, tiles
-from benchmarks.layer_models import Layer
+from benchmarks import __main__
+from benchmarks.cases import attention, graphs, registry
+from benchmarks.cases.layers import Layer
+from benchmarks.commands import tiles
+from benchmarks.measuring import comparison
 from gnncompile.codegen.triton.tile import Tile
 from gnncompile.ir.region import Space
 from tests import triton_regions
@@ -22,7 +25,7 @@ pytestmark = [triton_regions.INTERPRETED, *triton_regions.GPU]
 @pytest.fixture(scope="module")
 def launched():
     name, graph, layer = attention.dot_product(2, torch.float32).on(TINY, 1.0)
-    return tiles.launches(cases.attention_case(name, graph, layer), DEVICE)
+    return tiles.launches(registry.attention_case(name, graph, layer), DEVICE)
 
 
 def test_regions_of_forward_and_backward_once_each(launched):
@@ -63,7 +66,7 @@ def test_wrong_and_broken_tiles_have_no_time(launched, monkeypatch):
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     name, graph, layer = attention.maximum(torch.float32).on(TINY, 1.0)
     assert isinstance(layer, Layer)
-    monkeypatch.setattr(tiles, "select", lambda *given: [cases.attention_case(name, graph, layer)])
+    monkeypatch.setattr(tiles, "select", lambda *given: [registry.attention_case(name, graph, layer)])
     given = ["tiles", "--device", DEVICE.type, "--suite", "attention", "--quick", "--edges", "2", "--stages", "1"]
     assert __main__.main([*given, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / f"tiles-attention-{DEVICE.type}.json").read_text())["rows"]

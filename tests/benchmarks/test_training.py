@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import counting, graphs, training
-from benchmarks.cases import GUIDE_MODELS, Case
-from benchmarks.comparison import Options
-from benchmarks.losses import plain_loop
-from benchmarks.training import TRAINING_ROWS, TrainingRow, run_training
-from benchmarks.variants import named
+from benchmarks.cases import graphs
+from benchmarks.cases.names import named
+from benchmarks.cases.registry import GUIDE_MODELS, Case
+from benchmarks.commands import training
+from benchmarks.commands.training import TRAINING_ROWS, TrainingRow, run_training
+from benchmarks.measuring import counting
+from benchmarks.measuring.comparison import Options
+from benchmarks.measuring.losses import plain_loop
 
 CPU = torch.device("cpu")
 TINY = graphs.Graph("tiny", 30, 90, 8, lambda: graphs.uniform(30, 90), "for tests")

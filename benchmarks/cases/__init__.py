@@ -1,0 +1,1 @@
+"""What is measured: models on graphs, with their inputs, targets and limits."""

@@ -1,0 +1,150 @@
+"""One layer of each kind, by PyG's own classes: how to make it, its arguments, its target and its limit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+
+from benchmarks.cases import inputs, limits
+from benchmarks.cases.graphs import Graph
+from benchmarks.cases.inputs import EDGE_DIM, NUM_RELATIONS
+from benchmarks.cases.limits import HEADS
+from benchmarks.cases.rgat_reference import RelationByRelation
+from benchmarks.cases.targets import Target
+
+# On a CPU one target holds for every layer but EdgeConv, which is bound by its products of edges.
+CPU_TARGET = Target(over_eager=4.0, over_compile=1.0)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer with `graph.channels` channels in and out.
+
+    Attributes:
+        make: builds the layer for a graph.
+        make_inputs: makes its arguments, features first.
+        limit: the least work of a step.
+        cuda: the target on a GPU.
+        cpu: the target on a CPU.
+        reference: turns the layer into a module with the same results and parameters that needs less memory; None if
+            this is not needed.
+        all_grads: whether every floating-point argument gets a gradient, not only the features.
+        ends_cuda: why `torch.compile`'s rows are not run on a GPU: after them the process could run nothing more.
+    """
+
+    make: Callable[[Graph], nn.Module]
+    make_inputs: inputs.MakeInputs
+    limit: limits.Limit
+    cuda: Target
+    cpu: Target = CPU_TARGET
+    reference: Callable[[nn.Module], nn.Module] | None = None
+    ends_cuda: str = ""
+    all_grads: bool = False
+
+
+class Concatenated(nn.Module):
+    """Concatenates the outputs of a layer on typed graphs to `[num_nodes, channels]`, in the order of node types."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        """Runs the layer on the features `x_dict` and the edges `edge_index_dict`."""
+        out_dict: dict[str, Tensor] = self.layer(x_dict, edge_index_dict)
+        return torch.cat([out_dict[kind] for kind in x_dict])
+
+
+def _mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, outputs))
+
+
+def _multi_head(layer: Callable[..., nn.Module], **options: Any) -> Callable[[Graph], nn.Module]:
+    return lambda graph: layer(graph.channels, graph.channels // HEADS, heads=HEADS, **options)
+
+
+def _square(layer: Callable[..., nn.Module], *arguments: Any, **options: Any) -> Callable[[Graph], nn.Module]:
+    return lambda graph: layer(graph.channels, graph.channels, *arguments, **options)
+
+
+def _pna(graph: Graph) -> nn.Module:
+    in_degree = torch.bincount(graph.make()[1], minlength=graph.num_nodes)
+    aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+    make = _square(pyg.PNAConv, aggregators, scalers, deg=torch.bincount(in_degree))
+    return make(graph)
+
+
+def _hetero_sage(graph: Graph) -> nn.Module:
+    return Concatenated(
+        pyg.HeteroConv({kind: pyg.SAGEConv(graph.channels, graph.channels) for kind in inputs.EDGE_TYPES})
+    )
+
+
+def _hgt(graph: Graph) -> nn.Module:
+    return Concatenated(pyg.HGTConv(graph.channels, graph.channels, inputs.METADATA, heads=HEADS))
+
+
+def _over_compile(ratio: float) -> Target:
+    return Target(over_compile=ratio)
+
+
+PLAIN, FEATURES, TYPES, TYPED = inputs.plain, inputs.with_edge_features, inputs.with_edge_types, inputs.typed
+
+LAYERS: dict[str, Layer] = {
+    "GCN": Layer(_square(pyg.GCNConv), PLAIN, limits.aggregation(1), _over_compile(2.5)),
+    "SAGE mean": Layer(_square(pyg.SAGEConv), PLAIN, limits.aggregation(2), _over_compile(1.8)),
+    "SAGE max": Layer(_square(pyg.SAGEConv, aggr="max"), PLAIN, limits.sage_max, _over_compile(3.0)),
+    "GraphConv": Layer(_square(pyg.GraphConv), PLAIN, limits.aggregation(2), _over_compile(1.8)),
+    "GIN": Layer(
+        lambda graph: pyg.GINConv(_mlp(graph.channels, graph.channels)),
+        PLAIN,
+        limits.aggregation(2),
+        _over_compile(1.8),
+    ),
+    "GINE": Layer(
+        lambda graph: pyg.GINEConv(_mlp(graph.channels, graph.channels), edge_dim=EDGE_DIM),
+        FEATURES,
+        limits.gine,
+        _over_compile(2.0),
+    ),
+    "GAT": Layer(
+        _multi_head(pyg.GATConv),
+        PLAIN,
+        limits.gat,
+        Target(over_eager=12.0),
+        ends_cuda="not run: its backward reads a misaligned address (seen with torch 2.11)",
+    ),
+    "GATv2": Layer(_multi_head(pyg.GATv2Conv), PLAIN, limits.gatv2, _over_compile(3.5)),
+    "TransformerConv": Layer(_multi_head(pyg.TransformerConv), PLAIN, limits.transformer(), _over_compile(1.5)),
+    "TransformerConv edge": Layer(
+        _multi_head(pyg.TransformerConv, edge_dim=EDGE_DIM),
+        FEATURES,
+        limits.transformer(EDGE_DIM),
+        _over_compile(2.0),
+    ),
+    "ResGated": Layer(_square(pyg.ResGatedGraphConv), PLAIN, limits.res_gated, _over_compile(1.8)),
+    "GEN softmax": Layer(_square(pyg.GENConv, aggr="softmax"), PLAIN, limits.gen_softmax, _over_compile(3.0)),
+    "PNA": Layer(_pna, PLAIN, limits.pna, _over_compile(3.0)),
+    "EdgeConv": Layer(
+        lambda graph: pyg.EdgeConv(_mlp(2 * graph.channels, graph.channels)),
+        PLAIN,
+        limits.edge_conv,
+        _over_compile(1.5),
+        Target(over_eager=1.5, over_compile=1.0),
+    ),
+    "CGConv": Layer(lambda graph: pyg.CGConv(graph.channels), PLAIN, limits.cg_conv, _over_compile(6.0)),
+    "RGCN": Layer(_square(pyg.RGCNConv, NUM_RELATIONS), TYPES, limits.rgcn, _over_compile(2.0)),
+    "HGT": Layer(_hgt, TYPED, limits.hgt, _over_compile(1.5)),
+    # A matrix per edge takes 153 GB on the larger graph. A row may run out of memory, but the reference must not.
+    "RGAT": Layer(
+        _multi_head(pyg.RGATConv, num_relations=NUM_RELATIONS),
+        TYPES,
+        limits.rgat,
+        _over_compile(1.5),
+        reference=RelationByRelation.of,
+    ),
+    "HeteroConv(SAGE)": Layer(_hetero_sage, TYPED, limits.hetero_sage, _over_compile(1.5)),
+}

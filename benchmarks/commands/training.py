@@ -1,0 +1,167 @@
+"""Whole training steps, Adam included: the models of PyG's compile guide, in every way to run them.
+
+The losses of the first steps are compared with those of a plain loop in float64 before any time is reported.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.cases.graphs import GRAPHS
+from benchmarks.cases.names import chosen
+from benchmarks.cases.registry import GUIDE_MODELS, Case, select
+from benchmarks.commands import driver
+from benchmarks.measuring import counting, measure
+from benchmarks.measuring.comparison import Options
+from benchmarks.measuring.losses import Make, Outcome, check, plain_loop, whole_step
+from benchmarks.reporting import stored, tables
+from benchmarks.rows.variants import VARIANTS
+
+NAME = "training"
+HELP = "the same models with loss and Adam: plain loops and gnncompile.TrainStep"
+
+CHECKED_STEPS = 20
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One way to train."""
+
+    name: str
+    make: Make
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    is_ours: bool = False
+
+
+TRAINING_ROWS = (
+    *(TrainingRow(variant.name, plain_loop(variant.build), variant.devices, variant.is_ours) for variant in VARIANTS),
+    TrainingRow("TrainStep", whole_step, is_ours=True),
+)
+
+
+@dataclass
+class TrainingResult(Outcome):
+    """The outcome of one row.
+
+    Attributes:
+        device_ms: the time on the GPU alone, without the host.
+    """
+
+    row: TrainingRow = field(kw_only=True)
+    timing: measure.Timing | None = None
+    device_ms: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=3.0, rounds=10)
+    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
+    parser.add_argument("--models", default=",".join(GUIDE_MODELS), help="comma-separated (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    device = torch.device(args.device)
+    cases = select("guide", args.graph, args.models.split(","))
+    rows = chosen([row for row in TRAINING_ROWS if device.type in row.devices], args.rows)
+    how = driver.options(args)
+
+    def measure_case(case: Case, progress: driver.Progress) -> tuple[str, driver.Records]:
+        results = run_training(case, rows, device, how, progress)
+        return format_case(results), [record(case, result, results) for result in results]
+
+    return driver.run(args, f"training-{args.graph}-{device.type}", cases, measure_case)
+
+
+def run_training(
+    case: Case, rows: Sequence[TrainingRow], device: torch.device, how: Options, progress: driver.Progress
+) -> list[TrainingResult]:
+    """Measures one case: builds and checks each row, then times the right rows in turns."""
+    counting.reset()
+    model, inputs = case.model(device, how.seed), case.inputs(device, how.seed)
+    generator = torch.Generator().manual_seed(how.seed + 2)
+    target = torch.randint(case.graph.channels, (case.graph.num_nodes,), generator=generator).to(device)
+    progress("losses in float64")
+    exact = plain_loop(lambda m: m)(copy.deepcopy(model).double(), F.cross_entropy)
+    double = (inputs[0].double(), *inputs[1:])
+    expected = torch.stack([exact(double, target) for _ in range(CHECKED_STEPS)])
+    results = [TrainingResult(row=row) for row in rows]
+    steps: dict[str, Callable[[], Tensor]] = {}
+
+    def build(row: TrainingRow) -> Callable[[], Tensor]:
+        step = row.make(copy.deepcopy(model), F.cross_entropy)
+        return lambda: step(inputs, target)
+
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for result in results:
+            progress(f"{result.row.name}: build and check")
+            step = check(result, partial(build, result.row), _first_losses, expected)
+            measure.free(device)
+            if step is not None:
+                steps[result.row.name] = step
+        progress(f"timing {len(steps)} rows")
+        timings = measure.interleaved(steps, device, how.seconds, how.rounds)
+        alone = measure.queued(steps, device) if device.type == "cuda" else {}
+    for result in results:
+        result.timing = timings.get(result.row.name)
+        result.device_ms = alone[result.row.name].median if result.row.name in alone else None
+    progress("")
+    return results
+
+
+def _first_losses(step: Callable[[], Tensor]) -> Tensor:
+    return torch.stack([step() for _ in range(CHECKED_STEPS)])
+
+
+def speedups(result: TrainingResult, results: Sequence[TrainingResult]) -> tuple[float | None, float | None]:
+    """Returns how many times faster a row is than eager, and than the best of `torch.compile`, CUDA graphs included."""
+    times = {other.row.name: other.timing.median for other in results if other.timing}
+    best = [times[name] for name in ("compile", "compile dynamic", "reduce-overhead") if name in times]
+    if result.timing is None:
+        return None, None
+    mine = result.timing.median
+    return (times["eager"] / mine if "eager" in times else None, min(best) / mine if best else None)
+
+
+def format_case(results: Sequence[TrainingResult]) -> str:
+    """Returns the table of one case; a row without a time gives the reason."""
+    header = ["", "ms", "p10 .. p90", "x eager", "x best compile", "device ms", "error of losses"]
+    cells, notes = [], []
+    for result in results:
+        timing, ratios = result.timing, speedups(result, results)
+        if result.status != "ok":
+            notes.append(f"{result.row.name}: {result.status}: {result.message}")
+        cells.append(
+            [
+                result.row.name,
+                f"{timing.median:.3f}" if timing else result.status,
+                f"{timing.p10:.3f} .. {timing.p90:.3f}" if timing else "",
+                *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
+                f"{result.device_ms:.3f}" if result.device_ms else "",
+                f"{result.error:.0e}" if result.error is not None else "",
+            ]
+        )
+    return "\n".join([tables.text_table(header, cells), *notes])
+
+
+def record(case: Case, result: TrainingResult, results: Sequence[TrainingResult]) -> dict[str, Any]:
+    """Returns one row as it is stored; quantities that were not measured are None."""
+    timing = result.timing
+    over_eager, over_compile = speedups(result, results)
+    return {
+        **stored.labelled(result.row, result, graph=case.graph.name, model=case.name),
+        "median_ms": timing and timing.median,
+        "p10_ms": timing and timing.p10,
+        "p90_ms": timing and timing.p90,
+        "device_ms": result.device_ms,
+        "over_eager": over_eager,
+        "over_best_compile": over_compile,
+        "error": result.error,
+    }

@@ -1,0 +1,1 @@
+"""How it is measured: correctness first, then time, memory and compiles."""

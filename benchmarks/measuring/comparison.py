@@ -1,0 +1,204 @@
+"""Runs one case in every variant: builds and checks each, times them in turns, and checks again."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.cases.registry import Case
+from benchmarks.measuring import counting, measure
+from benchmarks.measuring.check import Reference, Verdict
+from benchmarks.measuring.deadline import deadline
+from benchmarks.measuring.step import Step
+from benchmarks.rows.variants import Variant
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a case is measured.
+
+    Attributes:
+        seconds: the time to measure each row for.
+        rounds: the number of turns of each row.
+        input_grad: whether the features, and further inputs that the case names, require a gradient.
+        sync_check: whether one step of gnncompile runs with every host sync raising an error (CUDA only).
+        seed: the seed of parameters and inputs.
+        warmup: the number of untimed steps before the first turn.
+        row_limit: seconds after which building and checking a row is stopped; None for no limit.
+        timed: whether rows are timed; if not, they are only checked and their memory is measured.
+    """
+
+    seconds: float = 3.0
+    rounds: int = 10
+    input_grad: bool = False
+    sync_check: bool = True
+    seed: int = 0
+    warmup: int = 5
+    row_limit: float | None = None
+    timed: bool = True
+
+
+@dataclass
+class Row:
+    """The outcome of one variant: a time only if `status` is `ok`."""
+
+    variant: Variant
+    status: str = "ok"  # or WRONG or FAILED
+    message: str = ""
+    verdict: Verdict | None = None
+    timing: measure.Timing | None = None
+    memory: measure.Memory | None = None
+    first_s: float | None = None  # the first step, compilation included
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
+    syncs: str | None = None
+
+    def fail(self, status: str, message: str) -> None:
+        """Marks the row as wrong or failed, and drops its measurements."""
+        self.status, self.message, self.timing, self.memory = status, message, None, None
+
+
+def run_case(
+    case: Case, variants: Sequence[Variant], device: torch.device, options: Options, progress: Progress
+) -> list[Row]:
+    """Measures one case; the rows come in the order of `variants`.
+
+    Errors of a row, or of the reference of all rows, are not raised: the row's message holds them.
+    """
+    # Reset only once: a reset drops compiled code, and all rows must stay compiled to be timed in turns.
+    counting.reset()
+    model = case.model(device, options.seed)
+    inputs = case.inputs(device, options.seed)
+    if options.input_grad:
+        inputs = case.with_gradients(inputs)
+    rows, steps = [Row(variant) for variant in variants], {}
+    progress("reference in float64")
+    try:
+        reference = reference_of(case, model, inputs, options.seed)
+    except Exception as error:
+        for row in rows:
+            row.fail("FAILED", f"no reference: {first_line(error)}")
+        return rows
+
+    # All rows share the code of the model's classes, so Dynamo's limit on recompiles must be high enough for all.
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for row in rows:
+            if row.variant.is_baseline and case.ends_process(device):
+                row.fail("FAILED", case.ends_process(device))
+                continue
+            progress(f"{row.variant.name}: build and check")
+            step = _prepare(row, model, inputs, reference, device, options)
+            if step is not None:
+                steps[row.variant.name] = step
+            else:
+                measure.free(device)
+        if options.timed:
+            _time(rows, steps, reference, device, options, progress)
+    progress("")
+    steps.clear()
+    counting.reset()
+    measure.free(device)
+    return rows
+
+
+def reference_of(case: Case, model: nn.Module, inputs: tuple[Any, ...], seed: int) -> Reference:
+    """Returns the reference that all rows of a case are checked against, with random weights for the output."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    model = case.reference(model)
+    with torch.no_grad():
+        output = model(*inputs)
+    weights = torch.randn(output.shape, generator=generator).to(output)
+    return Reference(model, inputs, weights)
+
+
+def _prepare(
+    row: Row,
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    reference: Reference,
+    device: torch.device,
+    options: Options,
+) -> Step | None:
+    """Builds and checks one row, and measures everything except its time. Returns None if it failed or is wrong."""
+    alive_before = measure.alive(device)
+    try:
+        own = copy.deepcopy(model)
+        with deadline(options.row_limit):
+            step = Step(row.variant.build(own), own, inputs, reference.weights)
+            row.verdict = _run_and_check(row, step, reference, device, options)
+        if not row.verdict.ok:
+            row.fail("WRONG", str(row.verdict))
+            return None
+        if row.variant.is_ours and options.sync_check and device.type == "cuda":
+            row.syncs = measure.sync_error(step, device) or "none"
+        step.clear()
+        row.memory = measure.memory(step.forward, step.backward, device, alive_before)
+        step.clear()
+    except Exception as error:
+        row.fail("FAILED", first_line(error))
+        return None
+    return step
+
+
+def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device, options: Options) -> Verdict:
+    """Checks the first step and the third, by which a recording or an automatic recompile may have happened; counts
+    captured graphs, graph breaks and recompiles in these steps.
+    """
+    start = counting.mark()
+    begin = time.perf_counter()
+    step()
+    measure.synchronize(device)
+    row.first_s = time.perf_counter() - begin
+    row.graph_breaks = counting.since(start).graph_breaks
+    verdict = reference.check(step.results())
+    step_ms = [measure.time_step(step, device) for _ in range(2)][-1]
+    least_ms = measure.least_ms(step_ms, options.seconds, options.rounds, options.warmup)
+    if options.row_limit is not None and least_ms > options.row_limit * 1e3:
+        raise TimeoutError(f"{step_ms:.0f} ms per step: timing it would take longer than {options.row_limit:g} s")
+    counts = counting.since(start)
+    row.graphs, row.recompiles = counts.graphs, counts.recompiles
+    return reference.check(step.results()) if verdict.ok else verdict
+
+
+def _time(
+    rows: Sequence[Row],
+    steps: dict[str, Step],
+    reference: Reference,
+    device: torch.device,
+    options: Options,
+    progress: Progress,
+) -> None:
+    if not steps:
+        return
+    progress(f"timing {len(steps)} rows")
+    timings = measure.interleaved(
+        steps,
+        device,
+        options.seconds,
+        options.rounds,
+        options.warmup,
+        on_round=lambda done: progress(f"timing: round {done} of {options.rounds}"),
+    )
+    for row in rows:
+        step = steps.get(row.variant.name)
+        if step is None:
+            continue
+        step()
+        verdict = reference.check(step.results())
+        if verdict.ok:
+            row.timing = timings[row.variant.name]
+        else:
+            row.fail("WRONG", f"after timing: {verdict}")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the type of an error and its first line that is not empty."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,1 @@
+"""What becomes of the results: tables, files, pages and figures."""

@@ -1,0 +1,252 @@
+"""Makes the tables of README and speed guide from stored results; a marker in the text names each table."""
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting.stored import Record, Stored, best
+
+COMPILE = ("compile", "compile dynamic", "partitioned scatter")
+"""Rows of `torch.compile` without CUDA graphs; tables show the best of them."""
+
+Cells = Sequence[str]
+
+
+def markdown(header: Cells, rows: Sequence[Cells]) -> str:
+    """Returns a table of Markdown."""
+    lines = [f"| {' | '.join(header)} |".replace("|  |", "| |"), "|---" * len(header) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)])
+
+
+def number(value: float | None) -> str:
+    """Returns a number as text with three digits, but at most two after the decimal point."""
+    if value is None:
+        return ""
+    for digits, limit in ((2, 10), (1, 100)):
+        text = f"{value:.{digits}f}"
+        if abs(float(text)) < limit:
+            return text
+    return f"{value:.0f}"
+
+
+def with_memory(milliseconds: float | None, peak: float | None) -> str:
+    """Returns a time, followed by the peak memory in brackets if it is known."""
+    return number(milliseconds) + (f" ({peak:.0f})" if peak is not None and peak > 0 else "")
+
+
+def times(base: float | None, value: float | None, digits: int | None = None) -> str:
+    """Returns how many times faster `value` is than `base`, as text with `digits` decimals; None for two digits."""
+    if base is None or value is None:
+        return ""
+    ratio = base / value
+    return f"{ratio:.{(1 if ratio < 10 else 0) if digits is None else digits}f}x"
+
+
+def steps(folder: Path) -> str:
+    """Times of forward and backward, and of whole training steps, without overhead of the host."""
+    header = [
+        "",
+        "forward, backward: eager",
+        "better torch.compile",
+        "`reduce-overhead` of torch",
+        "ours",
+        "over eager",
+        "with loss, Adam: eager",
+        "best torch.compile",
+        "`TrainStep`",
+        "over eager",
+        "device alone",
+    ]
+    both = Stored(folder / "nvidia-h200" / "guide-guide-cuda.json").by("model")
+    whole = Stored(folder / "nvidia-h200" / "training-guide-cuda.json").by("model")
+    rows = []
+    for model, plain in both.items():
+        eager, ours = plain["eager"]["median_ms"], plain["gnncompile r-o"]["median_ms"]
+        train = whole[model]
+        step = train["TrainStep"]
+        cells = [
+            eager,
+            best(plain, COMPILE, "median_ms"),
+            plain["reduce-overhead"]["median_ms"],
+            ours,
+            times(eager, ours, 1),
+            train["eager"]["median_ms"],
+            best(train, (*COMPILE, "reduce-overhead"), "median_ms"),
+            step["median_ms"],
+            times(train["eager"]["median_ms"], step["median_ms"], 1),
+            step["device_ms"],
+        ]
+        rows.append([model, *_cells(cells)])
+    return markdown(header, rows)
+
+
+def minibatch(folder: Path) -> str:
+    """Training on mini-batches whose sizes change."""
+    names = {
+        "molecules-128": "GIN, 128 molecules",
+        "molecules-1024": "GIN, 1,024 molecules",
+        "sampled": "GraphSAGE, sampled",
+        "sampled-seeds": "GraphSAGE, sampled, rows of seeds",
+        "digits": "GIN, 64 graphs of digits",
+    }
+    header = [
+        "",
+        "step: eager",
+        "`dynamic=True`",
+        "gnncompile",
+        "`reduce-overhead`, buckets",
+        "`TrainStep`, buckets",
+        "over `dynamic=True`",
+        "loop: eager",
+        "`dynamic=True`",
+        "`TrainStep`, buckets",
+    ]
+    rows = []
+    for case, found in Stored(folder / "nvidia-h200" / "minibatch-cuda.json").by("case").items():
+        shown = ("eager", "compile dynamic", "gnncompile", "r-o buckets", "TrainStep buckets")
+        step = [found[row]["step_ms"] for row in shown]
+        loop = [found[row]["loop_ms"] for row in ("eager", "compile dynamic", "TrainStep buckets")]
+        rows.append([names.get(case, case), *_cells([*step, times(step[1], step[-1], 1), *loop])])
+    return markdown(header, rows)
+
+
+def compile_time(folder: Path) -> str:
+    """Seconds until the first step has run."""
+    shown = ("compile", "compile dynamic", "gnncompile")
+    header = [
+        "model",
+        "cold: torch.compile",
+        "`dynamic=True`",
+        "gnncompile",
+        "over torch.compile",
+        "second process: torch.compile",
+        "`dynamic=True`",
+        "gnncompile",
+        "over our cold",
+    ]
+
+    def seconds(record: Record, start: str) -> str:
+        return f"{record[f'{start}_seconds']:.1f} ({record[f'{start}_cpu_seconds']:.1f})"
+
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "compile-time.json").by("model").items():
+        ours = found["gnncompile"]
+        ratios = [f"{ours[name]:.2f}x ({ours[f'cpu {name}']:.2f}x)" for name in ("over compile", "second / cold")]
+        cold, second = ([seconds(found[row], start) for row in shown] for start in ("cold", "second"))
+        rows.append([model, *cold, ratios[0], *second, ratios[1]])
+    return markdown(header, rows)
+
+
+def power_law(folder: Path) -> str:
+    """The models of the guide on the large graph."""
+    graph = "power law, 169,343 nodes, 2,332,486 edges, 128 channels"
+    return _over_graph(graph, folder / "nvidia-h200" / "guide-powerlaw-arxiv-cuda.json")
+
+
+def guide_gpu(folder: Path) -> str:
+    """The models of the guide on a GPU, on its own graph."""
+    graph = "guide, 10,000 nodes, 200,000 edges, 64 channels"
+    return _over_graph(graph, folder / "nvidia-h200" / "guide-guide-cuda.json")
+
+
+def _over_graph(graph: str, path: Path) -> str:
+    header = ["graph", "model", "eager", "better torch.compile", "gnncompile", "over eager", "over compile"]
+    rows: list[list[str]] = []
+    for model, found in Stored(path).by("model").items():
+        eager, compiled, ours = _three(found)
+        cells = _cells([eager, compiled, ours, times(eager, ours, 1), times(compiled, ours, 2)])
+        rows.append([graph if not rows else "", model, *cells])
+    return markdown(header, rows)
+
+
+def guide_cpu(folder: Path) -> str:
+    """The models of the guide on a CPU."""
+    header = [
+        "model",
+        "eager",
+        "better torch.compile",
+        "gnncompile",
+        "over eager",
+        "over compile",
+        "peak MiB: eager / compile / gnncompile",
+    ]
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "guide-guide-cpu.json").by("model").items():
+        eager, compiled, ours = _three(found)
+        peaks = [found["eager"]["peak_mib"], best(found, COMPILE, "peak_mib"), found["gnncompile"]["peak_mib"]]
+        cells = _cells([eager, compiled, ours, times(eager, ours), times(compiled, ours)])
+        rows.append([model, *cells, " / ".join(f"{peak:.0f}" for peak in peaks)])
+    return markdown(header, rows)
+
+
+def memory_cpu(folder: Path) -> str:
+    """Peak memory of the models of the guide on a CPU."""
+    shown = ("eager", "compile", "gnncompile")
+    header = ["model", "peak: eager", "torch.compile", "gnncompile", "kept for the backward: eager"]
+    header += ["torch.compile", "gnncompile"]
+    rows = []
+    for model, found in Stored(folder / "cpu-xeon-2-cores" / "memory-guide-guide-cpu.json").by("model").items():
+        cells = [number(found[row][column]) for column in ("peak_mib", "kept_mib") for row in shown]
+        rows.append([model, *cells])
+    return markdown(header, rows)
+
+
+def layers_gpu(folder: Path) -> str:
+    """One layer at a time on the large graph, for each order of the edges: times, with peak memory in brackets."""
+    found: dict[str, dict[str, dict[str, Record]]] = {}
+    with (folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = {name: float(row[name]) if row[name] else None for name in ("median_ms", "peak_mib")}
+            found.setdefault(row["model"], {}).setdefault(row["order"], {})[row["row"]] = numbers
+    header = ["layer"]
+    for order in ("random", "sorted"):
+        header += [f"{order} edges: better torch.compile", "gnncompile", "over compile"]
+    rows = []
+    for model, orders in found.items():
+        cells = [model]
+        for order in ("random", "sorted"):
+            given = orders.get(order)
+            cells += ["", "", ""] if given is None else _against_compile(given)
+        rows.append(cells)
+    return markdown(header, rows)
+
+
+def _against_compile(found: dict[str, Record]) -> list[str]:
+    """Returns the best row of `torch.compile`, gnncompile's row, and their ratio; over eager if no other row ran."""
+    compiled, ours = best(found, COMPILE, "median_ms"), found["gnncompile"]
+    ran = "fails" if compiled is None else with_memory(compiled, best(found, COMPILE, "peak_mib"))
+    ratio = times(compiled, ours["median_ms"], 2)
+    if compiled is None and "eager" in found:
+        ratio = f"{times(found['eager']['median_ms'], ours['median_ms'], 1)} over eager"
+    return [ran, with_memory(ours["median_ms"], ours["peak_mib"]), ratio]
+
+
+def attention_gpu(folder: Path) -> str:
+    """The core of attention and of a maximum alone."""
+    rows = Stored(folder / "nvidia-h200" / "attention-cuda.json").rows
+    shown = [[row["graph"], row["model"], with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
+    return markdown(["graph", "core", "gnncompile"], shown)
+
+
+def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
+    """Returns the medians of eager, of the best row of `torch.compile`, and of gnncompile."""
+    return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
+
+
+def _cells(values: Sequence[Any]) -> list[str]:
+    return [value if isinstance(value, str) else number(value) for value in values]
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "steps": steps,
+    "minibatch": minibatch,
+    "compile-time": compile_time,
+    "powerlaw": power_law,
+    "guide-gpu": guide_gpu,
+    "layers-gpu": layers_gpu,
+    "attention-gpu": attention_gpu,
+    "memory-cpu": memory_cpu,
+    "guide-cpu": guide_cpu,
+}
+"""The tables that a marker may name."""

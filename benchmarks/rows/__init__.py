@@ -1,0 +1,1 @@
+"""The ways to run what is measured: each is a row of a table."""
