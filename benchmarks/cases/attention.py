@@ -54,7 +54,7 @@ class DotProduct(nn.Module):
 class HeadByHead(nn.Module):
     """:class:`DotProduct` with edge features, one head at a time; the backward computes each head again.
 
-    In float64 the largest case takes about 55 GB this way, and 104 GB with all heads at once.
+    The reference in float64 takes this form, because all heads at once need much more memory.
     """
 
     def __init__(self, heads: int, channels: int) -> None:
@@ -88,7 +88,7 @@ class GATv2(nn.Module):
         self.att = nn.Parameter(torch.randn(1, heads, channels) / math.sqrt(channels))
 
     def forward(self, x_l: Tensor, x_r: Tensor, edge_index: Tensor) -> Tensor:
-        """Returns `[num_nodes, heads, channels]`; so are the shapes of `x_l` (sources) and `x_r` (destinations)."""
+        """Returns `[num_nodes, heads, channels]`. `x_l` (sources) and `x_r` (destinations) have the same shape."""
         source, destination = edge_index[0], edge_index[1]
         x_j = x_l.index_select(0, source)
         x = nn.functional.leaky_relu(x_j + x_r.index_select(0, destination), 0.2)
@@ -101,7 +101,7 @@ class Max(nn.Module):
     """The maximum over neighbours."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Returns `[num_nodes, channels]`, the shape of `x` too; nodes without neighbours get 0."""
+        """Returns `[num_nodes, channels]`, as `x` is; a node without neighbours gets 0."""
         x_j = x.index_select(0, edge_index[0])
         out: Tensor = scatter(x_j, edge_index[1], dim=0, dim_size=x.size(0), reduce="max")
         return out
@@ -109,7 +109,7 @@ class Max(nn.Module):
 
 @dataclass(frozen=True)
 class Core:
-    """One of the modules with fixed heads and dtype, for any graph; the graph's `channels` count all heads together."""
+    """One of these modules with fixed heads and dtype, for any graph. The heads share a graph's `channels`."""
 
     name: str
     heads: int
@@ -137,7 +137,7 @@ class Core:
 
 
 def dot_product(heads: int, dtype: torch.dtype) -> Core:
-    """Dot-product attention of `q`, `k` and `v`."""
+    """Returns dot-product attention of `q`, `k` and `v`."""
 
     def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
         q, k, v = (_rows(nodes, graph, generator, dtype, heads) for nodes in (graph.num_nodes, *[graph.sources] * 2))
@@ -147,7 +147,7 @@ def dot_product(heads: int, dtype: torch.dtype) -> Core:
 
 
 def dot_product_edge(heads: int, dtype: torch.dtype) -> Core:
-    """Dot-product attention of `q`, `k` and `v` with features of each edge."""
+    """Returns dot-product attention of `q`, `k` and `v` with features of each edge."""
     plain = dot_product(heads, dtype)
 
     def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def dot_product_edge(heads: int, dtype: torch.dtype) -> Core:
 
 
 def gatv2(heads: int, dtype: torch.dtype) -> Core:
-    """GATv2's attention of `x_l` and `x_r`."""
+    """Returns GATv2's attention of `x_l` and `x_r`."""
 
     def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
         x_l, x_r = (_rows(nodes, graph, generator, dtype, heads) for nodes in (graph.sources, graph.num_nodes))
@@ -174,7 +174,7 @@ def gatv2(heads: int, dtype: torch.dtype) -> Core:
 
 
 def maximum(dtype: torch.dtype) -> Core:
-    """The maximum of `x` over neighbours."""
+    """Returns the maximum of `x` over neighbours."""
 
     def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
         return _rows(graph.num_nodes, graph, generator, dtype), *ordered(graph, order)

@@ -1,4 +1,7 @@
-"""Generates the graphs of the benchmarks from a seed on the CPU, so that every device gets the same graph."""
+"""Generates the graphs of the benchmarks from a seed on the CPU, so that every device gets the same graph.
+
+Only the two largest graphs are drawn on a GPU where there is one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from gnncompile import testing
 
 
 def uniform(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
-    """Draws sources and destinations uniformly; self loops and repeated edges may occur.
+    """Draws sources and destinations uniformly. Self loops and repeated edges may occur.
 
     Returns:
         `edge_index`, `[2, num_edges]`, int64.
@@ -29,7 +32,7 @@ def power_law(
 
 
 def bipartite(num_sources: int, num_destinations: int, degree: int, seed: int = 0) -> Tensor:
-    """Draws `degree` edges to each destination, from uniformly random sources; repeated edges may occur.
+    """Draws `degree` edges to each destination, from uniformly random sources. Repeated edges may occur.
 
     Returns:
         `edge_index`, `[2, num_destinations * degree]`, int64, sorted by destination.
@@ -52,7 +55,7 @@ def even(num_nodes: int, seed: int = 0) -> Tensor:
 
 
 def large_power_law(num_nodes: int, num_edges: int, max_degree: int) -> Tensor:
-    """Draws a large power-law graph, on a GPU if there is one: this takes seconds instead of minutes."""
+    """Draws a large power-law graph, on a GPU if there is one, because a CPU is slow at it."""
     return power_law(num_nodes, num_edges, max_degree, device="cuda" if torch.cuda.is_available() else "cpu")
 
 

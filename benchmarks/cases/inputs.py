@@ -1,4 +1,4 @@
-"""Draws the arguments of benchmarked models from a graph and a seed, on the CPU: equal for every device and row."""
+"""Draws the arguments of models from a graph and a seed, on the CPU, so that every device and row gets the same."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,7 +27,7 @@ MakeInputs = Callable[[Graph, str, Generator], tuple[Any, ...]]
 
 @lru_cache(maxsize=1)
 def _generated(graph: Graph) -> Tensor:
-    """Returns a graph's edges. The last graph is cached: all cases of a run share it, and drawing it takes seconds."""
+    """Returns a graph's edges. The last graph is cached, because the cases of a run share it and drawing it is slow."""
     return graph.make()
 
 
@@ -56,26 +56,26 @@ def _features(graph: Graph, generator: Generator) -> Tensor:
 
 
 def plain(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
-    """`x`, `[num_nodes, channels]`, float32, and `edge_index`, `[2, num_edges]`."""
+    """Returns `x`, `[num_nodes, channels]`, float32, and `edge_index`, `[2, num_edges]`."""
     return _features(graph, generator), *ordered(graph, order)
 
 
 def with_edge_features(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
-    """`x`, `edge_index` and `edge_attr`, `[num_edges, 16]`, float32."""
+    """Returns `x`, `edge_index` and `edge_attr`, `[num_edges, EDGE_DIM]`, float32."""
     x = _features(graph, generator)
     return x, *ordered(graph, order, torch.randn(graph.num_edges, EDGE_DIM, generator=generator))
 
 
 def with_edge_types(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
-    """`x`, `edge_index` and `edge_type`, `[num_edges]`, uniform in `0 .. 7`."""
+    """Returns `x`, `edge_index` and `edge_type`, `[num_edges]`, uniform in `0 .. NUM_RELATIONS - 1`."""
     x = _features(graph, generator)
     return x, *ordered(graph, order, torch.randint(NUM_RELATIONS, (graph.num_edges,), generator=generator))
 
 
 def typed(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
-    """`x_dict` and `edge_index_dict` of two node types and four edge types.
+    """Returns `x_dict` and `edge_index_dict` of two node types and four edge types.
 
-    A random two thirds of the nodes are papers, the others authors; an edge's type follows from those of its ends.
+    A random two thirds of the nodes are papers, the others authors. The types of an edge's ends give its type.
     The order of edges is kept within a type.
     """
     x = _features(graph, generator)

@@ -12,8 +12,10 @@ and once each node tensor that a walk or a product reads or writes. Flops: two f
 product. Not counted are weights, biases, activations and norms (assumed to be fused), and building the CSR layout (once
 per graph). Nothing is subtracted for caches. Values are float32 unless a layer says otherwise.
 
-Below, :math:`n`, :math:`e` and :math:`c` are the numbers of nodes, edges and channels. `walk(k)` is a walk that gathers
-:math:`kc` values per edge. `linear(i, o)` stands for the three products of a linear layer (output, gradient of the
+Each function below returns the limit of a layer, and its docstring lists the layer's phases. :math:`n`, :math:`e` and
+:math:`c` are the numbers of nodes, edges and channels. `walk(k)` is a walk that gathers :math:`kc` values per edge. A
+walk by destination goes through the edges into each node, as every forward walk does. A walk by source goes through the
+edges out of each node. `linear(i, o)` stands for the three products of a linear layer (output, gradient of the
 input, gradient of the weight) on :math:`n` rows, from width :math:`ic` to width :math:`oc`.
 """
 
@@ -258,7 +260,7 @@ def _per_head(size: Size) -> float:
 
 
 def _blocks(size: Size, columns: int) -> Work:
-    """A linear layer from `channels` to `columns` with one block per head, which has a quarter of the flops."""
+    """A linear layer from `channels` to `columns` with one block per head, which divides the flops by `HEADS`."""
     work = size.linear(1, columns / size.channels)
     return Work(tuple(Phase(phase.gathered, phase.streamed, phase.flops / HEADS) for phase in work.phases))
 

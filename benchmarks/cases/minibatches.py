@@ -25,15 +25,15 @@ class MiniBatchCase:
     """One stream.
 
     Attributes:
-        name: The name of the case.
-        description: A description for the table.
-        model: Makes the model on the CPU.
-        loader: Makes the loader, given the numbers of mini-batches and of worker processes.
-        arguments: Returns the model's arguments from a mini-batch.
-        target: Returns the loss's target from a mini-batch.
-        loss: Computes the loss from the model's result and the target.
-        kept: The number of mini-batches that are kept on the device, to time steps without loading.
-        cut_in_loop: Whether the loop, not the model, cuts results to the seeds.
+        name: the name of the case.
+        description: a description for the table.
+        model: makes the model on the CPU.
+        loader: makes the loader, given the numbers of mini-batches and of worker processes.
+        arguments: returns the model's arguments from a mini-batch.
+        target: returns the loss's target from a mini-batch.
+        loss: computes the loss from the model's result and the target.
+        kept: the number of mini-batches that are kept on the device, to time steps without loading.
+        cut_in_loop: whether the loop, not the model, cuts results to the seeds.
     """
 
     name: str
@@ -86,8 +86,10 @@ class NodeClassifier(nn.Module):
 
 @lru_cache(maxsize=1)
 def molecules(number: int = 16_384, seed: int = 0) -> list[Data]:
-    """Returns random molecules: trees of 10 to 38 atoms (normally distributed around 24) with a few rings. They have
-    2.2 edges per atom, counting both directions, node features ``[num_nodes, 32]``, and a class of each graph.
+    """Returns random molecules.
+
+    A molecule is a tree with a few rings. It has 10 to 38 atoms, normally distributed around 24, about two edges per
+    atom (both directions counted), node features ``[num_nodes, 32]``, and a class.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -125,10 +127,10 @@ class NeighbourSampler:
     ``NeighborLoader`` needs pyg-lib or torch-sparse, which not every machine has.
 
     Args:
-        edge_index: The edges, ``[2, num_edges]``.
-        num_nodes: The number of nodes.
-        fan_out: For each hop, the most neighbours to sample per node.
-        labels: The class of each node, ``[num_nodes]``.
+        edge_index: the edges, ``[2, num_edges]``.
+        num_nodes: the number of nodes.
+        fan_out: for each hop, the most neighbours to sample per node.
+        labels: the class of each node, ``[num_nodes]``.
     """
 
     def __init__(self, edge_index: Tensor, num_nodes: int, fan_out: tuple[int, ...], labels: Tensor) -> None:
@@ -162,8 +164,8 @@ class NeighbourSampler:
         return data
 
     def _distinct(self, nodes: Any) -> Any:
-        """Returns the sorted nodes without duplicates. It marks nodes, because `np.unique` takes twice the time of all
-        the rest.
+        """Returns the sorted nodes without duplicates. It marks nodes instead of sorting them, as `np.unique` does,
+        because sorting would take most of the sampler's time.
         """
         marks = np.zeros(self.num_nodes, np.bool_)
         marks[nodes] = True

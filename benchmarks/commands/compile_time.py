@@ -40,7 +40,7 @@ LIMIT = 600
 
 @dataclass
 class StartsOfRow:
-    """The reports of the processes of one row; times only if `status` is `ok`."""
+    """The reports of the processes of one row; only rows whose `status` is `ok` have times."""
 
     variant: Variant
     status: str = "ok"  # or WRONG or FAILED

@@ -57,7 +57,7 @@ class Launch:
 
 @dataclass
 class TileResult:
-    """The outcome of one tile: `status` is `ok` (only then there is a time), FAILED or WRONG."""
+    """The outcome of one tile. `status` is `ok`, FAILED or WRONG; only tiles that are `ok` have a time."""
 
     tile: Tile
     status: str = "ok"

@@ -1,4 +1,4 @@
-"""Correctness before speed: outputs and gradients against eager PyTorch in float64."""
+"""Compares outputs and gradients with those of eager PyTorch in float64, before a time is reported."""
 
 import copy
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ FLOOR = 1e-5
 # ... or this many roundings of a coarser dtype, because outputs and intermediate results are stored in that dtype.
 FLOOR_ROUNDINGS = 4.0
 # A gradient jumps if rounding flips a sign before a ReLU or changes the winner of a maximum. With millions of
-# activations a flip or two is likely in every float32 run, also eager's (seen: 3e-3 on one weight of GIN). The unit
-# tests compare gradients to rounding, on graphs too small for a flip.
+# activations a flip or two is likely in every float32 run, also eager's (see `worst_error` of GIN in
+# benchmarks/results/nvidia-h200/guide-guide-cuda.json). The unit tests compare gradients to rounding, on graphs too
+# small for a flip.
 KINK_FLOOR = 1e-2
 
 Results = dict[str, Tensor | None]

@@ -46,7 +46,7 @@ class Options:
 
 @dataclass
 class Row:
-    """The outcome of one variant: a time only if `status` is `ok`."""
+    """The outcome of one variant; only rows whose `status` is `ok` have a time."""
 
     variant: Variant
     status: str = "ok"  # or WRONG or FAILED
@@ -148,8 +148,9 @@ def _prepare(
 
 
 def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device, options: Options) -> Verdict:
-    """Checks the first step and the third, by which a recording or an automatic recompile may have happened; counts
-    captured graphs, graph breaks and recompiles in these steps.
+    """Checks the first step and the third, and counts captured graphs, graph breaks and recompiles in these steps.
+
+    By the third step a recording or an automatic recompile may have happened.
     """
     start = counting.mark()
     begin = time.perf_counter()

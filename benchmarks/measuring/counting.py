@@ -1,6 +1,6 @@
 """Counts what Dynamo did: captured graphs, graph breaks and recompiles.
 
-The only file of the benchmarks that looks into `torch._dynamo`, which has no public counters.
+This file reads private counters of `torch._dynamo`, which has no public ones.
 """
 
 from dataclasses import dataclass

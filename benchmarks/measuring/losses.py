@@ -47,7 +47,7 @@ def plain_loop(build: Callable[[nn.Module], Runner]) -> Make:
 
 
 def whole_step(model: nn.Module, loss: Loss) -> Step:
-    """Makes a `gnncompile.TrainStep`."""
+    """Makes a training step that is compiled as a whole, a `gnncompile.TrainStep`."""
     import gnncompile
 
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""Time and memory of steps: wall clock with synchronisation, rows interleaved so that drift affects all alike."""
+"""Measures time and memory of steps. Time is wall clock with synchronisation; rows take turns, so drift affects all."""
 
 import gc
 import json
@@ -211,7 +211,7 @@ def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0)
 
 
 def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> Memory:
-    """Measures memory on a CPU by the profiler, which logs torch's allocations and releases, also of compiled code."""
+    """Measures memory on a CPU with the profiler, which logs what torch allocates and frees, also in compiled code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler's messages out of the progress
     activities, mark = [torch.profiler.ProfilerActivity.CPU], "benchmarks: backward"
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
@@ -234,7 +234,7 @@ def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> M
 
 
 def sync_error(step: StepFunction, device: torch.device) -> str | None:
-    """Runs one step in which every sync raises an error; returns the error's first line, or None (CUDA only)."""
+    """Runs one step in which every sync is an error, on CUDA only. Returns the error's first line; None without one."""
     torch.cuda.synchronize(device)
     previous = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

@@ -20,8 +20,8 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "compilers": (("torch._inductor.async_compile", "AsyncCompile.wait"),),
     "our kernels": (("gnncompile.runtime.launch", "kernel"),),
 }
-"""The columns, and the functions of each. In `vectors` Inductor tries which vector instructions the C++ compiler and
-the processor support. In `compilers` the process waits for C++ and Triton. Caches are read within AOTAutograd."""
+"""The phases, and the functions of each. In `vectors` Inductor tries which vector instructions the C++ compiler and the
+processor support. In `compilers` the process waits for C++ and Triton. Caches are read within AOTAutograd."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def exclusive(ours: bool) -> Iterator[dict[str, float]]:
     """Sums the seconds that this thread spends in each phase within the block.
 
     Args:
-        ours: Whether gnncompile runs, so that its functions are watched too.
+        ours: whether gnncompile runs, so that its functions are watched too.
 
     Yields:
-        The seconds by phase, complete after the block.
+        The seconds by phase; they are complete after the block.
     """
     spent: dict[str, float] = dict.fromkeys((*PHASES, OTHER), 0.0)
     here, stack, since = threading.current_thread(), [OTHER], [time.perf_counter()]

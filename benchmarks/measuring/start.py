@@ -28,7 +28,7 @@ class Start:
     """The settings of one process.
 
     Attributes:
-        model: the name of a case of the guide.
+        model: the name of a model of PyG's compile guide.
         graph: the name of its graph.
         row: the name of the way to run it.
         device: the device to run on.

@@ -13,10 +13,10 @@ from benchmarks.cases.nested import tensors
 
 @dataclass
 class Step:
-    r"""Calls a model and back-propagates :math:`\sum \mathbf{w} \odot \mathbf{y}`, whose gradient is the given weights.
+    r"""Calls a model and back-propagates :math:`\sum \mathbf{w} \odot \mathbf{y}` with the given weights.
 
-    Calling the object runs one step from cleared gradients. The weighted sum itself is not computed: its gradient is
-    passed to `backward`, so that only the model is timed.
+    Calling the object runs one step from cleared gradients. The sum itself is not computed. Its gradient, which is
+    :math:`\mathbf{w}`, is passed to `backward`, so that only the model is timed.
     """
 
     runner: Callable[..., Any]
@@ -62,9 +62,7 @@ class Step:
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
-        """Parameters and inputs that get gradients, by name. As in an optimizer they are collected once, not in each
-        step.
-        """
+        """Parameters and inputs that get gradients, by name. They are collected once, as in an optimizer."""
         leaves: dict[str, Tensor] = dict(self.model.named_parameters())
         for position, value in enumerate(self.inputs):
             leaves.update(

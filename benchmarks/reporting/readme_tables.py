@@ -1,4 +1,4 @@
-"""Makes the tables of README and speed guide from stored results; a marker in the text names each table."""
+"""Makes the tables of the README and the speed guide from stored results. A marker in the text names each table."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def times(base: float | None, value: float | None, digits: int | None = None) ->
 
 
 def steps(folder: Path) -> str:
-    """Times of forward and backward, and of whole training steps, without overhead of the host."""
+    """Times of forward and backward, and of whole training steps; gnncompile replays CUDA graphs."""
     header = [
         "",
         "forward, backward: eager",
@@ -139,13 +139,13 @@ def compile_time(folder: Path) -> str:
 
 
 def power_law(folder: Path) -> str:
-    """The models of the guide on the large graph."""
+    """The models of PyG's compile guide on the large graph."""
     graph = "power law, 169,343 nodes, 2,332,486 edges, 128 channels"
     return _over_graph(graph, folder / "nvidia-h200" / "guide-powerlaw-arxiv-cuda.json")
 
 
 def guide_gpu(folder: Path) -> str:
-    """The models of the guide on a GPU, on its own graph."""
+    """The models of PyG's compile guide on a GPU, on the guide's own graph."""
     graph = "guide, 10,000 nodes, 200,000 edges, 64 channels"
     return _over_graph(graph, folder / "nvidia-h200" / "guide-guide-cuda.json")
 
@@ -161,7 +161,7 @@ def _over_graph(graph: str, path: Path) -> str:
 
 
 def guide_cpu(folder: Path) -> str:
-    """The models of the guide on a CPU."""
+    """The models of PyG's compile guide on a CPU."""
     header = [
         "model",
         "eager",
@@ -181,7 +181,7 @@ def guide_cpu(folder: Path) -> str:
 
 
 def memory_cpu(folder: Path) -> str:
-    """Peak memory of the models of the guide on a CPU."""
+    """Peak memory of the models of PyG's compile guide on a CPU."""
     shown = ("eager", "compile", "gnncompile")
     header = ["model", "peak: eager", "torch.compile", "gnncompile", "kept for the backward: eager"]
     header += ["torch.compile", "gnncompile"]
@@ -193,7 +193,7 @@ def memory_cpu(folder: Path) -> str:
 
 
 def layers_gpu(folder: Path) -> str:
-    """One layer at a time on the large graph, for each order of the edges: times, with peak memory in brackets."""
+    """Times of one layer at a time on the large graph, for each order of the edges, with peak memory in brackets."""
     found: dict[str, dict[str, dict[str, Record]]] = {}
     with (folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -213,7 +213,7 @@ def layers_gpu(folder: Path) -> str:
 
 
 def _against_compile(found: dict[str, Record]) -> list[str]:
-    """Returns the best row of `torch.compile`, gnncompile's row, and their ratio; over eager if no other row ran."""
+    """Returns cells: the best row of `torch.compile`, gnncompile's row, and their ratio, or that over eager."""
     compiled, ours = best(found, COMPILE, "median_ms"), found["gnncompile"]
     ran = "fails" if compiled is None else with_memory(compiled, best(found, COMPILE, "peak_mib"))
     ratio = times(compiled, ours["median_ms"], 2)
@@ -223,7 +223,7 @@ def _against_compile(found: dict[str, Record]) -> list[str]:
 
 
 def attention_gpu(folder: Path) -> str:
-    """The core of attention and of a maximum alone."""
+    """Times of attention and of a maximum alone, without linear layers, with peak memory in brackets."""
     rows = Stored(folder / "nvidia-h200" / "attention-cuda.json").rows
     shown = [[row["graph"], row["model"], with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
     return markdown(["graph", "core", "gnncompile"], shown)

@@ -1,4 +1,4 @@
-"""The ways to sum over neighbours that are compared. Each is a row of a table, and its structure is made beforehand."""
+"""The ways to sum over neighbours. Each is a row of a table, and its graph's structure is made beforehand."""
 
 import types
 from collections.abc import Callable
@@ -118,6 +118,7 @@ class KernelRow:
         devices: the device types on which it makes sense.
         stores_messages: whether the gathered rows, `[num_edges, channels]`, are written to memory.
         is_sparse: whether this is the vendor's sparse product, with which all rows are compared.
+        is_ours: whether this is gnncompile.
         package: the package that must be installed.
         option: an option of Inductor that must exist; some releases of torch lack it.
     """

@@ -1,4 +1,4 @@
-"""The ways a model is run: each is one row of a table."""
+"""The ways to run a model: eager, `torch.compile` and gnncompile. Each is a row of a table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
