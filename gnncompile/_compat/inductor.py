@@ -22,7 +22,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import V, ops
 
 from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
@@ -37,6 +37,7 @@ __all__ = [
     "inductor_mode_options",
     "inductor_option_names",
     "ir",
+    "ops",
     "patch_codegen_inputs",
     "patch_cpp_vec_masked",
     "patch_grid_2d",

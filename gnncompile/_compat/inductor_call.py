@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile._compat.inductor import V, ir, register_lowering
+from gnncompile._compat.inductor import V, ir, ops, register_lowering
 
 
 class Result(ir.ExternKernel):
@@ -142,6 +142,23 @@ def _may_return_its_argument(node: fx.Node) -> bool:
 def _lower_stored(value: Any) -> Any:
     value.realize()
     return value
+
+
+def _lower_rounded(value: Any) -> Any:
+    dtype, load = value.get_dtype(), value.make_loader()
+
+    def rounded(index: Any) -> Any:
+        return ops.to_dtype_bitcast(ops.to_dtype_bitcast(load(index), torch.int16, dtype), dtype, torch.int16)
+
+    return ir.Pointwise.create(device=value.get_device(), dtype=dtype, inner_fn=rounded, ranges=list(value.get_size()))
+
+
+def install_rounded(op: Any) -> None:
+    """Registers the lowering of an op that rounds values of 16 bits to their dtype: it reads their bits.
+
+    Inductor's own conversions to the dtype, and views of memory with another dtype, leave a value as it was computed.
+    """
+    register_lowering(op, type_promotion_kind=None)(_lower_rounded)
 
 
 def install_stored(op: Any) -> None:

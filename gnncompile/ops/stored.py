@@ -1,7 +1,8 @@
-"""The op that keeps a value in memory: ``gnncompile::stored(value)``, which is equal to `value`.
+"""The ops that fix the rounding of a value: ``gnncompile::stored(value)`` and ``gnncompile::rounded(value)``.
 
-Inductor may compute a value in several kernels, each with other rounding. All readers of the op's result read the same
-numbers. The partitioner of AOTAutograd does not compute the result again in the backward.
+Both return a value equal to `value`. Inductor may compute a value in several kernels, each with other rounding. All
+readers of ``stored(value)`` read the same numbers, from memory, and the partitioner of AOTAutograd does not compute it
+again in the backward. Inductor computes values of 16 bits in float32. ``rounded(value)`` has its dtype's precision.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from gnncompile._compat import inductor_call
 from gnncompile.ops.region import LIBRARY
 
-LIBRARY.define("stored(Tensor value) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_own = torch.ops.gnncompile
 
 
 def _run(value: Tensor) -> Tensor:
@@ -25,11 +26,14 @@ def _backward(ctx: Any, cotangent: Tensor) -> Tensor:
     return cotangent
 
 
-LIBRARY.impl("stored", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::stored", _run, lib=LIBRARY)
-torch.library.register_autograd("gnncompile::stored", _backward, lib=LIBRARY)
+for _name in ("stored", "rounded"):
+    LIBRARY.define(f"{_name}(Tensor value) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_name}", _run, lib=LIBRARY)
+    torch.library.register_autograd(f"gnncompile::{_name}", _backward, lib=LIBRARY)
 
 
 def install() -> None:
-    """Registers the lowering with Inductor: the value is written to memory, and not copied."""
-    inductor_call.install_stored(torch.ops.gnncompile.stored.default)
+    """Registers the lowerings with Inductor. Neither copies a value that is in memory."""
+    inductor_call.install_stored(_own.stored.default)
+    inductor_call.install_rounded(_own.rounded.default)

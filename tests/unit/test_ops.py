@@ -60,6 +60,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "opaque": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
     "opaque_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),
     "stored": ((randn(4, 3, wanted=True),), None),
+    "rounded": ((randn(4, 3, wanted=True),), None),
     "mark_dead": ((EDGES[0], ALIVE), FEW),
     "segment_reduce": ((randn(COUNT, 3), EDGES[1], 5, "max"), FEW),
     "segment_softmax": ((randn(COUNT, 3), EDGES[1], 5), FEW),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 import gnncompile
+from gnncompile.passes.post_grad import round_compared
+from tests.cuda_code import cuda_code
 
 
 def _centred(x: Tensor) -> Tensor:
@@ -43,3 +46,23 @@ def test_ties_are_those_of_rounded_values(case: str, dtype: torch.dtype, device:
         # One of several almost equal values may be the maximum: the sum of the gradients is the same for all.
         slack = 0.15 if dtype is torch.bfloat16 else 0.02
         torch.testing.assert_close(gradient.double().sum(), exact.grad.sum(), rtol=slack, atol=slack)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests run on the GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_code_for_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel computes a maximum, writes the values, reads them again, and compares: the maximum is not rounded."""
+
+    def ties(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.ops.gnncompile.stored(_centred(x))
+        maximum = y.amax(0)
+        return maximum, y == maximum
+
+    code = cuda_code(monkeypatch, ties, 4, dtype, round_compared.run)
+    (one, other) = re.findall(r"= (tmp\d+) == (tmp\d+)$", code, re.MULTILINE)[0]
+    rounded = ["bitcast=True).to(tl.float32)" in _line(code, name) for name in (one, other)]
+    assert rounded == [dtype is torch.bfloat16] * 2
+
+
+def _line(code: str, name: str) -> str:
+    return next(line for line in code.splitlines() if line.strip().startswith(f"{name} = "))

@@ -1,7 +1,7 @@
 """Low-precision values are rounded before they are tested for equality. Runs after differentiation, on each graph.
 
 Before: ``ties = eq(y, amax(y))``, with `y` in bfloat16 or float16
-After:  ``ties = eq(round(y), round(amax(y)))``; ``round`` reads the bits of a value as an integer, and back
+After:  ``ties = eq(rounded(y), rounded(amax(y)))``
 Why it pays: it does not; the gradient of a maximum finds the maximum by this test. Inductor computes low-precision
 values in float32, and rounds only what it writes to memory. A value that it has just computed differs from the written
 maximum: no value is equal, and the gradient is 0 / 0.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from gnncompile.passes.analysis import aten
+from gnncompile.passes.analysis import aten, own
 
 _TESTS = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
 _LOW = (torch.bfloat16, torch.float16)
@@ -37,9 +37,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 
 def _round(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    value = node.meta["val"]
-    for dtype in (torch.int16, value.dtype):
-        with graph.inserting_after(node):
-            node = graph.call_function(aten.view.dtype, (node, dtype))
-        node.meta["val"] = value.view(dtype)
-    return node
+    with graph.inserting_after(node):
+        rounded = graph.call_function(own.rounded.default, (node,))
+    rounded.meta["val"] = node.meta["val"].clone()
+    return rounded
