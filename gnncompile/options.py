@@ -1,6 +1,6 @@
 """What a user may choose: ``gnncompile.compile(model, options={...})``.
 
-What is tuned for a card (tiles, thresholds) is no option: it stands beside the code that uses it.
+What is tuned for a card (tiles, thresholds) is no option: it stands in :mod:`gnncompile.tuning`.
 """
 
 from __future__ import annotations

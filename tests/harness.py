@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import fx
 
-from gnncompile import _compat
+from gnncompile import _compat, tuning
 from gnncompile.passes import manager
 from gnncompile.runtime import launch
 
@@ -32,6 +33,11 @@ def kernels(which: str) -> Iterator[None]:
         forget_kernels()
         yield
     forget_kernels()
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
+    """Gives fields of the table of tuned numbers other values. A kernel that is built already keeps its tile."""
+    monkeypatch.setattr(tuning, "TILES", replace(tuning.TILES, **numbers))
 
 
 @contextmanager

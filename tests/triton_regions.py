@@ -16,14 +16,13 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read at the first import of Triton; torch._dynamo imports it too
 
-from gnncompile.codegen.triton import hub_tile
-from gnncompile.codegen.triton import tile as triton_tile
 from gnncompile.codegen.triton.plan import schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space
 from tests.graphs import layout
+from tests.harness import tune
 
 triton = pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import TritonKernel
@@ -43,8 +42,7 @@ INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def take_few_edges(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Lets kernels take one edge of a row per step, and `most` edges or pieces of a hub."""
-    monkeypatch.setattr(triton_tile, "MOST_EDGES", 1)
-    monkeypatch.setattr(hub_tile, "MOST_EDGES", most)
+    tune(monkeypatch, edges_per_step=1, edges_of_piece=most)
 
 
 def home(which: str) -> str:

@@ -2,8 +2,8 @@
 
 A layer's forward and backward are run once. Then every region that they launch is run again with other tiles, on the
 same tensors. A tile is timed only after its result was compared with that of the chosen tile. The times are for the
-tables in gnncompile/codegen/triton/tile.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) this also runs on a CPU,
-but the times mean nothing there.
+table of tuned numbers in gnncompile/tuning.py. Under Triton's interpreter (`TRITON_INTERPRET=1`) this also runs on a
+CPU, but the times mean nothing there.
 """
 
 import argparse

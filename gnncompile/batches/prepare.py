@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
+from gnncompile import tuning
 from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.edge_layouts import highest, is_sorted, order_of, pointers, sort
 from gnncompile.batches.hops import HopPrefix, hop_prefixes
@@ -309,7 +310,7 @@ class _Preparation:
         self.memory.add(name.format("rowptr"), [true, more])
         rowptr = torch.cat([true, more])
         num_edges = int(rowptr[-1])
-        if num_edges <= csr.HUB:
+        if num_edges <= tuning.TILES.hub_edges:
             return
         longest, most_edges = int(rowptr.diff().max()), csr.most_edges(num_edges)
         if longest < most_edges:

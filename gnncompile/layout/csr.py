@@ -17,36 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnncompile import tuning
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError
 from gnncompile.layout.streams import Ordered
 
 MAX_INDEX = 2**31 - 1 - 2**13
 """The largest number of rows or edges. Kernels count in int32, and may count up to one step of a loop past the end."""
-
-HUB = 128
-"""A row with more edges than this is a hub.
-
-On a GPU a hub is cut into pieces of this many edges (the last piece may have fewer). A program of its own reduces each
-piece. On graphs with very many edges the limit is higher (see :func:`most_edges`).
-
-Measured on an H200 with 2.3M edges, the longest row 13,000, 128 channels: a sum takes 222 us with 128, 237 with 256,
-329 with 1024.
-"""
-
-LAST_ROW = 2**16
-"""A row with fewer edges than ``num_edges / LAST_ROW`` is no hub.
-
-The device waits little for the last such row, less than pieces cost. The table has milliseconds on an H200 for a sum of
-128 channels in float32, by the limit. For these graphs the limit is 1024. The table is for the tile for few edges per
-row; with the tile that these graphs have, the sum takes 6.7 and 13.5.
-
-=========================  =====  =====  =====  =====  =====  =====
-edges; rows                128    256    512    1024   2048   4096
-=========================  =====  =====  =====  =====  =====  =====
-115M; 233,000              11.91  11.75  9.26   8.91   8.95   9.22
-124M; 2.4M                 14.82  14.28  14.16  14.17  14.27  14.58
-=========================  =====  =====  =====  =====  =====  =====
-"""
 
 NO_HUBS = (0, 0)
 """The numbers of hubs and of pieces of a layout that has no hubs, even with one more edge for each row."""
@@ -297,8 +273,12 @@ def _range(limit: int) -> str:
 
 
 def most_edges(num_edges: int) -> int:
-    """Returns the most edges of a row that is no hub: a power of two, by the number of edges of the graph."""
-    return max(HUB, 1 << max(num_edges // LAST_ROW, 1).bit_length() - 1)
+    """Returns the most edges of a row that is no hub: a power of two, by the number of edges of the graph.
+
+    A GPU reduces a hub in pieces of this many edges, with a program for each (the last piece may have fewer).
+    """
+    tiles = tuning.TILES
+    return max(tiles.hub_edges, 1 << max(num_edges // tiles.hub_share, 1).bit_length() - 1)
 
 
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
@@ -311,7 +291,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
         rowptr: int32 ``[num_rows + 1]``.
         num_edges: The number of edges of the layout, masked edges included.
     """
-    if num_edges <= HUB:
+    if num_edges <= tuning.TILES.hub_edges:
         return None
     found = given_hubs(rowptr)
     if found is not None and found.version == _version(rowptr):

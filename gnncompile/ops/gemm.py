@@ -17,32 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnncompile import tuning
 from gnncompile.runtime.launch import generator
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
-LEAST, LEAST_BY_ROWS = 2**25, 2**23
-"""Least multiplications for our kernels: of a product over rows, and of a product with a weight.
-
-Below, the library is as fast. A product over rows that also sums the rows always uses our kernel.
-"""
-
-SMALLEST = 2**17
-"""Least elements of a result for our product with a weight: its tiles then occupy many multiprocessors of the GPU."""
-
-LEAST_SUMMED = 2**16
-"""Least elements for our sum of rows. Below, the library needs one launch; our sum always needs two."""
-
-MOST_TOGETHER = 2**14
-"""Most rows for which two products over rows share a launch. With more rows, the time of a launch is negligible."""
-
 MOST = 2**31
 """Limit of rows for our kernels, which count rows and the elements of a weight in int32."""
-
-_TUNED_FOR = (9, 0)
-"""Compute capability for which our kernels are faster than the library's: measured on an H200.
-
-An H100 has the same multiprocessors.
-"""
 
 
 def in_parts(device: torch.device) -> bool:
@@ -53,7 +33,7 @@ def in_parts(device: torch.device) -> bool:
     """
     if generator(device.type) != "triton" or torch.backends.cuda.matmul.fp32_precision == "tf32":
         return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _TUNED_FOR
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == tuning.TILES.capability
 
 
 def write_product(
@@ -69,7 +49,7 @@ def write_product(
         relu: Whether to write zeros instead of negative values.
         out: ``[rows, columns]``, contiguous.
     """
-    if out.numel() >= SMALLEST and out.numel() * left.size(1) >= LEAST_BY_ROWS and _can(left):
+    if _pays(out, left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.by_rows((left, right), None, added, gate, relu, out)
@@ -97,8 +77,7 @@ def write_sum_of_products(
     out: Tensor,
 ) -> None:
     """Writes ``left @ right + other_left @ other_right + added``; see :func:`write_product`."""
-    depth = left.size(1) + other_left.size(1)
-    if out.numel() >= SMALLEST and out.numel() * depth >= LEAST_BY_ROWS and _can(left):
+    if _pays(out, left.size(1) + other_left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.by_rows((left, right), (other_left, other_right), added, gate, relu, out)
@@ -116,7 +95,7 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
         out: ``[depth, columns]``.
         sums: ``[depth]``, or None.
     """
-    if left.numel() * right.size(1) >= (LEAST if sums is None else 1) and _can(left):
+    if left.numel() * right.size(1) >= (tuning.TILES.least_over_rows if sums is None else 1) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.over_rows(launch.OverRows(left, right, out, sums))
@@ -137,7 +116,7 @@ def write_two_products_over_rows(
     other_sums: Tensor | None,
 ) -> None:
     """Writes two products over the same number of rows: see :func:`write_product_over_rows`."""
-    if 0 < left.size(0) <= MOST_TOGETHER and _can(left):
+    if 0 < left.size(0) <= tuning.TILES.most_together and _can(left):
         from gnncompile.codegen.gemm import launch
 
         other = launch.OverRows(other_left, other_right, other_out, other_sums)
@@ -154,12 +133,18 @@ def write_sums_over_rows(rows: Tensor, out: Tensor) -> None:
         rows: ``[rows, columns]``, float32, contiguous; columns are a multiple of 4.
         out: ``[columns]``, float32, contiguous.
     """
-    if rows.numel() >= LEAST_SUMMED and _can(rows):
+    if rows.numel() >= tuning.TILES.least_summed and _can(rows):
         from gnncompile.codegen.gemm import launch
 
         launch.sums(rows, out)
     else:
         torch.sum(rows, 0, out=out)
+
+
+def _pays(out: Tensor, depth: int) -> bool:
+    """Whether our product with a weight is faster than the library's."""
+    tiles = tuning.TILES
+    return out.numel() >= tiles.least_product and out.numel() * depth >= tiles.least_by_rows
 
 
 def _can(left: Tensor) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnncompile import tuning
 from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import bits, residuals, rules
 from gnncompile.ir.builder import Builder
@@ -16,7 +17,6 @@ from gnncompile.ir.region import BITS, Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
-from gnncompile.layout import csr
 from gnncompile.runtime import launch
 from tests.graphs import layout
 from tests.harness import kernels, needs_interpreter
@@ -47,7 +47,7 @@ def test_the_order_of_bits():
 def graphs() -> dict[str, tuple[Layout, int, int, int]]:
     """Layouts, and how many rows, columns and edges they have."""
     mixed = ([3, 0, 2, 0, 3, 3, 0, 2, 3, 0], [6, 1, 2, 1, 3, 0, 5, 4, 4, 0], [2, 5])
-    hub = [0] * (2 * csr.HUB + 1) + [2] * 129 + [3]
+    hub = [0] * (2 * tuning.TILES.hub_edges + 1) + [2] * 129 + [3]
     lists = {"mixed, masked": mixed, "no edge": ([], [], []), "hub": (hub, [k % 7 for k in range(len(hub))], [])}
     found = {}
     for name, (row, col, dead) in lists.items():

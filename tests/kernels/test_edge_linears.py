@@ -19,7 +19,7 @@ from torch_geometric.nn import (
 )
 
 import gnncompile
-from gnncompile import _compat
+from gnncompile import _compat, tuning
 from gnncompile.codegen.triton import edge_linears
 from gnncompile.exc import InvalidRegionError, UnsupportedRegion
 from gnncompile.ir import rules
@@ -29,7 +29,6 @@ from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
-from gnncompile.layout import csr
 from gnncompile.runtime import launch
 from tests.graphs import EDGE_LISTS, layout
 from tests.harness import kernels, launched, light, needs_interpreter
@@ -77,7 +76,7 @@ SHAPES = [(1, 1, 1), (1, 1, 2), (1, 3, 1), (3, 1, 2), (2, 5, 4), (1, 64, 16), (4
 def graph(name: str) -> tuple[Layout, int, int, int]:
     """A layout, and how many rows, columns and edges it has."""
     if name == "long rows":  # three hubs, one of them several pieces long, and an edge that is masked out
-        row = torch.tensor([0] * 300 + [2] * (2 * csr.HUB + 1) + [3] * 129 + [1, 3, 0])
+        row = torch.tensor([0] * 300 + [2] * (2 * tuning.TILES.hub_edges + 1) + [3] * 129 + [1, 3, 0])
         col = torch.arange(row.numel()) % 7
         alive = torch.ones(row.numel(), dtype=torch.bool)
         alive[5] = False

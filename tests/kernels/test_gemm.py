@@ -23,7 +23,7 @@ from gnncompile.codegen.gemm.launch import OverRows
 from gnncompile.ops import gemm
 from gnncompile.options import DEFAULTS
 from gnncompile.passes.manager import run_post_grad
-from gnncompile.passes.post_grad import lower_gemm as products_pass
+from tests.harness import tune
 from tests.triton_regions import DEVICE, INF, NAN
 
 pytestmark = triton_regions.INTERPRETED
@@ -46,7 +46,7 @@ def test_by_rows(
     rows: int, depth: int, columns: int, transposed: bool, added: str, few: bool, monkeypatch: pytest.MonkeyPatch
 ):
     torch.manual_seed(0)
-    monkeypatch.setattr(launch, "_FEW", rows if few else 0)
+    tune(monkeypatch, few_rows=rows if few else 0)
     left = torch.randn(rows, depth, device=DEVICE)
     right = torch.randn(columns, depth, device=DEVICE).t() if transposed else torch.randn(depth, columns, device=DEVICE)
     out = torch.full((rows, columns), NAN, device=DEVICE)
@@ -74,7 +74,7 @@ def test_sum_of_two(
     """Of matrices of different widths, with what is added to both once."""
     torch.manual_seed(0)
     rows, columns = 70, 36
-    monkeypatch.setattr(launch, "_FEW", rows if few else 0)
+    tune(monkeypatch, few_rows=rows if few else 0)
     lefts = [torch.randn(rows, depth, device=DEVICE) for depth in depths]
     weights = [torch.randn(columns, depth, device=DEVICE).t() for depth in depths]
     rights = [w if across else w.contiguous() for w, across in zip(weights, transposed, strict=True)]
@@ -94,8 +94,7 @@ def test_sum_of_products_writes_the_same_by_the_library(
     least: int, calls: list[int], added: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    monkeypatch.setattr(gemm, "SMALLEST", 1)
-    monkeypatch.setattr(gemm, "LEAST_BY_ROWS", least)
+    tune(monkeypatch, least_product=1, least_by_rows=least)
     found: list[int] = []
     ours = launch.by_rows
     count = lambda *given: (found.append(1 + (given[1] is not None)), ours(*given))[1]  # noqa: E731
@@ -121,8 +120,7 @@ def test_product_writes_the_same_by_the_library(
 ):
     if ours:
         monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-        monkeypatch.setattr(gemm, "SMALLEST", 1)
-        monkeypatch.setattr(gemm, "LEAST_BY_ROWS", 1)
+        tune(monkeypatch, least_product=1, least_by_rows=1)
     left, right, gate = (torch.randn(n, 16, device=DEVICE) for n in (5, 16, 5))
     given = {"nothing": None, "row": torch.randn(16, device=DEVICE), "matrix": torch.randn(5, 16, device=DEVICE)}[added]
     gate[0, 0], gate[1, 1] = NAN, 0
@@ -135,7 +133,7 @@ def test_product_writes_the_same_by_the_library(
 @pytest.fixture(params=[True, False], ids=["few rows", "many rows"])
 def any_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both ways to split a weight."""
-    monkeypatch.setattr(launch, "_FEW", 2**14 if request.param else 0)
+    tune(monkeypatch, few_rows=2**14 if request.param else 0)
 
 
 def test_gate(any_tile: None):
@@ -153,8 +151,8 @@ def test_gate(any_tile: None):
 )
 def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(launch, "_PROCESSORS", 4)  # several shares, of which the last one is short
-    monkeypatch.setattr(launch, "_JOINED", (2, 64))  # put together in several steps
+    # Several shares, of which the last one is short, are put together in several steps.
+    tune(monkeypatch, processors=4, joined=(2, 64))
     left, right = torch.randn(rows, depth, device=DEVICE), torch.randn(rows, columns, device=DEVICE)
     results = [torch.full((depth, columns), NAN, device=DEVICE) for _ in range(2)]
     sums = torch.full((depth,), NAN, device=DEVICE)
@@ -183,8 +181,7 @@ def test_two_products_over_rows(
 ):
     """Of different matrices; what one of them writes is not in the way of the other."""
     torch.manual_seed(0)
-    monkeypatch.setattr(launch, "_PROCESSORS", 4)
-    monkeypatch.setattr(launch, "_JOINED", (2, 64))
+    tune(monkeypatch, processors=4, joined=(2, 64))
     given = [torch.randn(rows, width, device=DEVICE) for width in widths]
     both = []
     for left, right, sums in zip(given[::2], given[1::2], summed, strict=True):
@@ -200,7 +197,7 @@ def test_two_products_over_rows(
 @pytest.mark.parametrize(("rows", "together"), [(0, False), (1, True), (40, True), (41, False)])
 def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    monkeypatch.setattr(gemm, "MOST_TOGETHER", 40)
+    tune(monkeypatch, most_together=40)
     calls: list[int] = []
     ours = launch.over_rows
     monkeypatch.setattr(launch, "over_rows", lambda *given: (calls.append(len(given)), ours(*given))[1])
@@ -215,7 +212,7 @@ def test_two_products_meet_where_rows_are_few(rows: int, together: bool, monkeyp
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 4), (31, 64), (700, 36), (300, 260)])
 def test_sums(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "_PROCESSORS", 1)
+    tune(monkeypatch, processors=1)
     matrix, out = torch.randn(rows, columns, device=DEVICE), torch.full((columns,), NAN, device=DEVICE)
     launch.sums(matrix, out)
     torch.testing.assert_close(out.double(), matrix.double().sum(0), rtol=1e-6, atol=1e-5)
@@ -305,10 +302,9 @@ def test_infinities_and_no_numbers(any_tile: None):
 def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products go to the kernels too, on whatever device there is."""
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    for bound in ("LEAST", "LEAST_BY_ROWS", "SMALLEST"):
-        monkeypatch.setattr(gemm, bound, 1)
-    monkeypatch.setattr(products_pass, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(gemm, "_TUNED_FOR", torch.cuda.get_device_capability() if DEVICE == "cuda" else None)
+    tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
+    if DEVICE == "cuda":
+        tune(monkeypatch, capability=torch.cuda.get_device_capability())
     torch._dynamo.reset()
 
 
@@ -398,13 +394,13 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
     assert not BY_ROWS.search(_code_of(dtype=torch.float64))
     assert not BY_ROWS.search(_code_of(width=15)) and not BY_ROWS.search(_code_of(width=18))
     with monkeypatch.context() as narrow:
-        narrow.setattr(products_pass, "SMALLEST_WEIGHT", 1024)
+        tune(narrow, least_weight=1024)
         assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))
     with monkeypatch.context() as other:
-        other.setattr(gemm, "_TUNED_FOR", (1, 0))
+        tune(other, capability=(1, 0))
         assert gemm.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")
     with monkeypatch.context() as small:
-        small.setattr(products_pass, "LEAST_BY_ROWS", 2**30)
+        tune(small, least_by_rows=2**30)
         assert BY_ROWS.search(_code_of())  # nobody knows how many rows there will be
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
@@ -414,7 +410,7 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
 
 
 def test_a_sum_waits_for_the_walk_over_the_edges(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gemm, "LEAST_SUMMED", 1)
+    tune(monkeypatch, least_summed=1)
     model, x = GCNConv(16, 16).to(DEVICE), torch.randn(9, 16, device=DEVICE)
     edges = torch.randint(9, (2, 20), device=DEVICE)
     compiled = gnncompile.compile(model)
@@ -449,7 +445,7 @@ def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.M
     rows: list[int] = []
     ours = launch.by_rows
     monkeypatch.setattr(launch, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
-    monkeypatch.setattr(gemm, "LEAST_BY_ROWS", 16 * 32 * 40)
+    tune(monkeypatch, least_by_rows=16 * 32 * 40)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
     compiled = gnncompile.compile(model)
     for count in (50, 39, 40, 1, 0):

@@ -10,8 +10,6 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen.triton import hub_tile as triton_hub_tile
-from gnncompile.codegen.triton import tile as triton_tile
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs, large_tile
 from gnncompile.codegen.triton.kernel import TritonKernel
 from gnncompile.codegen.triton.plan import Part, schedule
@@ -21,6 +19,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.layout import csr
+from tests.harness import tune
 from tests.triton_regions import (
     CASES,
     GRAPHS,
@@ -59,7 +58,7 @@ device = triton_regions.device
 @pytest.fixture
 def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `MIXED`, rows 0 and 3 (4 and 3 edges) are hubs, and row 2 is in the list of hubs without being one."""
-    monkeypatch.setattr(csr, "HUB", 2)
+    tune(monkeypatch, hub_edges=2)
 
 
 def forget(edges: Layout) -> None:
@@ -110,7 +109,7 @@ def test_the_longest_row_that_is_no_hub(
 @pytest.mark.parametrize("case", [max_and_min, attention, attention_gradient, edge_values])
 def test_wide_hubs(case: Case, device: str, small_hubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide rows, some of them split by channels; feature axes that are no powers of two."""
-    monkeypatch.setattr(triton_tile, "SPLIT_WIDTH", 32)
+    tune(monkeypatch, split_width=32)
     check(case(D, "float32", 1, 70), MIXED, device)
     check(case(S, "float32", 4, 16), MIXED, device)
 
@@ -189,7 +188,7 @@ def test_hubs_get_launches_if_there_are_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In one pass the pieces are walked in the launch of the rows, in two they have two of their own."""
-    monkeypatch.setattr(csr, "HUB", limit)
+    tune(monkeypatch, hub_edges=limit)
     region, g = case(D, "float32", 1, 3), GRAPHS[name]
 
     def expected(pieces: int, hubs: int) -> list[tuple[str, int]]:
@@ -323,7 +322,7 @@ def test_large_hubs(
     which may have none; beside hubs of as many pieces as others, and in launches for more of either than there are.
     """
     take_few_edges(monkeypatch, 2)
-    monkeypatch.setattr(triton_hub_tile, "LARGE_PIECES", 4)
+    tune(monkeypatch, large_pieces=4)
     region, g = case(D, "float32", heads, channels), degrees(3, 20, 0, 4, 2, 7, 5, 16, 1)
     check(region, g, device)
     same_where_unknown(region, g, device)

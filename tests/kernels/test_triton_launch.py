@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile import _compat
+from gnncompile import _compat, tuning
 from gnncompile.codegen.triton import launcher
 from gnncompile.codegen.triton.kernel import TritonKernel, _nothing
 from gnncompile.codegen.triton.plan import Part
@@ -22,7 +22,7 @@ from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Node, Output, Region
-from gnncompile.layout import csr
+from tests.harness import tune
 from tests.triton_regions import (
     MIXED,
     D,
@@ -88,7 +88,21 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.zeros(33)[1:].view(8, 4)
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        return (1, 1, 1, 77, "function", "metadata", None, None, None, *pointers(x, edges, out), 4, 0, csr.HUB)
+        return (
+            1,
+            1,
+            1,
+            77,
+            "function",
+            "metadata",
+            None,
+            None,
+            None,
+            *pointers(x, edges, out),
+            4,
+            0,
+            tuning.TILES.hub_edges,
+        )
 
     for _ in range(2):
         kernel([x], edges, [out])
@@ -122,7 +136,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert jit.by_triton == 2 and not jit.launched
 
     def expected(x: Tensor) -> tuple[Any, ...]:
-        given = (*pointers(x, edges, out), 4, 0, csr.HUB, None)
+        given = (*pointers(x, edges, out), 4, 0, tuning.TILES.hub_edges, None)
         return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiiO", given, 77)
 
     assert launched == [expected(x), expected(shifted), expected(x)]
@@ -134,7 +148,7 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
     """Of rows, pieces, programs for large hubs, and edges of a piece: four rows, two of them hubs of two pieces."""
     monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
-    monkeypatch.setattr(csr, "HUB", 2)
+    tune(monkeypatch, hub_edges=2)
     take_few_edges(monkeypatch, 1)
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, Tile(rows, 1, 64, 1))

@@ -7,13 +7,14 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen.triton import tile
+from gnncompile import tuning
 from gnncompile.codegen.triton.kernel import TritonKernel
 from gnncompile.codegen.triton.plan import schedule
-from gnncompile.codegen.triton.tile import MANY_EDGES, SEVERAL_EDGES, Tile, choose_tile, tiles_by_degree
+from gnncompile.codegen.triton.tile import Tile, choose_tile, tiles_by_degree
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, Output, Region, Space
+from tests.harness import tune
 from tests.triton_regions import (
     GRAPHS,
     Case,
@@ -39,11 +40,12 @@ from tests.triton_regions import (
 
 pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
+SEVERAL, MANY = tuning.TILES.several_edges, tuning.TILES.many_edges
 
 
 @pytest.fixture
 def all_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile, "MANY_EDGES", 0)
+    tune(monkeypatch, many_edges=0)
 
 
 def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
@@ -71,12 +73,12 @@ def watch(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-@pytest.mark.parametrize("edges", [1, 3 * SEVERAL_EDGES - 1, 3 * SEVERAL_EDGES, 3 * MANY_EDGES - 1, 3 * MANY_EDGES])
+@pytest.mark.parametrize("edges", [1, 3 * SEVERAL - 1, 3 * SEVERAL, 3 * MANY - 1, 3 * MANY])
 def test_by_how_many_edges_rows_have(edges: int, trusted: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, g = TritonKernel(neighbour_sum(D, "float32", 1, 256)), with_edges(edges)
     found, out = watch(kernel, monkeypatch), torch.empty(3, 256, device=device)
     (kernel.trusted if trusted else kernel)([torch.ones(5, 256, device=device)], g.layout(device), [out])
-    assert found == [max(least for least in (0, SEVERAL_EDGES, MANY_EDGES) if edges >= 3 * least)]
+    assert found == [max(least for least in (0, SEVERAL, MANY) if edges >= 3 * least)]
     assert out[:, 0].tolist() == [0, edges - 1, 1]
 
 
@@ -84,7 +86,7 @@ def test_a_tile_that_is_given_is_kept() -> None:
     """Else the benchmark of tiles would time another one on dense graphs."""
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, choose_tile(region, schedule(region)))
-    assert kernel._for(with_edges(9 * MANY_EDGES).layout("cpu")) is kernel
+    assert kernel._for(with_edges(9 * MANY).layout("cpu")) is kernel
 
 
 def test_all_code_is_listed() -> None:
@@ -114,7 +116,7 @@ def test_any_graph(name: str, device: str, all_rows_are_long: None) -> None:
 
 
 def test_the_same_bits_each_time(device: str) -> None:
-    region, g = weighted_sum(D, "float32", 1, 150), with_edges(40 * MANY_EDGES)
+    region, g = weighted_sum(D, "float32", 1, 150), with_edges(40 * MANY)
     tensors = random_tensors(region, g)
     first = launch(region, tensors, g, device)[0]
     for _ in range(3):
@@ -136,20 +138,20 @@ def test_packed_bools_are_read_by_whole_rows(channels: int, device: str) -> None
     x, kept = b.input(0, S, (1, channels), "float32"), b.input(1, E, (1, channels), BITS)
     region = b.finish([Output(b.reduce("sum", b.op("where", kept, x, b.const(0))), "float32", (channels,))])
     assert len(tiles_of(region)) == 1 and TritonKernel(region).listing
-    g = with_edges(9 * MANY_EDGES)
-    words = torch.randint(-(2**31), 2**31, (9 * MANY_EDGES, channels // 32), dtype=torch.int32)
+    g = with_edges(9 * MANY)
+    words = torch.randint(-(2**31), 2**31, (9 * MANY, channels // 32), dtype=torch.int32)
     tensors = [torch.randn(5, channels), words]
     found, expected = launch(region, tensors, g, device)[0], run(region, tensors, g.layout("cpu"))[0]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)  # both are sums of 287 numbers in float32
 
 
 def test_tiles_for_long_rows() -> None:
-    whole, split = (0, Tile(1, 4, 256, 1)), (SEVERAL_EDGES, Tile(1, 8, 128, 1))
-    assert tiles_of(neighbour_sum(D, "float32", 1, 256)) == [whole, split, (MANY_EDGES, Tile(1, 16, 64, 1))]
-    halves = (SEVERAL_EDGES, Tile(2, 1, 128, 1)), (MANY_EDGES, Tile(1, 16, 128, 1))
+    whole, split = (0, Tile(1, 4, 256, 1)), (SEVERAL, Tile(1, 8, 128, 1))
+    assert tiles_of(neighbour_sum(D, "float32", 1, 256)) == [whole, split, (MANY, Tile(1, 16, 64, 1))]
+    halves = (SEVERAL, Tile(2, 1, 128, 1)), (MANY, Tile(1, 16, 128, 1))
     assert tiles_of(neighbour_sum(D, "bfloat16", 1, 256)) == [whole, *halves]
-    assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [(0, Tile(2, 1, 64, 1)), (MANY_EDGES, Tile(1, 16, 64, 1))]
-    assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY_EDGES, Tile(1, 32, 16, 1))]
+    assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [(0, Tile(2, 1, 64, 1)), (MANY, Tile(1, 16, 64, 1))]
+    assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY, Tile(1, 32, 16, 1))]
 
 
 @pytest.mark.parametrize("case", [attention, dot_attention, max_and_min, several, row_wise, mixed_widths, edge_relu])

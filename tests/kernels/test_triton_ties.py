@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from gnncompile.codegen.triton import tile as triton_tile
 from gnncompile.codegen.triton.hub_tile import hub_tile
 from gnncompile.codegen.triton.kernel import TritonKernel
 from gnncompile.codegen.triton.plan import gathered, schedule
@@ -19,7 +18,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, BOOL, Output, Region
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.layout import csr
+from tests.harness import tune
 from tests.triton_regions import GRAPHS, INF, NAN, D, E, Graph, S, Space, graph, in_double, launch, take_few_edges
 
 pytestmark = triton_regions.INTERPRETED
@@ -195,15 +194,15 @@ def test_hubs(
     case: triton_regions.Case, channels: int, most_edges: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of two edges, which take one step or two, as putting them together does or takes more."""
-    monkeypatch.setattr(csr, "HUB", 2)
+    tune(monkeypatch, hub_edges=2)
     take_few_edges(monkeypatch, most_edges)
     region = case(D, "float32", 1, channels)
     check(region, TIED, device, replace(choose_tile(region, schedule(region)), edges=1))
 
 
 def test_rows_that_are_split_by_channels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_tile, "SPLIT_WIDTH", 32)
-    monkeypatch.setattr(csr, "HUB", 5)
+    tune(monkeypatch, split_width=32)
+    tune(monkeypatch, hub_edges=5)
     region = principal(D, "float32", 1, 70)
     assert choose_tile(region, schedule(region)).channels == 32
     check(region, TIED, device)
@@ -215,7 +214,7 @@ def test_rows_that_are_split_by_channels(device: str, monkeypatch: pytest.Monkey
 def test_no_edge_reaches_a_nan(
     channels: int, hub: int, values: list[float], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csr, "HUB", hub)
+    tune(monkeypatch, hub_edges=hub)
     region = maximum(D, "float32", 1, channels)
     x = torch.tensor(values).view(4, 1).expand(4, channels).contiguous()
     for edges in (1, 4):

@@ -339,19 +339,19 @@ def test_reasons_are_those_of_the_code():
 
 
 def test_numbers_that_are_said_are_those_of_the_code():
+    from gnncompile import tuning
     from gnncompile.batches import buckets, hops, loader
     from gnncompile.cudagraphs import pool
     from gnncompile.layout import csr
-    from gnncompile.passes.pre_grad import edge_linears
 
     def has(name: str, text: str) -> bool:
         return text in " ".join(PAGES[name].read_text(encoding="utf-8").split())
 
     assert buckets.SLACK > 0 and loader.MOST == 4 and has("docs/how/steps.md", "to a few sizes, four at most")
     assert hops.MOST == 4 and has("docs/speed.md", "At most four hops")
-    assert edge_linears.MOST_FEATURES == 32 and has("docs/sharp-edges.md", "of up to 32 edge features")
+    assert tuning.TILES.layer_features == 32 and has("docs/sharp-edges.md", "of up to 32 edge features")
     assert has("docs/sharp-edges.md", f"At most {csr.MAX_INDEX:,} edges")
-    assert has("docs/how/codegen.md", f"with more than {csr.HUB} edges is a *hub*")
+    assert has("docs/how/codegen.md", f"with more than {tuning.TILES.hub_edges} edges is a *hub*")
     assert has("docs/how/runtime.md", f"not replayed for {pool.LONG} calls") and pool.WARM == 2
     assert has("docs/how/runtime.md", f'options={{"recordings": {DEFAULTS.recordings}}}')
 

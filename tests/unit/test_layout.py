@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnncompile import tuning
 from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.layout import csr
 from gnncompile.runtime import launch
 from tests import graphs
-from tests.harness import needs_interpreter
+from tests.harness import needs_interpreter, tune
 
 
 def edges(device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -59,7 +60,7 @@ def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: s
 def test_where_there_is_no_hub_there_is_none_with_self_loops(device: str) -> None:
     row = torch.arange(200, device=device) % 50
     made = csr.csr(row, row, 50, 50, None)
-    csr.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), csr.NO_HUBS, csr.HUB)
+    csr.give_hubs(made[0], row.new_empty(0, 3), row.new_empty(0), csr.NO_HUBS, tuning.TILES.hub_edges)
     hubs = csr.given_hubs(csr.with_loops(*made, row, None)[0])
     assert hubs is not None and hubs.number == csr.NO_HUBS and hubs.rows.numel() == 0
 
@@ -72,7 +73,7 @@ def test_bad_index() -> None:
 
 @pytest.fixture
 def small_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csr, "HUB", 3)
+    tune(monkeypatch, hub_edges=3)
 
 
 def found(rowptr: Tensor, num_edges: int = 13) -> csr.Hubs:
@@ -119,8 +120,7 @@ def test_rows_may_be_longer_where_there_are_very_many_edges(monkeypatch: pytest.
     """A list says itself from which degree on rows are hubs; it stays so with a self loop more for each row."""
     limits = [csr.most_edges(n) for n in (0, 13, 2_332_486, 2**24 - 1, 2**24, 115_000_000, 124_000_000, 2**31 - 1)]
     assert limits == [128, 128, 128, 128, 256, 1024, 1024, 16384]
-    monkeypatch.setattr(csr, "HUB", 2)
-    monkeypatch.setattr(csr, "LAST_ROW", 3)
+    tune(monkeypatch, hub_edges=2, hub_share=3)
     rowptr = csr.csr(*edges(device), 5, 5, None)[0]
     hubs = found(rowptr)
     assert hubs.most_edges == 4

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
-    ("exc",),
+    ("exc", "tuning"),
     ("_compat", "debug_dir", "testing"),
     ("options", "ir"),
     ("layout",),

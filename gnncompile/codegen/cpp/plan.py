@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gnncompile import tuning
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import FEATURE_REDUCTIONS, STATISTICS, Node, Region, Shape, Space
-
-BUFFERED_HEADS = 64
-"""A softmax with one logit per head and at most this many heads keeps its logits in scratch memory between loops."""
 
 
 class Kind(Enum):
@@ -81,7 +79,7 @@ def is_buffered(node: Node) -> bool:
 
     A softmax per channel would need as much memory as the messages, so its values are computed again in every loop.
     """
-    return node.shape[1] == 1 and node.shape[0] <= BUFFERED_HEADS
+    return node.shape[1] == 1 and node.shape[0] <= tuning.LOOPS.buffered_heads
 
 
 def reads(region: Region, step: Step) -> tuple[int, ...]:

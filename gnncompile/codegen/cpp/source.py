@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 
+from gnncompile import tuning
 from gnncompile.codegen.cpp import long_rows
 from gnncompile.codegen.cpp.nest import NestWriter, size_of
 from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
@@ -28,20 +29,8 @@ from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 LARGEST_TILE = 1 << 14
 """The most elements (heads * channels) of a value. The arrays of a row live on the stack."""
 
-PREFETCH_EDGES = 16
-"""A loop prefetches the rows of the edge that is this many edges ahead."""
-
-PREFETCH_BYTES = 1024
-"""The most bytes of a row that are prefetched. The hardware prefetches the rest."""
-
 WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
 """The number of bytes of each storage type."""
-
-SHARES = 64
-"""The most partial sums of a sum over all edges."""
-
-SERIAL_WORK = 1 << 14
-"""A thread with fewer feature elements than this costs more time than it saves."""
 
 
 def positions(region: Region) -> tuple[int, ...]:
@@ -207,7 +196,7 @@ class _Writer(NestWriter):
         for at in stored:
             out = self.region.outputs[at]
             rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
-        ahead = f"p + {PREFETCH_EDGES} < stop ? p + {PREFETCH_EDGES} : stop - 1"
+        ahead = f"p + {tuning.LOOPS.prefetch_edges} < stop ? p + {tuning.LOOPS.prefetch_edges} : stop - 1"
         numbered: set[str] = set()
         for name, (space, shape, dtype) in rows.items():
             size, width = size_of(shape), size_of(shape) * WIDTH[STORAGE[dtype]]
@@ -217,7 +206,7 @@ class _Writer(NestWriter):
             if number not in numbered:
                 self._put(f"const int64_t {number} = {index}[{ahead}];")
                 numbered.add(number)
-            line, stop = max(1, 64 * size // width), min(size, PREFETCH_BYTES * size // width)
+            line, stop = max(1, 64 * size // width), min(size, tuning.LOOPS.prefetch_bytes * size // width)
             address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
             self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")
 
@@ -231,7 +220,7 @@ class _Writer(NestWriter):
         for at, (kind, name) in enumerate(tensors, 2):
             self._put(f"{kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
         self._put(f"const int64_t work = rows{' + rowptr[rows]' if walks else ''};")
-        self._put(f"const int64_t useful = 1 + work * {size_of(self.region.grid)} / {SERIAL_WORK};")
+        self._put(f"const int64_t useful = 1 + work * {size_of(self.region.grid)} / {tuning.LOOPS.serial_work};")
         self._put("const int64_t threads = arguments[1] < useful ? arguments[1] : useful;")
         names = ", ".join(name for _, name in tensors)
         if self.region.sums_all:
@@ -260,7 +249,7 @@ class _Writer(NestWriter):
 
         The number of partial sums depends on the size of the graph, but not on the number of threads.
         """
-        self._put(f"const int64_t shares = useful < {SHARES} ? useful : {SHARES};")
+        self._put(f"const int64_t shares = useful < {tuning.LOOPS.shares} ? useful : {tuning.LOOPS.shares};")
         self._put(f"T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length}, sizeof(T)));")
         self._put("if (!sums) return 1;")
         self._put("#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)")

@@ -14,37 +14,8 @@ Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-
-
-class Tile(NamedTuple):
-    """The size of the work of one program of :func:`by_rows`.
-
-    Attributes:
-        rows: Rows of the result that a program computes.
-        columns: Columns of the result that a program computes.
-        depth: Columns of the left matrix that a step reads.
-        stages: Triton's ``num_stages``: a step's loads are issued ``stages - 1`` steps ahead.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    stages: int
-
-
-TILE_OF_MANY = Tile(64, 64, 32, 3)
-TILE_OF_FEW = Tile(64, 32, 64, 2)
-"""The tile for few rows: more programs, with fewer steps each."""
-
-SUMMED = 32
-"""Number of rows that a program of :func:`over_rows` sums per step."""
-
-WARPS, STAGES = 4, 3
-"""The number of warps of :func:`by_rows`, and the number of stages of :func:`over_rows`."""
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether Triton's interpreter runs the kernels. It multiplies bfloat16 numbers as if their bits were integers."""

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.plan import WIDE, Schedule, edgewise, every_step, shares_maximum
+from gnncompile import tuning
+from gnncompile.codegen.triton.plan import Schedule, edgewise, every_step, shares_maximum
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region
-
-HEAVY = 48
-"""Number of instructions per element and edge above which arithmetic takes longer than reading rows."""
-
-WEIGHTS = 512
-"""Largest number of linear-layer weights that a warp keeps in registers. More weights are read again for every step,
-from the L1 cache. Consider a sum of relu(x + linear(e)), with 128 channels and 16 features. With 70 registers per
-thread it takes 473 us, with 95 to 130 registers 630 to 870 us."""
 
 
 def reduces_channels(node: Node) -> bool:
@@ -39,6 +32,11 @@ def arithmetic(region: Region, plan: Schedule) -> float:
     return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
 
 
+def is_heavy(region: Region, plan: Schedule) -> bool:
+    """Whether arithmetic takes longer than reading rows."""
+    return arithmetic(region, plan) > tuning.TILES.heavy
+
+
 def _instructions(region: Region, node: Node) -> float:
     if node.op == "linear":  # a multiply-add for each feature
         return region.nodes[node.args[0]].shape[1]
@@ -49,6 +47,11 @@ def weights(region: Region) -> int:
     """Returns the number of linear-layer weights that a region reads."""
     sizes = {n.args[1]: region.features(at) for at, n in enumerate(region.nodes) if n.op in ("linear", "transposed")}
     return sum(features * region.nodes[at].shape[0] * region.nodes[at].shape[1] for at, features in sizes.items())
+
+
+def reads_many_weights(region: Region, warps: int = 1) -> bool:
+    """Whether a region reads more linear-layer weights than its warps keep in registers."""
+    return weights(region) > tuning.TILES.weights * warps
 
 
 def sums(region: Region) -> int:
@@ -97,7 +100,10 @@ def wide_lanes(region: Region, plan: Schedule, step: int) -> bool:
     """Whether pass `step` keeps an accumulator about as large as its tile in registers."""
     nodes = [region.nodes[i] for i in plan.finished_in(step) if not shares_maximum(region, plan, i)]
     lanes = [n for n in nodes if n.op in ("softmax", "ties", *REDUCTIONS)]
-    return any(in_wide_lanes(region, n) for n in lanes) and region.grid[0] * region.grid[1] >= WIDE // 2
+    return (
+        any(in_wide_lanes(region, n) for n in lanes)
+        and region.grid[0] * region.grid[1] >= tuning.TILES.combined_width // 2
+    )
 
 
 def in_wide_lanes(region: Region, node: Node) -> bool:

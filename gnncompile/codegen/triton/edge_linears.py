@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gnncompile.codegen.triton.costs import WEIGHTS, weights
+from gnncompile.codegen.triton.costs import reads_many_weights
 from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.text import masked
 from gnncompile.ir.region import Node, Region, Shape
@@ -99,7 +99,7 @@ class EdgeLinears:
         node = self.text.region.nodes[at]
         size = node.shape[0] * node.shape[1]
         offset, masks = self.text.feature(node.shape)
-        if weights(self.text.region) > WEIGHTS * self.text.tile.num_warps:
+        if reads_many_weights(self.text.region, self.text.tile.num_warps):
             self.text.line(f"never = tl.where(start < 0, {_ALIGNED}, 0)")
             offset = f" + never{offset}"
         rows = []

@@ -9,10 +9,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gnncompile import _compat
+from gnncompile import _compat, tuning
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
 from gnncompile.codegen.triton.plan import Part, gathered, partials, schedule
-from gnncompile.codegen.triton.tile import PROGRAMS, SHARE, Tile, choose_tile, of_degree, tiles_by_degree
+from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
 from gnncompile.codegen.triton.variant import Variant
 from gnncompile.codegen.triton.writer import parameters
 from gnncompile.ir.reference import Layout
@@ -136,7 +136,7 @@ class TritonKernel:
             given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
         programs, fewest = self._large
         large = programs * min(number, pieces // fewest)  # hubs with the most pieces come first
-        counts = rows, pieces, large, hubs.most_edges if hubs is not None else csr.HUB
+        counts = rows, pieces, large, hubs.most_edges if hubs is not None else tuning.TILES.hub_edges
         start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self._together else 0))
         if pieces:
             for variant in self._pieces:
@@ -207,8 +207,8 @@ class TritonEdgeSums:
         layout: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> None:
-        rowptr, edges = layout[0], layout[1].size(0)
-        programs = min(max(edges // (SHARE * self.tile.edges), 1), PROGRAMS)
+        rowptr, edges, tiles = layout[0], layout[1].size(0), tuning.TILES
+        programs = min(max(edges // (tiles.edge_sum_steps * self.tile.edges), 1), tiles.edge_sum_programs)
         partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)

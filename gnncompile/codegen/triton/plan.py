@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from gnncompile import tuning
 from gnncompile.codegen.triton.online_softmax import WeightedSum, weighted_sums
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
@@ -14,9 +15,6 @@ from gnncompile.ir.region import FEATURE_REDUCTIONS, LAYERS, STATISTICS, Node, R
 
 MAX_PASSES = 4
 """Most passes over the edges of one kernel. More passes would cost more than separate regions."""
-
-WIDE = 64
-"""From this number of elements per row on, reductions combine the edges of each step (see :func:`every_step`)."""
 
 
 def edgewise(region: Region, node: Node) -> bool:
@@ -30,7 +28,7 @@ def every_step(node: Node) -> bool:
     A wide row spreads the threads of a warp over its channels, so combining costs few shuffles and saves many
     registers. A narrow row spreads them over the edges. For a softmax, see :func:`shares_maximum`.
     """
-    return node.op in (*REDUCTIONS, "ties", "outer") and node.shape[0] * node.shape[1] >= WIDE
+    return node.op in (*REDUCTIONS, "ties", "outer") and node.shape[0] * node.shape[1] >= tuning.TILES.combined_width
 
 
 def counted(region: Region) -> dict[int, int]:
@@ -190,10 +188,10 @@ def _check(region: Region, node: Node) -> None:
 class Part:
     """The part of a region's work that a kernel does.
 
-    A hub (see :data:`gnncompile.layout.csr.HUB`) has too many edges for one program, so it is cut into pieces. For
-    each pass over the edges, one launch walks all pieces and stores the partial results of each. The next launch starts
-    by joining these results, always in the same order. The last launch finishes the hubs' rows. If there is only one
-    pass, one launch walks both the pieces and the other rows.
+    A hub (see :func:`gnncompile.layout.csr.most_edges`) has too many edges for one program, so it is cut into pieces.
+    For each pass over the edges, one launch walks all pieces and stores the partial results of each. The next launch
+    starts by joining these results, always in the same order. The last launch finishes the hubs' rows. If there is only
+    one pass, one launch walks both the pieces and the other rows.
 
     Attributes:
         walks: "all" rows; "ordinary" rows, which are no hubs; "pieces" of hubs, in one pass; "both" pieces and ordinary

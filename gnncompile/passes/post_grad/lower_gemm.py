@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.ops.gemm import LEAST_BY_ROWS, in_parts
+from gnncompile import tuning
+from gnncompile.ops.gemm import in_parts
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 NARROWEST = 16
 """The least number of columns of the matrices: tensor cores multiply blocks of 16."""
-
-SMALLEST_WEIGHT = 2048
-"""The least number of elements of a weight. With fewer, both kernels are bound by memory."""
 
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
@@ -137,13 +135,13 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
     """Whether a matrix has enough rows for the kernels, or an unknown number of rows."""
     rows, depth = value(left).shape
     known = known_size(rows)
-    return known is None or known * depth * columns >= LEAST_BY_ROWS
+    return known is None or known * depth * columns >= tuning.TILES.least_by_rows
 
 
 def _is_weight(right: fx.Node) -> bool:
     """Whether a matrix has a known, large enough size, and it or its transpose is contiguous."""
     depth, columns = value(right).shape
-    if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < SMALLEST_WEIGHT:
+    if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < tuning.TILES.least_weight:
         return False
     return is_packed(value(right)) or is_packed(value(right).t())
 

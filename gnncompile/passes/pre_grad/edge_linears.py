@@ -13,14 +13,9 @@ from typing import Any
 
 from torch import fx
 
+from gnncompile import tuning
 from gnncompile.passes.analysis import aten, value
 from gnncompile.passes.context import Context
-
-MOST_FEATURES = 32
-"""The most features of a layer. With more, computing it in every walk takes longer than reading its rows."""
-
-MOST_WEIGHTS = 8192
-"""The most weights that the programs of a kernel on a GPU can hold."""
 
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
@@ -38,8 +33,9 @@ def refusal(ctx: Context, layer: fx.Node) -> str:
     features, weights = int(value(weight).shape[1]), int(value(weight).numel())
     if value(rows).dim() != 2 or (bias and bias[0] is not None):
         return "it has a bias and heads, or its rows have several axes"
-    if not 0 < features <= MOST_FEATURES or weights > MOST_WEIGHTS:
-        return f"it has {features} features and {weights} weights, a kernel takes {MOST_FEATURES} and {MOST_WEIGHTS}"
+    most, most_weights = tuning.TILES.layer_features, tuning.TILES.layer_weights
+    if not 0 < features <= most or weights > most_weights:
+        return f"it has {features} features and {weights} weights, a kernel takes {most} and {most_weights}"
     if weights <= features**2:
         return "its rows are no wider than its features"
     if not value(rows).dtype.is_floating_point or {rows, weight, layer} & ctx.written:
