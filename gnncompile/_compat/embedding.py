@@ -10,11 +10,14 @@ from torch import Tensor
 from torch._inductor.decomposition import decompositions
 from torch._inductor.lowering import fallback_handler, lowerings
 
+from gnncompile.device import device_of
+
 _GRADIENT = torch.ops.aten.embedding_dense_backward.default
 
 
 def _gradient(grad_output: Tensor, *args: Any) -> Any:
-    return NotImplemented if grad_output.device.type == "cpu" else decompositions[_GRADIENT](grad_output, *args)
+    is_cpp = device_of(grad_output.device).is_cpp_in_inductor
+    return NotImplemented if is_cpp else decompositions[_GRADIENT](grad_output, *args)
 
 
 ON_GPUS_ONLY: dict[Any, Callable[..., Any]] = {_GRADIENT: _gradient} if _GRADIENT in decompositions else {}

@@ -21,6 +21,7 @@ from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import V, ops
 
 from gnncompile._compat.inductor import ours
+from gnncompile.device import device_of
 
 __all__ = ["patch_numbers"]
 
@@ -45,7 +46,8 @@ def _begin_sums_with_zero() -> None:
     def created(cls: Any, device: Any, dst_dtype: Any, src_dtype: Any, inner_fn: Any, *args: Any, **kwargs: Any) -> Any:
         found = signature.bind(cls, device, dst_dtype, src_dtype, inner_fn, *args, **kwargs).arguments
         single = V.graph.sizevars.simplify(sympy_product(found["reduction_ranges"])) == 1
-        if _sums(found["reduction_type"], src_dtype) and (single or device.type != "cpu") and ours():
+        begins = single or not device_of(device).is_cpp_in_inductor
+        if _sums(found["reduction_type"], src_dtype) and begins and ours():
             inner_fn = _plus_zero(inner_fn, src_dtype)
         return create(cls, device, dst_dtype, src_dtype, inner_fn, *args, **kwargs)
 

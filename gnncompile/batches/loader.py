@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
 from gnncompile.layout.streams import copying
 
@@ -93,7 +94,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         items = (prepare_all(item, self.buckets) for item in _explaining(iter(self._prepared), self.source))
-        if self.device.type != "cuda":
+        if not device_of(self.device).has_streams:
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
         pins = isinstance(self.source, DataLoader) and self.source.pin_memory
         return _Ahead(items, self.device, _compat.pinned if pins else _as_it_is).batches()
@@ -107,7 +108,7 @@ def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.dev
     prepared._iterator = None
     prepared.collate_fn = Prepare(source.collate_fn, buckets)
     # For a GPU the copying thread pins instead: it has pinned buffers for mini-batches, and pins all other values too.
-    prepared.pin_memory = source.pin_memory and device.type != "cuda"
+    prepared.pin_memory = source.pin_memory and not device_of(device).has_streams
     return prepared
 
 

@@ -26,6 +26,7 @@ from gnncompile.batches.hops import HopPrefix, hop_prefixes
 from gnncompile.batches.memory import Memory, Place
 from gnncompile.batches.padding_edges import Ring, evenly, shared
 from gnncompile.batches.row_types import BATCH, EDGE_INDEX, SEEDS, RowTypes, kept_by_batch, row_types_of, tensors
+from gnncompile.device import device_of
 from gnncompile.layout import batch_metadata, csr
 from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, Layout, attach, count
 
@@ -181,7 +182,7 @@ def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buck
     found = [t for store in data.stores for t in tensors(store).values()]
     if device is None:
         device = found[0].device if found else "cpu"
-    if any(t.device.type != "cpu" for t in found):
+    if any(device_of(t.device).host_waits for t in found):
         data = copy.copy(data).cpu()
     ready = prepare(data, buckets)
     return ready.finish(ready.memory.to(device))
@@ -355,7 +356,8 @@ class Prepare:
 def prepare_all(value: Any, buckets: Buckets | None) -> Any:
     """Prepares every mini-batch on the CPU in nested lists and tuples; every other value is returned unchanged."""
     if isinstance(value, BaseData) and hasattr(value, "stores"):
-        on_host = all(t.device.type == "cpu" for store in value.stores for t in tensors(store).values())
+        found = [t for store in value.stores for t in tensors(store).values()]
+        on_host = not any(device_of(t.device).host_waits for t in found)
         return prepare(value, buckets) if on_host else value
     if type(value) in (list, tuple):
         return type(value)(prepare_all(v, buckets) for v in value)

@@ -20,6 +20,7 @@ from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves
 from gnncompile.capture.minibatches import Unpadded
 from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
 from gnncompile.cudagraphs import cuda_graph
+from gnncompile.device import device_of
 from gnncompile.exc import IndexOutOfRangeError, SecondDerivativeError
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
@@ -307,7 +308,8 @@ class CompiledCallable:
         if not self.backend.captured and self.backend.options.inductor:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
-            _compat.prepare_inductor(any(isinstance(value, torch.Tensor) and value.is_cpu for value in found))
+            tensors = [value for value in found if isinstance(value, Tensor)]
+            _compat.prepare_inductor(any(device_of(t.device).is_cpp_in_inductor for t in tensors))
         self.policy.call_begins()
         with self._capturing():
             if call.counts is None:

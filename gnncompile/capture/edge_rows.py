@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.device import device_of
 
 ALIGNMENT = 16
 """Bytes. On a GPU, Inductor copies an input in each call if its address is no multiple of this."""
@@ -38,7 +39,8 @@ def can_share(edge_index: Tensor) -> bool:
 
     The rows must be contiguous, and changes of the edge list noticeable by its version.
     """
-    return edge_index.stride(1) == 1 and not edge_index.is_inference() and edge_index.device.type in ("cpu", "cuda")
+    is_packed = edge_index.stride(1) == 1
+    return is_packed and not edge_index.is_inference() and device_of(edge_index.device).has_addresses
 
 
 def share(edge_index: Tensor) -> list[Tensor]:
@@ -58,7 +60,8 @@ def _forget(key: int, of: weakref.ref[Tensor]) -> None:
 
 def _row(row: Tensor) -> Tensor:
     """The row in its own memory, or a copy if Inductor would copy it in each call (:data:`ALIGNMENT`)."""
-    return row.clone() if row.is_cuda and row.data_ptr() % ALIGNMENT else _compat.same_memory(row)
+    is_copied = device_of(row.device).copies_unaligned and row.data_ptr() % ALIGNMENT
+    return row.clone() if is_copied else _compat.same_memory(row)
 
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:

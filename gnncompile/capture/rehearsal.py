@@ -16,6 +16,7 @@ from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
 from gnncompile.capture.containers import attributes_of, is_container
 from gnncompile.cudagraphs import native
 from gnncompile.cudagraphs.pool import OFTEN, WARM, CudaGraphPool
+from gnncompile.device import device_of
 from gnncompile.exc import LazyParameterError
 from gnncompile.substitutes.submodules import modules_of
 
@@ -110,7 +111,7 @@ def _own(value: Any) -> Any:
 def _unchanged(modules: list[nn.Module], given: list[Tensor]) -> Iterator[None]:
     """Restores modules, tensors and random number generators after the block."""
     tensors = [t for m in modules for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))] + given
-    devices = sorted({t.get_device() for t in tensors if t.is_cuda})
+    devices = sorted({t.get_device() for t in tensors if device_of(t.device).has_random_state})
     dense = {id(t): t.detach().as_subclass(Tensor) for t in tensors if t.layout == torch.strided}
     values = [(t, t.clone()) for t in dense.values()]
     places: list[Any] = [vars(m) for m in modules]

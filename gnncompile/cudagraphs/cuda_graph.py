@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from gnncompile import _compat
+from gnncompile.device import device_of
 from gnncompile.layout import csr, streams
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ def _garbage_left_alone() -> Iterator[None]:
 
 def supports_cuda_graphs(device: torch.device) -> bool:
     """Whether work on a device can be captured in a CUDA graph."""
-    return device.type == "cuda"
+    return device_of(device).can_be_recorded
 
 
 def recorder(device: torch.device) -> Recorder:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnncompile.device import device_of
 from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
@@ -97,7 +98,7 @@ depend on its place in memory, and a maximum might not be found again among the 
 
 def _apart(value: Tensor) -> Tensor:
     """Returns the same values with gaps between them in memory, so that torch computes each alone."""
-    return torch.stack([value, value], -1).select(-1, 0) if value.device.type == "cpu" else value
+    return torch.stack([value, value], -1).select(-1, 0) if device_of(value.device).computes_in_vectors else value
 
 
 class _Run:

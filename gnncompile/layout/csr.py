@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError
 from gnncompile.layout.streams import Ordered
 
@@ -157,8 +158,8 @@ def csr(
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
     """Returns an index whose negative entries are replaced by the rows that they stand for."""
-    if index.device.type == "cpu" and (not index.numel() or int(index.min()) >= 0):
-        return index  # only on a CPU: for a GPU, the host would wait
+    if not device_of(index.device).host_waits and (not index.numel() or int(index.min()) >= 0):
+        return index
     return torch.where(index < 0, index + size, index)
 
 
@@ -205,17 +206,17 @@ def with_loops(
 
 def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
     most = _most_hubs(rowptr.numel() - 1, num_edges)
-    if most and rowptr.device.type != "cpu":  # kernels for the CPU don't use hubs
+    if most and device_of(rowptr.device).finds_hubs_early:
         setattr(rowptr, _HUBS, _find_hubs(rowptr, most, num_edges))
 
 
 def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) -> None:
-    if bad.device.type == "cpu":
+    if not device_of(bad.device).host_waits:
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
             _raise((int(index[at]), int(other[at])), limits, at, index is other)
         return
-    if _capturing(bad):
+    if device_of(bad.device).is_capturing:
         flag = _flags.get(bad.device)
         if flag is not None:
             flag.logical_or_(bad.any())
@@ -303,7 +304,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
         return None
     found = _find_hubs(rowptr, most, num_edges)
     # Lists made while a CUDA graph is captured belong to the graph, which makes them again at every replay.
-    if not _capturing(rowptr):
+    if not device_of(rowptr.device).is_capturing:
         setattr(rowptr, _HUBS, found)
     return found
 
@@ -332,7 +333,7 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
         return found.rows
     positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
     rows = torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
-    if not _capturing(rowptr):
+    if not device_of(rowptr.device).is_capturing:
         setattr(rowptr, _ROWS, _Rows(rows, _version(rowptr), Ordered.after([rows])))
     return rows
 
@@ -352,23 +353,15 @@ def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
     owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
     number = torch.stack([(degree > longest).sum(), ends[-1]])
     version = _version(rowptr)
-    if number.device.type == "cpu":
+    if not device_of(number.device).host_waits:
         return Hubs(table, owner, version, _pair(number), longest, None)
-    arriving = None if _capturing(rowptr) else _Arriving.of(number)
+    arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
     return Hubs(table, owner, version, None, longest, arriving, Ordered.after([table, owner]))
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:
     hubs, pieces = numbers.tolist()
     return hubs, pieces
-
-
-def _capturing(tensor: Tensor) -> bool:
-    """Whether work on the tensor goes into a CUDA graph.
-
-    The device is checked first, since a build of torch for CPUs can't be asked.
-    """
-    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _version(tensor: Tensor) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.device import device_of
 
 
 @lru_cache(maxsize=64)
@@ -51,7 +52,7 @@ class Ordered:
 
         No stream can overtake them on a CPU, or while a CUDA graph is captured that they are part of.
         """
-        device = next((t.get_device() for t in tensors if t.is_cuda), None)
+        device = next((t.get_device() for t in tensors if device_of(t.device).has_streams), None)
         return None if device is None or torch.cuda.is_current_stream_capturing() else Ordered(tensors, device)
 
     def follow(self) -> None:
@@ -66,6 +67,6 @@ class Ordered:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(self._done)
         for tensor in self.tensors:
-            if tensor.is_cuda:
+            if device_of(tensor.device).has_streams:
                 tensor.record_stream(stream)
         self._known.add(current)

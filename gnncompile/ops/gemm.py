@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.runtime.launch import generator
+from gnncompile.device import device_of
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 MOST = 2**31
@@ -31,9 +31,7 @@ def in_parts(device: torch.device) -> bool:
     They are where that is faster, unless the user chose the less accurate TensorFloat32
     (``torch.backends.cuda.matmul.fp32_precision``).
     """
-    if generator(device.type) != "triton" or torch.backends.cuda.matmul.fp32_precision == "tf32":
-        return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) == tuning.TILES.capability
+    return device_of(device).has_tuned_products and torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 def write_product(
@@ -148,7 +146,7 @@ def _pays(out: Tensor, depth: int) -> bool:
 
 
 def _can(left: Tensor) -> bool:
-    return left.size(0) < MOST and generator(left.device.type) == "triton"
+    return left.size(0) < MOST and device_of(left.device).runs_triton
 
 
 def _product(

@@ -15,6 +15,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Captured
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
+from gnncompile.device import device_of
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
 from gnncompile.passes.log import RegionRecord
@@ -166,7 +167,7 @@ def _report(
         structure_nodes=sum(c.log.hoisted for c in captured),
         notes=tuple(dict.fromkeys(notes)),
         model=getattr(program.target, "__name__", type(program.target).__name__),
-        device=torch.cuda.get_device_name() if device == "cuda" else device,
+        device=device_of(device).name,
         graphs=tuple(graphs),
         forward=None if times is None else times.forward,
         backward=None if times is None else times.backward,
@@ -209,7 +210,7 @@ def _not_recorded(captured: Captured) -> str | None:
 
 def _region(record: RegionRecord, device: str, kernels: tuple[KernelReport, ...], unfused: float) -> RegionReport:
     region = parse(record.spec)
-    kernel = "reference" if (record.spec, device) in launch.fallbacks else launch.generator(device)
+    kernel = "reference" if (record.spec, device) in launch.fallbacks else device_of(device).generator
     if not kernels:  # no launch was seen: the region is in the structure program, or in a graph for other sizes
         code = launch.kernel(record.spec, device).listing
         kernels = (KernelReport(False, kernel, to_text(region), code, 0, None, None, None),)

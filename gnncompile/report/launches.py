@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gnncompile.capture.compiled_callable import CompiledCallable
 from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.device import device_of
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Region, parse
 from gnncompile.ir.vjp import vjp
@@ -89,7 +90,7 @@ class _Log:
 
 def _timed(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
     """Runs a function. Returns a function that waits for the device and then gives the time in milliseconds."""
-    if device.type != "cuda":
+    if not device_of(device).has_streams:
         begin = time.perf_counter()
         run()
         taken = 1e3 * (time.perf_counter() - begin)
@@ -170,7 +171,7 @@ def _step(
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
+    if device_of(device).has_streams:
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
@@ -205,7 +206,7 @@ def _untouched(target: Any, device: torch.device) -> Iterator[None]:
     """Restores buffers and the state of the random number generators after the block."""
     buffers = list(target.buffers()) if isinstance(target, torch.nn.Module) else []
     kept = [(b, b._version, b.clone()) for b in buffers]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device_of(device).has_random_state else []):
         yield
     with torch.no_grad():
         for buffer, version, copy in kept:

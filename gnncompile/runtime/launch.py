@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.debug_dir import dump_region
+from gnncompile.device import device_of
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
@@ -146,7 +147,7 @@ class Call:
 @lru_cache(maxsize=4096)
 def kernel(spec: str, device: str) -> Kernel:
     """Returns the kernel of a region on a device type ("cpu", "cuda")."""
-    started = _started.pop((spec, device, generator(device)), None)
+    started = _started.pop((spec, device, device_of(device).generator), None)
     return _make(spec, device) if started is None or _is_left_alone(spec, device) else started.result()
 
 
@@ -160,7 +161,7 @@ def prepare(spec: str, device: str) -> None:
 
     Triton's kernels are compiled at the first launch.
     """
-    if generator(device) == "cpp":
+    if device_of(device).generator == "cpp":
         _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
 
 
@@ -205,20 +206,8 @@ def _is_left_alone(spec: str, device: str) -> bool:
     return any(region.rounds for region in without) and parse(spec).rounds
 
 
-def generator(device: str) -> str:
-    """Returns the generator for a device type: ``"triton"``, ``"cpp"`` or ``"reference"``.
-
-    ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns generated
-    code off.
-    """
-    chosen = os.environ.get("GNNCOMPILE_KERNELS", "")
-    if chosen in ("triton", "cpp", "reference"):
-        return chosen
-    return "cpp" if device == "cpu" else "triton"
-
-
 def _generate(region: Region, device: str) -> Kernel:
-    which = generator(device)
+    which = device_of(device).generator
     if which == "reference":
         return _Reference(region)
     if which == "cpp":

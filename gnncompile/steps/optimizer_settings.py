@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentTypeError
 
 NUMBERS = (int, float, str, tuple, type(None))
@@ -62,7 +63,8 @@ class OptimizerSettings:
     def keep_on(self, device: torch.device) -> None:
         """Moves the optimizer's step counts and learning rates to a GPU, where recorded updates read them."""
         # Torch allows capturable optimizers on GPUs only.
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        known = device_of(device)
+        if not known.can_be_recorded or known.is_capturing:
             return
         self._keep_rates()
         groups = self._optimizer.param_groups

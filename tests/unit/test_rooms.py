@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
     ("exc", "tuning"),
+    ("device",),
     ("_compat", "debug_dir", "testing"),
     ("options", "ir"),
     ("layout",),

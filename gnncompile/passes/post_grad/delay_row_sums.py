@@ -14,8 +14,8 @@ import operator
 import torch
 from torch import fx
 
+from gnncompile.device import device_of
 from gnncompile.passes.analysis import aten, is_packed, own, sums_rows, value
-from gnncompile.runtime.launch import generator
 
 _LONG = (own.region.default, own.product.default, own.sum_of_products.default)
 _VIEWS = (aten.view.default, aten.reshape.default, aten.squeeze.dim)
@@ -40,7 +40,7 @@ def _is_sum_of_rows(node: fx.Node, rows: fx.Node) -> bool:
     if not (rows.op == "placeholder" or rows.target in _LONG or _is_result(rows)):
         return False
     columns = matrix.shape[1]
-    return isinstance(columns, int) and columns % 4 == 0 and generator(matrix.device.type) == "triton"
+    return isinstance(columns, int) and columns % 4 == 0 and device_of(matrix.device).runs_triton
 
 
 def _is_result(node: fx.Node) -> bool:

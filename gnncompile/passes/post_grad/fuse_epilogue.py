@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.device import device_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
-from gnncompile.runtime.launch import generator
 
 _VIEWS = {
     aten.view.default,
@@ -69,7 +69,7 @@ def _is_left_to_a_product(node: fx.Node) -> bool:
 
     Then ``gemm_epilogue`` adds the product in the sum's memory: the traffic is the same, but one matrix less is alive.
     """
-    if node.target is not aten.add.Tensor or node.kwargs or generator(value(node).device.type) != "triton":
+    if node.target is not aten.add.Tensor or node.kwargs or not device_of(value(node).device).runs_triton:
         return False
     ends = all(user.op == "output" or user.target not in POINTWISE for user in node.users)
     return ends and any(term.target is aten.mm.default and len(term.users) == 1 for term in node.all_input_nodes)

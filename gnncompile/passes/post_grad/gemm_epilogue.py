@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.device import device_of
 from gnncompile.passes.analysis import alike, aten, own, value
 
 
@@ -80,4 +81,5 @@ def _fits(product: Any) -> bool:
     bias, left = (value(n) for n in product.args[:2])  # type: ignore[arg-type]
     # For a matrix without columns the library's product omits the ReLU.
     is_plain = not product.kwargs and bias.dim() == 1 and isinstance(left.shape[1], int) and left.shape[1] > 0
-    return is_plain and left.device.type == "cuda" and left.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    is_fast = device_of(left.device).fuses_bias
+    return is_plain and is_fast and left.dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -1,0 +1,109 @@
+"""The kinds of devices, and how they differ. Code asks for the fact that it depends on, not for the name of a kind."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from gnncompile import tuning
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, and the facts that code depends on. :func:`device_of` makes it.
+
+    The attributes are fixed. The properties are read at each call, because the environment may change.
+
+    Attributes:
+        place: The device as torch knows it.
+        has_streams: Whether work is queued on streams, and events tell when it is done.
+        can_be_recorded: Whether work can be captured in CUDA graphs.
+        host_waits: Whether the host waits when it reads data, because the memory is not the host's.
+        finds_hubs_early: Whether the hubs of a layout are found when the layout is built. Else a kernel that needs them
+            finds them at its launch.
+        has_random_state: Whether the device has its own state of random numbers, besides the host's.
+        has_addresses: Whether an address stands for memory, so that views by address are possible.
+        copies_unaligned: Whether Inductor copies an input whose address is not aligned, in each call.
+        fuses_bias: Whether the library applies a bias and a ReLU within a product.
+        is_cpp_in_inductor: Whether Inductor writes C++ for the device.
+        usual_generator: The generator of its kernels, unless the environment asks for another one.
+        computes_in_vectors: Whether torch computes neighbours in memory together, and what is left over otherwise.
+    """
+
+    place: torch.device
+    has_streams: bool
+    can_be_recorded: bool
+    host_waits: bool
+    finds_hubs_early: bool
+    has_random_state: bool
+    has_addresses: bool
+    copies_unaligned: bool
+    fuses_bias: bool
+    is_cpp_in_inductor: bool
+    usual_generator: str
+    computes_in_vectors: bool
+
+    @property
+    def generator(self) -> str:
+        """The generator of the device's kernels: ``"triton"``, ``"cpp"`` or ``"reference"``.
+
+        ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns
+        generated code off.
+        """
+        chosen = os.environ.get("GNNCOMPILE_KERNELS", "")
+        if chosen in ("triton", "cpp", "reference"):
+            return chosen
+        return self.usual_generator
+
+    @property
+    def runs_triton(self) -> bool:
+        """Whether the device runs Triton's kernels, those for products and for sums of rows included."""
+        return self.generator == "triton"
+
+    @property
+    def has_tuned_products(self) -> bool:
+        """Whether our float32 products are faster than the library's. Triton's interpreter runs ours, for tests."""
+        if not self.runs_triton:
+            return False
+        return not self.has_streams or torch.cuda.get_device_capability(self.place) == tuning.TILES.capability
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the current stream's work goes into a CUDA graph.
+
+        The device is asked first, since a build of torch for CPUs can't be asked.
+        """
+        return self.can_be_recorded and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def name(self) -> str:
+        """The name of the device for people."""
+        return torch.cuda.get_device_name(self.place) if self.has_streams else self.place.type
+
+
+@lru_cache(maxsize=256)
+def device_of(place: torch.device | str) -> Device:
+    """Returns the facts about a device.
+
+    Args:
+        place: The device of a tensor, or a device's name such as ``"cuda"``.
+    """
+    place = torch.device(place)
+    is_gpu, is_host = place.type == "cuda", place.type == "cpu"
+    return Device(
+        place,
+        has_streams=is_gpu,
+        can_be_recorded=is_gpu,
+        host_waits=not is_host,
+        finds_hubs_early=not is_host,
+        has_random_state=is_gpu,
+        has_addresses=is_gpu or is_host,
+        copies_unaligned=is_gpu,
+        fuses_bias=is_gpu,
+        is_cpp_in_inductor=is_host,
+        usual_generator="cpp" if is_host else "triton",
+        computes_in_vectors=is_host,
+    )
