@@ -39,13 +39,13 @@ from gnncompile._compat.dynamo import (
     valid_capture,
     whole_captures,
 )
-from gnncompile._compat.emptiness import AsksForEmptiness, patch_evaluate_expr
+from gnncompile._compat.emptiness import patch_evaluate_expr
 from gnncompile._compat.gradients import (
-    GradientNotCaptured,
     bound_gradient,
     drop_leaf_marks,
     get_decompositions,
     gradient_calls,
+    gradient_not_captured,
     patch_autograd_grad,
 )
 from gnncompile._compat.inductor import (
@@ -60,9 +60,9 @@ from gnncompile._compat.inductor import (
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
+from gnncompile._compat.recapture import Recapture, Setting
 from gnncompile._compat.recovery import (
     CaptureFailed,
-    Recapture,
     holds_nothing,
     is_limit,
     place_of,
@@ -86,12 +86,11 @@ from gnncompile._compat.shapes import (
 from gnncompile._compat.substitution import (
     ADJACENCY,
     EDGE_INDEX,
-    HookedLayer,
-    NeedsOriginal,
     identified,
     is_watched,
     keep_with,
     kept_with,
+    needs_original,
     notice_use_as,
     object_of,
     refuse_layer,
@@ -117,13 +116,10 @@ __all__ = [
     "ENTRY",
     "GLOBAL_HOOKS",
     "TAKE_ALONG_DIM_COUNTS",
-    "AsksForEmptiness",
     "CaptureFailed",
     "CompiledForms",
-    "GradientNotCaptured",
-    "HookedLayer",
-    "NeedsOriginal",
     "Recapture",
+    "Setting",
     "StorageWeakRef",
     "applies",
     "apply_patches",
@@ -148,6 +144,7 @@ __all__ = [
     "fresh_sizes",
     "get_decompositions",
     "gradient_calls",
+    "gradient_not_captured",
     "graph_breaks",
     "guards_on",
     "has_hooks",
@@ -171,6 +168,7 @@ __all__ = [
     "kept_with",
     "make_capturable",
     "needs_eager",
+    "needs_original",
     "notice_use_as",
     "object_of",
     "own_symbol",

@@ -16,18 +16,20 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.dynamo import calling_file
-from gnncompile._compat.recovery import Recapture
+from gnncompile._compat.recapture import Recapture, Setting
 
 
-class AsksForEmptiness(Recapture):
-    """A model asks whether one of its tensors is empty."""
+def _asks_for_emptiness() -> Recapture:
+    """Returns what to raise if a model asks whether one of its tensors is empty."""
+    return Recapture(Setting.EMPTY_SIZES, True, "the model asks whether a tensor is empty")
 
 
 def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
-    """Makes compiles inside :class:`symbolic_counts` raise :class:`AsksForEmptiness` unless empty sizes are special.
+    """Makes compiles inside :class:`symbolic_counts` raise :class:`Recapture` unless empty sizes are special.
 
-    Torch assumes that symbols of sizes are positive, even if told that 0 is not special. It would answer ``n > 0`` and
-    ``if n`` without a guard, and would replace ``max(n, 1)`` by ``n``.
+    They raise it if a model asks whether a tensor is empty. Torch assumes that symbols of sizes are positive, even if
+    told that 0 is not special. It would answer ``n > 0`` and ``if n`` without a guard, and would replace ``max(n, 1)``
+    by ``n``.
 
     Args:
         libraries: Folders of library code whose questions are ignored. Such code saves work on empty tensors, or looks
@@ -39,7 +41,7 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
         if not compiling.calls or compiling.empty_is_special or not _is_wrong_for_empty(node, result):
             return
         if not (isinstance(result, (bool, torch.SymBool)) and left_alone(file())):
-            raise AsksForEmptiness
+            raise _asks_for_emptiness()
 
     def left_alone(file: str) -> bool:
         return file.startswith(libraries) and "polyfills" not in file  # the user's built-ins are traced as polyfills
@@ -60,14 +62,14 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
         watching = compiling.calls and not compiling.empty_is_special
         asks = watching and isinstance(number, torch.SymInt) and _may_be_empty(number)
         if asks and not left_alone(tested["self"].f_code.co_filename):
-            raise AsksForEmptiness
+            raise _asks_for_emptiness()
         return bool(guard(size))
 
     def watched_evaluation(self: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
         found = evaluate(self, expr, *args, **kwargs)
         watching = compiling.calls and not compiling.empty_is_special
         if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
-            raise AsksForEmptiness  # the guard would never hold: positive sizes do not give the value for size 0
+            raise _asks_for_emptiness()  # the guard would never hold: positive sizes do not give the value for size 0
         return found
 
     evaluate = ShapeEnv.evaluate_expr

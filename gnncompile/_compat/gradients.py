@@ -17,27 +17,21 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from gnncompile._compat.compiles import compiling
-from gnncompile._compat.recovery import Recapture
+from gnncompile._compat.recapture import Recapture, Setting
 
 __all__ = [
-    "GradientNotCaptured",
     "bound_gradient",
     "drop_leaf_marks",
     "get_decompositions",
     "gradient_calls",
+    "gradient_not_captured",
     "patch_autograd_grad",
 ]
 
 
-class GradientNotCaptured(Recapture):
-    """A model's ``torch.autograd.grad`` can't be part of a captured graph.
-
-    The capture starts again, with a graph break there.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+def gradient_not_captured(reason: str) -> Recapture:
+    """Returns what to raise if a model's ``torch.autograd.grad`` can't be part of a captured graph."""
+    return Recapture(Setting.GRADIENTS, False, reason, "torch.autograd.grad in the model")
 
 
 def patch_autograd_grad(wanted: Callable[[], bool]) -> None:
@@ -47,7 +41,7 @@ def patch_autograd_grad(wanted: Callable[[], bool]) -> None:
     So torch's checks that no result belongs to a freed graph are not needed.
 
     Raises:
-        GradientNotCaptured: While Dynamo traces a gradient that it can't put into the graph.
+        Recapture: While Dynamo traces a gradient that it can't put into the graph.
     """
     if hasattr(dynamo_config, "trace_autograd_ops"):
         _trace_calls(wanted)
@@ -68,7 +62,7 @@ def _trace_calls(wanted: Callable[[], bool]) -> None:
             with dynamo_config.patch(trace_autograd_ops=True):
                 return handler(self, tx, *args, **kwargs)
         except Unsupported as error:
-            raise GradientNotCaptured(str(error).strip().splitlines()[0]) from None
+            raise gradient_not_captured(str(error).strip().splitlines()[0]) from None
 
     handlers[torch.autograd.grad] = handle
 

@@ -23,15 +23,9 @@ from torch._dynamo.source import NumpyTensorSource
 from torch._guards import Guard
 
 from gnncompile._compat.compiles import compiling
+from gnncompile._compat.recapture import Recapture
 
 logger = logging.getLogger(__name__)
-
-
-class Recapture(BaseException):
-    """A capture must begin again in another way.
-
-    Not an Exception: Dynamo must neither wrap it nor turn it into a graph break.
-    """
 
 
 class CaptureFailed(BaseException):
@@ -52,8 +46,8 @@ class Recovery(Protocol):
     def owns(self, code: types.CodeType) -> bool:
         """Whether a frame stands for a whole call. Errors of its capture are raised as :class:`CaptureFailed`."""
 
-    def adjust(self, error: Recapture) -> bool:
-        """Changes how frames are captured from now on. Returns False if this change was tried before."""
+    def adjust_frame(self, asked: Recapture) -> bool:
+        """Changes how frames are captured from now on. Returns False if this helps no single frame."""
 
     def attempt(self) -> Callable[[], None]:
         """Called before a frame is captured.
@@ -101,7 +95,7 @@ def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, 
         graph_break = isinstance(error, (SkipFrame, Unsupported)) and not one_graph and not is_limit(error)
         if isinstance(error, Recapture) if recovery.owns(code) else graph_break:
             raise error  # owned: the whole call begins again; else the frame runs as Python, its callees are captured
-        if isinstance(error, Recapture) and recovery.adjust(error):
+        if isinstance(error, Recapture) and recovery.adjust_frame(error):
             continue
         if recovery.owns(code):
             raise CaptureFailed(error)
@@ -181,6 +175,8 @@ def _is_of_a_library(frame: traceback.FrameSummary) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Returns an error as one line."""
+    if isinstance(error, Recapture):
+        return error.reason
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
     return f"{name}: {lines[0]}" if lines else name

@@ -20,7 +20,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from gnncompile._compat.dynamo import current_backend
-from gnncompile._compat.recovery import Recapture
+from gnncompile._compat.recapture import Recapture, Setting
 
 
 def substitute_methods(methods: Mapping[Callable[..., Any], Callable[..., Any]], active: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ def object_of(number: int) -> Any:
 
 
 def use_original(name: str) -> None:
-    """While Dynamo traces: raises :class:`NeedsOriginal`."""
+    """While Dynamo traces: raises what :func:`needs_original` returns."""
 
 
 def is_watched(layer: Any) -> bool:
@@ -110,7 +110,7 @@ def is_watched(layer: Any) -> bool:
 
 
 def refuse_layer(layer: Any) -> None:
-    """While Dynamo traces: raises :class:`HookedLayer`."""
+    """While Dynamo traces: asks for the hooks of a layer to be checked before each call. Raises :class:`Recapture`."""
 
 
 def _is_watched(layer: Any) -> Any:
@@ -118,7 +118,9 @@ def _is_watched(layer: Any) -> Any:
 
 
 def _refuse_layer(layer: Any) -> Any:
-    raise HookedLayer(getattr(layer, "value", None))
+    found = getattr(layer, "value", None)
+    reason = f"{type(found).__name__} has hooks of PyG's, or is being explained: call it uncompiled"
+    raise Recapture(Setting.WATCHED_LAYERS, found, reason)
 
 
 def _keep_with(value: Any, others: Any, kind: Any) -> Any:
@@ -136,7 +138,7 @@ def _kept(value: Any, kind: str) -> Any:
 
 
 def _use_original(name: Any) -> Any:
-    raise NeedsOriginal(None, name.as_python_constant())
+    raise needs_original(name.as_python_constant())
 
 
 _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -150,23 +152,18 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that Dynamo does not trace. It calls the values of this dict with its variables instead."""
 
 
-class NeedsOriginal(Recapture):
-    """A model uses a name of a tensor that only the caller's own subclass or layout has.
+def needs_original(name: str, kind: Any = None) -> Recapture:
+    """Returns what to raise if a model uses a name of a tensor that only the user's own tensor has.
 
-    `kind` is that subclass; None stands for any.
+    Args:
+        name: The name of a method, an attribute or a function.
+        kind: The class or layout of the user's tensor, which is an input. None stands for a sparse matrix, which may
+            be one that the model made.
     """
-
-    def __init__(self, kind: Any, name: str) -> None:
-        super().__init__(kind, name)
-        self.kind, self.name = kind, name
-
-
-class HookedLayer(Recapture):
-    """A layer has hooks, or is being explained, and so must not be traced."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__(f"{type(layer).__name__} has hooks of PyG's, or is being explained: call it uncompiled")
-        self.layer = layer
+    reason = f"the model uses `{name}`"
+    if kind is None:
+        return Recapture(Setting.MADE_MATRICES, False, reason)
+    return Recapture(Setting.UNCOMPILED_INPUTS, kind, reason)
 
 
 _SHAPE = {"size", "dim", "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "numel", "get_device"}
@@ -175,7 +172,7 @@ _SPARSE = {"layout": torch.sparse_coo, "is_sparse": True, "is_sparse_csr": False
 
 
 def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Makes Dynamo raise :class:`NeedsOriginal` if a model uses a name that a plain tensor can't stand for.
+    """Makes Dynamo raise :class:`Recapture` if a model uses a name that a plain tensor can't stand for.
 
     Args:
         kind: A tensor subclass. Names that it has beyond a tensor's are noticed on a tensor kept as an edge list.
@@ -188,7 +185,7 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
     def ask(value: Any, name: str) -> bool:
         """Whether a tensor is kept as a sparse matrix."""
         if name in names and _kept(value, EDGE_INDEX) is not None:
-            raise NeedsOriginal(kind, name)
+            raise needs_original(name, kind)
         return _kept(value, ADJACENCY) is not None
 
     def read(self: Any, tx: Any, name: str) -> Any:
@@ -196,13 +193,13 @@ def notice_use_as(kind: type, sparse_methods: Mapping[str, Callable[..., Any]]) 
             if name in _SPARSE:
                 return ConstantVariable.create(_SPARSE[name])
             if name not in _SHAPE and name not in sparse_methods:
-                raise NeedsOriginal(None, name)
+                raise needs_original(name)
         return getattr_(self, tx, name)
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if ask(self, name) and name not in _SHAPE:
             if name not in sparse_methods or args or kwargs:
-                raise NeedsOriginal(None, name)
+                raise needs_original(name)
             traced = UserFunctionVariable(cast(types.FunctionType, sparse_methods[name]))
             return traced.call_function(tx, [self], {})
         return method(self, tx, name, args, kwargs)

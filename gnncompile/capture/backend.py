@@ -27,7 +27,7 @@ from gnncompile.ops import gemm_lowering, gradient, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
-from gnncompile.passes.log import Masked, Nested, NotPadded, PassLog, Skip, line_of
+from gnncompile.passes.log import PassLog, Skip, line_of, not_padded
 from gnncompile.substitutes import install
 
 SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
@@ -152,7 +152,7 @@ class Backend:
         results = captured.log.padded or []
         padded = results if any(results) else []
         if padded and not self.narrows:
-            raise NotPadded("the loss function returns rows of a padded mini-batch", "?")
+            raise not_padded("the loss function returns rows of a padded mini-batch")
         whole = self._recorded(compiled, gm, inputs, captured, padded)
         sources = uneven_sources(gm)
         if sources is not None:
@@ -234,9 +234,6 @@ class Backend:
                 result = manager.run_pre_grad(gm, self.options, observer, self._leads_on(gm))
             higher_order.show(result.rest)
             return result
-        except Masked as masked:
-            self.notes.append(masked.skip)
-            raise
         finally:
             higher_order.forget(gm)
 
@@ -254,21 +251,18 @@ class Backend:
         """Replaces the marker ops in a graph and its nested graphs by torch ops.
 
         Raises:
-            NotPadded: The graph takes a padded mini-batch.
-            Nested: A marker has no torch op; the graph must be captured again without substitutes.
-            NeedsOriginal: The graph holds a sparse matrix.
-            GradientNotCaptured: The graph calls ``torch.autograd.grad``.
+            Recapture: The graph takes a padded mini-batch, holds a sparse matrix, or calls ``torch.autograd.grad``. Or
+                a marker has no torch op, and the graph must be captured again without substitutes.
         """
         markers = opaque_graphs.markers(gm)
         if any(map(_compat.gradient_calls, (gm, *higher_order.bodies(gm)))):
-            raise _compat.GradientNotCaptured(why.reason)
+            raise _compat.gradient_not_captured(why.reason)
         if torch.ops.gnncompile.padded in markers:
-            raise NotPadded("a part of the model is captured as a whole graph of its own", "?")
+            raise not_padded("a part of the model is captured as a whole graph of its own")
         if torch.ops.gnncompile.adjacency in markers:
-            raise _compat.NeedsOriginal(None, "torch.func, checkpoint or control flow")
+            raise _compat.needs_original("torch.func, checkpoint or control flow")
         if not opaque_graphs.written_out(gm):
-            self.notes += [] if why in self.notes else [why]
-            raise Nested(why)
+            raise _compat.Recapture(_compat.Setting.SELF_LOOPS, "off", why.reason, why.what, why.line)
 
     def _patches(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 import types
@@ -13,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from gnncompile import _compat
+from gnncompile._compat import Setting
 from gnncompile.capture.backend import Backend, prepare_torch
 from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.edge_rows import edges_of_call
 from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
-from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, warn
+from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, Outcome, warn
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import IndexOutOfRangeError, SecondDerivativeError
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
-from gnncompile.passes.log import PADDING, NotPadded, Skip
+from gnncompile.passes.log import PADDING, Skip
 from gnncompile.substitutes.message_hooks import LayerWatch
 from gnncompile.substitutes.submodules import modules_of
 
@@ -56,19 +56,24 @@ class CompiledCallable:
         prepare_torch()
         self.target, self.settings = target, settings
         options, inductor = resolve(settings["mode"], settings["options"])
-        self.backend = Backend(options, inductor, "masked" if options.mask_self_loops else "exact", attaches_sizes=True)
-        self.backend.makes_matrices, self.backend.strict = True, settings["fullgraph"]
-        self.backend.modules = lambda: modules_of(target)
+        backend = Backend(options, inductor, "masked" if options.mask_self_loops else "exact", attaches_sizes=True)
+        backend.makes_matrices, backend.strict = True, settings["fullgraph"]
+        backend.modules = lambda: modules_of(target)
+        backend.watched = self.watch = LayerWatch(target)
         self.derived = Derived(options.structure_cache_entries, options.structure_cache_bytes)
-        self.policy = CapturePolicy(self.backend, self.derived, pads=bool(options.record))
-        self.backend.tell = self.policy.tell
+        self.policy = CapturePolicy(backend, self.derived, self.watch, pads=bool(options.record))
+        backend.tell = self.policy.tell
         self.check = Checker(target.forward if isinstance(target, nn.Module) else target)
-        self.backend.watched = self.watch = LayerWatch(target)
         self.wanted_whole: set[Any] = set()
         self.may_be_lazy = True
         self.ready, self._first_call = False, threading.RLock()
         self._seen = 0, False
         self._start()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that compiles captured graphs. It may be replaced between calls."""
+        return self.policy.backend
 
     @property
     def pads(self) -> bool:
@@ -138,8 +143,6 @@ class CompiledCallable:
             return self.target(*args, **kwargs)
         try:
             return self._run_first(args, kwargs) if not self.ready else self._run(args, kwargs)
-        except _compat.HookedLayer as found:  # the layer belongs to none of the target's modules
-            self.watch.add(found.layer)
         except RuntimeError as error:
             bounds = _compat.broken_bounds(error)
             if bounds is None:
@@ -147,20 +150,19 @@ class CompiledCallable:
             raise IndexOutOfRangeError(
                 f"index out of range: a compiled kernel expected {bounds}. Check the indices."
             ) from error
-        return self(args, kwargs)
 
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._first_call:  # else concurrent threads would each capture the same graph, up to Dynamo's limit
             result = self._run(args, kwargs)
-            self.ready = True
+            self.ready = self.watch() is None  # a call with hooked layers captured nothing
             return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         while True:
             try:
                 call = self.take(args, kwargs)
-            except _compat.NeedsOriginal as needed:
-                self._say_uncompiled({needed.kind}, f"the model uses `{needed.name}`")
+            except _compat.Recapture as asked:
+                self._say_uncompiled({asked.value}, asked.reason)
                 return self.target(*args, **kwargs)
             except Exception:
                 self.check(args, kwargs)  # may raise an error that names the wrong argument
@@ -172,16 +174,14 @@ class CompiledCallable:
             found = self._captured(call)
             if not isinstance(found, _compat.CaptureFailed):
                 return found.result
-            if self._again(call, found.error):
-                self._start()
-                continue
-            if self.settings["fullgraph"] or isinstance(found.error, SecondDerivativeError):
+            outcome = self.policy.adjust_call(found.error, padded=call.counts is not None)
+            if outcome is Outcome.UNCHANGED:
                 raise found.error
-            if call.counts is not None:
-                self.policy.adjust(NotPadded(_compat.reason_of(found.error), _compat.place_of(found.error)))
-                self._start()
-                continue
-            return self._as_python(call, found.error, args, kwargs)
+            if outcome is Outcome.EAGER:
+                return self._as_python(call, found.error, args, kwargs)
+            if outcome is Outcome.RETRY:
+                return self(args, kwargs)
+            self._start()
 
     def _captured(self, call: Call) -> _Done | _compat.CaptureFailed:
         """Runs a call as captured. Returns its result, or the error after which the call can run in another way."""
@@ -189,8 +189,6 @@ class CompiledCallable:
             return _Done(self._finished(call, self.run(call)))
         except _compat.CaptureFailed as failed:
             return failed
-        except _compat.HookedLayer:
-            raise
         except (_compat.Recapture, SecondDerivativeError) as error:
             return _compat.CaptureFailed(error)
 
@@ -199,29 +197,6 @@ class CompiledCallable:
             write_back(value, copied)
         return give_back(result, call.taken.objects) if call.taken.objects else result
 
-    def _again(self, call: Call, error: BaseException) -> bool:
-        """Changes the settings of captures after an error. Returns whether the call is to be captured again."""
-        if isinstance(error, (_compat.GradientNotCaptured, SecondDerivativeError)):
-            return self._keep_gradients(str(error))
-        if not isinstance(error, _compat.Recapture):
-            return False
-        of_an_input = isinstance(error, _compat.NeedsOriginal) and error.kind is not None
-        return not of_an_input and self.policy.adjust(error)
-
-    def _keep_gradients(self, why: str) -> bool:
-        """Makes later captures break the graph at ``torch.autograd.grad``, which then runs in torch's autograd.
-
-        Returns False if they break there already.
-        """
-        if not self.backend.captures_gradients:
-            return False
-        self.policy.note(Skip("torch.autograd.grad in the model", why, "?"))
-        # A new backend, because graphs that the old one captured after a graph break must not be used any more.
-        options = dataclasses.replace(self.backend.options, double_backward=True, record=False)
-        self.backend = dataclasses.replace(self.backend, options=options, captures_gradients=False)
-        self.policy.backend, self.pads = self.backend, False
-        return True
-
     def _as_python(self, call: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call that can't be captured as a whole, on the user's own arguments.
 
@@ -229,8 +204,8 @@ class CompiledCallable:
         run in parts.
         """
         kinds, why = call.taken.kinds, f"a capture failed ({_compat.reason_of(error)})"
-        if isinstance(error, _compat.NeedsOriginal):
-            kinds, why = kinds if error.kind is None else {error.kind}, f"the model uses `{error.name}`"
+        if isinstance(error, _compat.Recapture) and error.setting in (Setting.MADE_MATRICES, Setting.UNCOMPILED_INPUTS):
+            kinds, why = kinds if error.setting is Setting.MADE_MATRICES else {error.value}, error.reason
         if kinds and not _compat.is_limit(error):
             result = self.target(*args, **kwargs)
             self._run_whole(kinds, why)
@@ -257,7 +232,7 @@ class CompiledCallable:
         """Takes a call's arguments apart for the compiled code; pads them if they hold a padded mini-batch.
 
         Raises:
-            NeedsOriginal: The compiled code can't take an argument, such as a sparse matrix with a gradient.
+            Recapture: The compiled code can't take an argument, such as a sparse matrix with a gradient.
         """
         batch = minibatch_in(args, kwargs) if self.pads else None
         if batch is not None and cuda_graph.supports_cuda_graphs(batch.on_device.device):

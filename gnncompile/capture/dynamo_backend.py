@@ -8,10 +8,26 @@ from typing import Any
 from torch import fx
 
 from gnncompile import _compat
+from gnncompile._compat import Setting
 from gnncompile.capture.backend import Backend, prepare_torch
 from gnncompile.exc import CaptureError
 from gnncompile.options import resolve
-from gnncompile.passes.log import Masked, Nested
+
+_MESSAGES = {
+    (Setting.SELF_LOOPS, "exact"): (
+        "{line}: {what} reads edges whose self loops were removed. "
+        "Use gnncompile.compile(model), which captures such a model with exact sizes."
+    ),
+    (Setting.SELF_LOOPS, "off"): (
+        "{what} of the model can't be captured as it is: {reason}. "
+        "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
+    ),
+    (Setting.GRADIENTS, False): (
+        "torch.autograd.grad of the model can't be captured: {reason}. Use gnncompile.compile(model), which "
+        "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
+    ),
+}
+"""The errors for the user if a setting would have to change: ``torch.compile`` can't capture again with another one."""
 
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -25,21 +41,11 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
     options, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
     try:
         return Backend(options, inductor)(gm, inputs)
-    except Masked as masked:
-        raise CaptureError(
-            f"{masked.skip.line}: {masked.skip.what} reads edges whose self loops were removed. "
-            "Use gnncompile.compile(model), which captures such a model with exact sizes."
-        ) from None
-    except _compat.GradientNotCaptured as refused:
-        raise CaptureError(
-            f"torch.autograd.grad of the model can't be captured: {refused}. Use gnncompile.compile(model), which "
-            "breaks the graph there, or leave torch._dynamo.config.trace_autograd_ops off."
-        ) from None
-    except Nested as nested:
-        raise CaptureError(
-            f"{nested.skip.what} of the model can't be captured as it is: {nested.skip.reason}. "
-            "Use gnncompile.compile(model), which captures such a model as PyG wrote it."
-        ) from None
+    except _compat.Recapture as asked:
+        message = _MESSAGES.get((asked.setting, asked.value))
+        if message is None:
+            raise
+        raise CaptureError(message.format(what=asked.what, reason=asked.reason, line=asked.line)) from None
 
 
 backend.self_loops = "masked"  # type: ignore[attr-defined]

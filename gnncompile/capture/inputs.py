@@ -105,7 +105,7 @@ def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
 
     Raises:
         minibatches.Unpadded: The call can't be padded.
-        NeedsOriginal: The compiled code can't take a sparse matrix among the arguments.
+        Recapture: The compiled code can't take a sparse matrix among the arguments.
         TypeError: A tensor has a layout that is not supported.
     """
     kind = type(value)

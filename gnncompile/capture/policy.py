@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import types
@@ -9,18 +10,40 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from gnncompile import _compat
+from gnncompile._compat import Recapture, Setting
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.inputs import Derived
-from gnncompile.ops.segment import SizeNeeded
-from gnncompile.passes.log import Masked, Nested, NotPadded, Skip, WrittenInput
+from gnncompile.exc import SecondDerivativeError
+from gnncompile.passes.log import Skip, not_padded
+from gnncompile.substitutes.message_hooks import LayerWatch
 
 ATTEMPTS = 2
 """Failed captures, each in another call, after which a frame runs as Python for good."""
 
+_OF_WHOLE_CALLS = {Setting.GRADIENTS, Setting.WATCHED_LAYERS, Setting.UNCOMPILED_INPUTS}
+"""Settings that change only between calls. A frame on its own that asks for one runs as Python."""
+
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class Outcome(Enum):
+    """What follows after a capture failed, or asked for another setting."""
+
+    RESTART = "restart"
+    """A setting of captures has changed. The call begins again, and is captured with new entries."""
+
+    RETRY = "retry"
+    """A check before the call has changed. The call begins again, with the captures that there are."""
+
+    EAGER = "eager"
+    """The call runs as Python."""
+
+    UNCHANGED = "unchanged"
+    """No setting can change."""
 
 
 @dataclass
@@ -30,6 +53,7 @@ class CapturePolicy:
     Attributes:
         backend: The backend, which also keeps the notes for ``explain``.
         derived: The cache of rows and sizes of integer inputs.
+        watch: The layers whose hooks are checked before each call.
         empty_is_special: Whether sizes of 0 and 1 get captures of their own.
         pads: Whether padded mini-batches are captured with their padding.
         entries: The code objects of the frames that run a whole call.
@@ -39,6 +63,7 @@ class CapturePolicy:
 
     backend: Backend
     derived: Derived
+    watch: LayerWatch
     empty_is_special: bool = False
     pads: bool = False
     entries: set[types.CodeType] = field(default_factory=set)
@@ -52,32 +77,79 @@ class CapturePolicy:
         """Whether a frame is one of :attr:`entries`."""
         return code in self.entries
 
-    def adjust(self, error: _compat.Recapture) -> bool:
-        """Changes how frames are captured from now on. Returns False if the error changes no setting."""
+    def adjust_call(self, error: BaseException, padded: bool) -> Outcome:
+        """Decides what follows after a call could not be captured as a whole, and changes the setting that this needs.
+
+        Args:
+            error: The error of the capture, or a :class:`Recapture`.
+            padded: Whether the call was padded.
+
+        Returns:
+            The outcome. If it is :attr:`Outcome.UNCHANGED`, the error is for the user.
+        """
+        is_second = isinstance(error, SecondDerivativeError)
+        asked = _compat.gradient_not_captured(str(error)) if is_second else error
+        outcome = self.adjust(asked) if isinstance(asked, Recapture) else Outcome.UNCHANGED
+        if outcome in (Outcome.RESTART, Outcome.RETRY):
+            return outcome
+        if self.backend.strict or is_second:
+            return Outcome.UNCHANGED
+        if padded:
+            self.adjust(not_padded(_compat.reason_of(error), _compat.place_of(error)))
+            return Outcome.RESTART
+        return Outcome.EAGER
+
+    def adjust_frame(self, asked: Recapture) -> bool:
+        """Changes how frames are captured from now on. Returns False if this helps no single frame."""
+        return asked.setting not in _OF_WHOLE_CALLS and self.adjust(asked) is Outcome.RESTART
+
+    def adjust(self, asked: Recapture) -> Outcome:
+        """Changes the setting that a capture asked for, and notes it for ``explain``."""
+        if asked.setting is Setting.UNCOMPILED_INPUTS:
+            return Outcome.EAGER
+        if asked.setting is Setting.WATCHED_LAYERS:
+            self.watch.add(asked.value)
+            return Outcome.RETRY
         before = self._settings()
-        if isinstance(error, SizeNeeded):
-            source = error.source.removeprefix("L['").replace("']", "", 1)
+        self._change(asked.setting, asked.value)
+        if self._settings() == before:
+            return Outcome.UNCHANGED
+        if asked.what:
+            self.note(Skip(asked.what, asked.reason, asked.line))
+        return Outcome.RESTART
+
+    def _change(self, setting: Setting, value: Any) -> None:
+        if setting is Setting.SIZES:
+            source, longest = value
+            source = source.removeprefix("L['").replace("']", "", 1)
             self.derived.wanted.add(source)
-            if error.longest:
+            if longest:
                 self.derived.lengths.add(source)
-        elif isinstance(error, NotPadded):
-            self.note(error.skip)
-            self.pads = False
-        elif isinstance(error, Masked) and self.backend.self_loops == "masked":
-            self.backend.self_loops = "exact"
-        elif isinstance(error, Nested):
-            self.backend.self_loops = "off"
-        elif isinstance(error, _compat.AsksForEmptiness):
-            self.empty_is_special = True
-        elif isinstance(error, _compat.NeedsOriginal) and error.kind is None:
-            self.backend.makes_matrices = False  # the error may be of a matrix that the model made
-        elif isinstance(error, WrittenInput):
-            self.derived.splits = False
-        return self._settings() != before
+        elif setting is Setting.PADDING:
+            self.pads = value
+        elif setting is Setting.SELF_LOOPS:
+            if value == "off" or self.backend.self_loops == "masked":
+                self.backend.self_loops = value
+        elif setting is Setting.EMPTY_SIZES:
+            self.empty_is_special = value
+        elif setting is Setting.MADE_MATRICES:
+            self.backend.makes_matrices = value
+        elif setting is Setting.SPLIT_EDGE_LISTS:
+            self.derived.splits = value
+        elif setting is Setting.GRADIENTS and self.backend.captures_gradients:
+            self._leave_gradients_to_torch()
+
+    def _leave_gradients_to_torch(self) -> None:
+        """Makes later captures break the graph at ``torch.autograd.grad``, which then runs in torch's autograd."""
+        # A new backend, because graphs that the old one captured after a graph break must not be used any more.
+        options = dataclasses.replace(self.backend.options, double_backward=True, record=False)
+        self.backend = dataclasses.replace(self.backend, options=options, captures_gradients=False)
+        self.pads = False
 
     def _settings(self) -> tuple[Any, ...]:
-        ours = self.backend.self_loops, self.backend.makes_matrices, self.empty_is_special, self.pads
-        return *ours, self.derived.splits, len(self.derived.wanted), len(self.derived.lengths)
+        backend, derived = self.backend, self.derived
+        ours = self.empty_is_special, self.pads, backend.self_loops, backend.makes_matrices, backend.captures_gradients
+        return *ours, derived.splits, len(derived.wanted), len(derived.lengths)
 
     def attempt(self) -> Callable[[], None]:
         """Called before a frame is captured. Returns a function that forgets the graphs captured since, on failure."""

@@ -92,14 +92,6 @@ def _num_segments(index: Tensor) -> int:
     return int(index.max()) + 1 if index.numel() else 0
 
 
-class SizeNeeded(_compat.Recapture):
-    """The model needs the number of segments of an input that carries none. The caller attaches it and traces again."""
-
-    def __init__(self, source: str, longest: bool = False) -> None:
-        super().__init__(source)
-        self.source, self.longest = source, longest
-
-
 _SEGMENTS, _LONGEST, _SOURCE = "_gnncompile_segments", "_gnncompile_longest", "_gnncompile_source"
 
 
@@ -127,7 +119,7 @@ def request_size(index: Tensor, longest: bool = False) -> None:
     Returns if the index is no model input, or if the caller can't attach sizes or was asked before.
 
     Raises:
-        SizeNeeded: The caller must attach the size and trace again.
+        Recapture: The caller must attach the size and trace again.
     """
     source = _source(index)
     backend = _compat.current_backend() if source is not None else None
@@ -135,7 +127,8 @@ def request_size(index: Tensor, longest: bool = False) -> None:
         return
     if (source, longest) not in backend.asked:
         backend.asked.add((source, longest))
-        raise SizeNeeded(source, longest)
+        reason = f"the model needs the number of segments of {source}"
+        raise _compat.Recapture(_compat.Setting.SIZES, (source, longest), reason)
 
 
 def _longest_segment(index: Tensor) -> int:

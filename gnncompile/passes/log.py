@@ -50,38 +50,22 @@ class PassLog:
         return next(i for i, r in enumerate(self.regions) if (r.spec, r.line) == (spec, line))
 
 
-class Masked(_compat.Recapture):
-    """An operation would count the dead edges of a masked edge tensor. The model is captured again without masks."""
-
-    def __init__(self, what: str, line: str) -> None:
-        super().__init__(what)
-        self.skip = Skip(what, "reads edges whose removed self loops are only masked; captured with exact sizes", line)
-
-
-class Nested(_compat.Recapture):
-    """A nested graph, which the passes do not rewrite, holds an op that only the passes understand.
-
-    The model is captured again as PyG wrote it.
-    """
-
-    def __init__(self, skip: Skip) -> None:
-        super().__init__(skip.reason)
-        self.skip = skip
-
-
 PADDING = "padding of mini-batches to buckets"
 
 
-class NotPadded(_compat.Recapture):
-    """The graph has an operation on a padded mini-batch that masks cannot correct. The model runs unpadded instead."""
+def not_padded(reason: str, line: str = "?") -> _compat.Recapture:
+    """Returns what to raise if masks can't correct an operation on a padded mini-batch. The model then runs unpadded.
 
-    def __init__(self, what: str, line: str) -> None:
-        super().__init__(what)
-        self.skip = Skip(PADDING, what, line)
+    Args:
+        reason: Why not.
+        line: The user's line.
+    """
+    return _compat.Recapture(_compat.Setting.PADDING, False, reason, PADDING, line)
 
 
-class WrittenInput(_compat.Recapture):
-    """The graph writes to an edge list whose rows were passed separately. It is captured again with the list itself."""
+def written_input() -> _compat.Recapture:
+    """Returns what to raise if a graph writes to an edge list whose rows entered as tensors of their own."""
+    return _compat.Recapture(_compat.Setting.SPLIT_EDGE_LISTS, False, "the model writes to an edge list")
 
 
 # PyG writes the code of propagate() to temporary files that are named after the layer.

@@ -239,7 +239,7 @@ class TrainStep:
         """Returns a step's arguments, flattened, or None if the step can't be recorded for them."""
         try:
             call = self._program.take(given, {})
-        except _compat.NeedsOriginal:
+        except _compat.Recapture:
             return None
         except Exception:
             self._check(given[0], given[1])  # may raise a clearer error

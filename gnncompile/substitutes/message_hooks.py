@@ -91,7 +91,7 @@ def refuse_hooks(layer: Any) -> None:
     Layers that a :class:`LayerWatch` knows are skipped: the watch checks them before each call.
 
     Raises:
-        _compat.HookedLayer: The layer has hooks, or is being explained.
+        _compat.Recapture: The layer has hooks, or is being explained.
     """
     if _compat.is_watched(layer):
         return

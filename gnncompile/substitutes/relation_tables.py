@@ -50,7 +50,7 @@ def is_own(conv: Any, base: type, reductions: tuple[str, ...] = ("sum", "mean", 
     """Whether a layer inherits the messages of `base` unchanged, and has one of these reductions.
 
     Raises:
-        _compat.HookedLayer: See :func:`gnncompile.substitutes.message_hooks.refuse_hooks`.
+        _compat.Recapture: See :func:`gnncompile.substitutes.message_hooks.refuse_hooks`.
     """
     return is_unchanged(conv, base) and REDUCTIONS.get(type(conv.aggr_module)) in reductions
 

@@ -26,7 +26,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value as pyg_set_sparse_value
 
 from gnncompile import _compat
-from gnncompile._compat import ADJACENCY, NeedsOriginal, copy_of, keep_with, kept_with, use_original
+from gnncompile._compat import ADJACENCY, copy_of, keep_with, kept_with, needs_original, use_original
 from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list
 from gnncompile.substitutes.utils import merged
@@ -63,7 +63,7 @@ def take_apart(matrix: Tensor, rows: Callable[[Tensor], list[Tensor]], spread: C
         spread: Expands the compressed indices of a CSR or CSC matrix: returns both indices of each entry.
 
     Raises:
-        NeedsOriginal: The values have features or a gradient, or the matrix is not coalesced.
+        Recapture: The values have features or a gradient, or the matrix is not coalesced.
     """
     for unable, what in (
         (matrix.requires_grad, "gradient"),
@@ -71,7 +71,7 @@ def take_apart(matrix: Tensor, rows: Callable[[Tensor], list[Tensor]], spread: C
         (matrix.layout == torch.sparse_coo and not matrix.is_coalesced(), "uncoalesced entries"),
     ):
         if unable:
-            raise NeedsOriginal(matrix.layout, what)
+            raise needs_original(what, matrix.layout)
     if matrix.layout == torch.sparse_coo:
         row, col = rows(matrix._indices())
         values = matrix._values()
@@ -88,10 +88,10 @@ def take_edges(adj: SparseTensor) -> Matrix:
     """The entries of a ``SparseTensor`` without values.
 
     Raises:
-        NeedsOriginal: The matrix has values. Some layers weight messages by them, and others ignore them.
+        Recapture: The matrix has values. Some layers weight messages by them, and others ignore them.
     """
     if adj.has_value():
-        raise NeedsOriginal(SparseTensor, "values")
+        raise needs_original("values", SparseTensor)
     row, col, _ = adj.coo()
     shape = torch.empty(*adj.sparse_sizes(), 0, device=row.device)
     return Matrix(_compat.without_base(row), _compat.without_base(col), None, shape)

@@ -10,9 +10,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.passes.analysis import aten, is_switch, is_tensor, value
 from gnncompile.passes.context import Context, PaddedInputs
-from gnncompile.passes.log import NotPadded, user_line
+from gnncompile.passes.log import not_padded, user_line
 from gnncompile.passes.padded import masked_reductions
 
 SELECTED = 2**32
@@ -49,9 +50,9 @@ class PaddedGraph:
         self.at: fx.Node = self.last_input
         """The node that is being rewritten. Errors name its line."""
 
-    def refuse(self, why: str) -> NotPadded:
+    def refuse(self, why: str) -> _compat.Recapture:
         """Returns the error to raise, with the line of the current node."""
-        return NotPadded(why, user_line(self.at))
+        return not_padded(why, user_line(self.at))
 
     def of(self, size: Any) -> RowTypes | None:
         """Returns the row types of a dimension with this size, or None if it is not padded."""

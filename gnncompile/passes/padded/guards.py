@@ -16,7 +16,7 @@ def check(p: PaddedGraph) -> None:
     """Checks each guard on a padded size, and notes the least numbers of valid rows for which the guards hold.
 
     Raises:
-        NotPadded: A guard may have another answer for the valid sizes.
+        Recapture: A guard may have another answer for the valid sizes.
     """
     for expr in _compat.guards_on(p.ctx.fake_mode, p.known.sizes):
         _check(p, expr)

@@ -27,7 +27,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place, and records which dimensions of the results are padded.
 
     Raises:
-        NotPadded: An operation is not known to be safe.
+        Recapture: An operation is not known to be safe.
     """
     if ctx.padded is not None:
         _rewrite(PaddedGraph(ctx, ctx.padded))

@@ -30,7 +30,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        GradientNotCaptured: An operation between the inputs and the outputs cannot be differentiated here.
+        Recapture: An operation between the inputs and the outputs cannot be differentiated here.
     """
     calls = list(ctx.graph.find_nodes(op="call_function", target=own.gradient.default))
     for call in calls:
@@ -40,7 +40,7 @@ def run(ctx: Context) -> None:
         ctx.__dict__.pop("written", None)
         for node in ctx.graph.nodes:
             if _NEW in node.meta and node.op == "call_function" and mutates(node):
-                raise _compat.GradientNotCaptured(f"{user_line(node)}: the gradient writes to memory ({node.target})")
+                raise _compat.gradient_not_captured(f"{user_line(node)}: the gradient writes to memory ({node.target})")
     if calls:
         _drop_switches(ctx.graph)
 
@@ -97,7 +97,7 @@ class _Written:
         self.ctx.graph.erase_node(self.call)
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise _compat.GradientNotCaptured(f"{user_line(self.call)}: {reason}")
+        raise _compat.gradient_not_captured(f"{user_line(self.call)}: {reason}")
 
     def _between(self) -> list[fx.Node]:
         """Returns the nodes on a path from the inputs to the outputs, in order, without the first inputs."""

@@ -15,17 +15,17 @@ from torch import fx
 
 from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, mutates, own, value, written_nodes
 from gnncompile.passes.context import Context
-from gnncompile.passes.log import WrittenInput
+from gnncompile.passes.log import written_input
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        WrittenInput: The graph writes to an edge list of the caller, which it stacks from two inputs.
+        Recapture: The graph writes to an edge list of the caller, which it stacks from two inputs.
     """
     if ctx.edge_lists and any(_is_the_callers(ctx, node) for node in written_nodes(ctx.graph)):
-        raise WrittenInput
+        raise written_input()
     for node in list(ctx.graph.nodes):
         if node.op == "call_function" and mutates(node):
             _rewrite(node)

@@ -18,7 +18,7 @@ def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        NeedsOriginal: A sparse matrix has a reader that is not a product or a size.
+        Recapture: A sparse matrix has a reader that is not a product or a size.
     """
     drop_unused(ctx.graph)
     for node in list(ctx.graph.nodes):
@@ -28,7 +28,7 @@ def run(ctx: Context) -> None:
             if user.target is aten.sym_size.int:
                 continue
             if user.target not in _PRODUCTS or user.args[0] is not node or user.args[1] is node:
-                raise _compat.NeedsOriginal(None, str(user.target))
+                raise _compat.needs_original(str(user.target))
             row, col, values, shape = node.args
             with ctx.graph.inserting_before(user):
                 rows = ctx.call(aten.index_select.default, user.args[1], 0, col, like=user)

@@ -14,11 +14,12 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from gnncompile import _compat
 from gnncompile.ir.region import parse
 from gnncompile.ops.segment import WRITTEN_OUT
 from gnncompile.passes.analysis import aten, drop_unused, is_one, mutates, own, same_size, value
 from gnncompile.passes.context import Context
-from gnncompile.passes.log import Masked, user_line
+from gnncompile.passes.log import user_line
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
@@ -80,7 +81,7 @@ _FILLS = {aten.new_full.default, aten.full.default, aten.zeros_like.default, ate
 
 
 def run(ctx: Context) -> None:
-    """Rewrites the graph in place. Raises Masked if an operation would count a dead edge."""
+    """Rewrites the graph in place. Raises Recapture if an operation would count a dead edge."""
     for node in list(ctx.graph.nodes):
         if node.target in _MARKERS:
             with ctx.graph.inserting_before(node):
@@ -148,14 +149,16 @@ def _say_who_lives(ctx: Context, node: fx.Node) -> None:
 
 
 def _check_masks(ctx: Context) -> None:
-    """Follows masked edge tensors. Raises Masked at an operation that would mix dead edges with live ones."""
+    """Follows masked edge tensors. Raises Recapture at an operation that would mix dead edges with live ones."""
     tainted: set[fx.Node] = set()
     for node in ctx.graph.nodes:
         sources = [n for n in node.all_input_nodes if n in tainted]
         if node.target is own.mark_dead.default:
             tainted.add(node)
         elif sources and not _safe(node, tainted):
-            raise Masked(f"{node.target if node.op != 'output' else 'the output'}", user_line(sources[0]))
+            reason = "reads edges whose removed self loops are only masked; captured with exact sizes"
+            what = "the output" if node.op == "output" else str(node.target)
+            raise _compat.Recapture(_compat.Setting.SELF_LOOPS, "exact", reason, what, user_line(sources[0]))
         elif sources and not _ends_mask(node):
             tainted.add(node)
 

@@ -14,14 +14,14 @@ from torch import fx
 
 from gnncompile.passes.analysis import own, value
 from gnncompile.passes.context import Context, HopPrefix, PaddedInputs
-from gnncompile.passes.log import NotPadded, user_line
+from gnncompile.passes.log import not_padded, user_line
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place.
 
     Raises:
-        NotPadded: The size of a padded input is not a symbol, or is shared by two row types.
+        Recapture: The size of a padded input is not a symbol, or is shared by two row types.
     """
     for node in ctx.graph.find_nodes(op="call_function", target=own.padded.default):
         tensor, counts, rows, values = node.args
@@ -63,7 +63,7 @@ def _note(known: PaddedInputs, tensor: fx.Node, rows: int, values: int, line: st
     size = value(tensor).shape[0]
     symbol = size.node.expr if isinstance(size, torch.SymInt) else None
     if symbol is None or not symbol.is_Symbol or known.sizes.setdefault(symbol, rows) != rows:
-        raise NotPadded("its size is a fixed number, or was taken for that of other things", line)
+        raise not_padded("its size is a fixed number, or was taken for that of other things", line)
     known.tensors.add(tensor)
     if values >= 0:
         known.values[tensor] = values

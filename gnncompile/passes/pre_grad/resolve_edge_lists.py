@@ -15,7 +15,7 @@ from torch import fx
 
 from gnncompile.passes.analysis import aten, drop_unused, is_tensor, own, value
 from gnncompile.passes.context import Context
-from gnncompile.passes.log import WrittenInput
+from gnncompile.passes.log import written_input
 from gnncompile.passes.pre_grad.indices import COPIES
 
 
@@ -84,7 +84,7 @@ def row_of(ctx: Context, source: Any, position: int, at: fx.Node, axis: int = 0)
     if source in ctx.written:
         parts = args[0] if source.target is aten.stack.default else ()
         if all(isinstance(p, fx.Node) and p.op == "placeholder" for p in parts) and parts:
-            raise WrittenInput
+            raise written_input()
         return None
     if source.target is aten.stack.default and (args[1] if len(args) > 1 else 0) % 2 == axis:
         return args[0][position]  # type: ignore[no-any-return]
