@@ -52,7 +52,7 @@ class MissingLibraryError(GnncompileError, ImportError):
 
 
 class CaptureError(GnncompileError, RuntimeError):
-    """``torch.compile(model, backend="gnncompile")`` can't compile a graph that ``gnncompile.compile`` can."""
+    """A model can't be captured in the way that was asked for: ``fullgraph=True``, or ``torch.compile``'s backend."""
 
 
 class DerivativeError(GnncompileError, RuntimeError):

@@ -21,7 +21,7 @@ from gnncompile.capture.minibatches import Unpadded
 from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, Outcome, warn
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
-from gnncompile.exc import IndexOutOfRangeError, SecondDerivativeError
+from gnncompile.exc import CaptureError, IndexOutOfRangeError, SecondDerivativeError
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
 from gnncompile.passes.log import PADDING, Skip
@@ -176,7 +176,7 @@ class CompiledCallable:
                 return found.result
             outcome = self.policy.adjust_call(found.error, padded=call.counts is not None)
             if outcome is Outcome.UNCHANGED:
-                raise found.error
+                raise _for_the_user(found.error)
             if outcome is Outcome.EAGER:
                 return self._as_python(call, found.error, args, kwargs)
             if outcome is Outcome.RETRY:
@@ -345,6 +345,16 @@ class CompiledCallable:
         """Warns once that calls run uncompiled."""
         if self.policy.note(Skip("the whole model", what.rpartition(";")[0], "?")):
             warn(f"gnncompile: {what} run uncompiled. {advice}")
+
+
+def _for_the_user(error: BaseException) -> BaseException:
+    """Returns an error of a capture that must succeed, as the user is to see it."""
+    if not isinstance(error, _compat.Recapture):
+        return error
+    place = "" if error.line == "?" else f"{error.line}: "
+    return CaptureError(
+        f"{place}the model can't be captured as one graph: {error.reason}. Without fullgraph=True it runs in parts."
+    )
 
 
 class _Done(NamedTuple):

@@ -29,6 +29,8 @@ _MESSAGES = {
 }
 """The errors for the user if a setting would have to change: ``torch.compile`` can't capture again with another one."""
 
+_OTHERWISE = "{reason}. Use gnncompile.compile(model), which captures such a model in another way."
+
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """The backend of ``torch.compile(model, backend="gnncompile")``: the same passes as :func:`gnncompile.compile`.
@@ -42,9 +44,7 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callabl
     try:
         return Backend(options, inductor)(gm, inputs)
     except _compat.Recapture as asked:
-        message = _MESSAGES.get((asked.setting, asked.value))
-        if message is None:
-            raise
+        message = _MESSAGES.get((asked.setting, asked.value), _OTHERWISE)
         raise CaptureError(message.format(what=asked.what, reason=asked.reason, line=asked.line)) from None
 
 

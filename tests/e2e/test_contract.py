@@ -126,6 +126,19 @@ def test_fullgraph_raises(fail: Callable[[pytest.MonkeyPatch], None], monkeypatc
         gnncompile.compile(SAGEConv(CHANNELS, 8), fullgraph=True)(*graph())
 
 
+def test_fullgraph_raises_an_error_of_ours_for_what_is_never_captured():
+    def model(adjacency: Tensor, x: Tensor) -> Tensor:
+        return adjacency.coalesce().values().sum() + x
+
+    torch._dynamo.reset()
+    matrix, x = torch.eye(3).to_sparse(), torch.randn(3, 2)
+    torch.testing.assert_close(gnncompile.compile(model)(matrix, x), model(matrix, x))
+    with pytest.raises(
+        gnncompile.exc.CaptureError, match=r"captured as one graph: the model uses `coalesce`\. Without"
+    ):
+        gnncompile.compile(model, fullgraph=True)(matrix, x)
+
+
 def test_a_capture_that_fails_after_a_break_runs_nothing_twice():
     """A pooling without a number of graphs, in the part of the model that comes after a graph break."""
 
