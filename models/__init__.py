@@ -6,7 +6,8 @@ layers (the self loops of GCN and GAT) stays there: gnncompile runs it without s
 
 `GCN`, `GraphSAGE`, `GAT`, `GATv2` (PyG's `GAT(v2=True)`), `PNA` and `EdgeCNN` have the same `state_dict` keys as
 `torch_geometric.nn.models`, so that weights move both ways. The same holds for the convolutions of `GIN` and the
-`DeepGCNLayer`s of `DeepGCN`. `Readout` reduces the rows of each graph's nodes to one row.
+`DeepGCNLayer`s of `DeepGCN`. `MeshGraphNet` keeps a state on every edge. `Readout` reduces the rows of each graph's
+nodes to one row.
 """
 
 from .deep_gcn import DeepGCN
@@ -17,6 +18,7 @@ from .gcn import GCN
 from .gin import GIN
 from .graph_sage import GraphSAGE
 from .graph_transformer import GraphTransformer
+from .mesh_graph_net import MeshGraphNet
 from .pna import PNA
 from .readout import Readout
 from .rgcn import RGCN
@@ -32,5 +34,6 @@ __all__ = [
     "GATv2",
     "GraphSAGE",
     "GraphTransformer",
+    "MeshGraphNet",
     "Readout",
 ]

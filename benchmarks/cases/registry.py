@@ -1,7 +1,7 @@
 """The one registry of benchmark cases: which model on which graph."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,7 @@ from benchmarks.cases.layers import LAYERS, Layer
 from benchmarks.cases.limits import Size
 from benchmarks.cases.names import UnknownNameError, refuse_unknown
 from benchmarks.cases.nested import map_tensors
+from benchmarks.cases.science import DTYPES, SCIENCE
 from benchmarks.cases.targets import Target
 from gnncompile.report.traffic import Work
 
@@ -114,6 +115,17 @@ def attention_case(name: str, graph: Graph, layer: Layer) -> Case:
     return _case_of(layer, name, "attention", graph, "sorted")
 
 
+def science_case(name: str, precision: str, graph: Graph | None = None) -> Case:
+    """Returns a case of the suite `science`; its name ends with the precision, one of `science.DTYPES`.
+
+    Without a graph, it has the model's own size.
+    """
+    model, graph = SCIENCE[name], graph or SCIENCE[name].graph(name)
+    layer = model.layer(precision)
+    case = _case_of(layer, f"{name} {precision}", "science", graph, "random")
+    return replace(case, num_layers=model.num_layers)
+
+
 def _case_of(layer: Layer, name: str, suite: str, graph: Graph, order: str) -> Case:
     return Case(name, suite, graph, 1, lambda channels: layer.make(graph), order, layer.make_inputs, layer)
 
@@ -122,6 +134,7 @@ CASES = (
     *(Case(name, "guide", graph, 3, make) for graph in GRAPHS.values() for name, make in GUIDE_MODELS.items()),
     *(layer_case(name, graph, order) for graph in GRAPHS.values() for name in LAYERS for order in ORDERS),
     *(attention_case(*case) for case in ATTENTION),
+    *(science_case(name, precision) for name in SCIENCE for precision in DTYPES),
 )
 
 

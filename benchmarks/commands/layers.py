@@ -18,7 +18,7 @@ from benchmarks.commands import driver
 from benchmarks.measuring import measure
 from benchmarks.measuring.comparison import Row
 from benchmarks.reporting import step_rows, tables
-from benchmarks.rows.variants import for_device
+from benchmarks.rows.variants import Variant, for_device
 from gnncompile.report.traffic import rates_of
 
 NAME = "layers"
@@ -71,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", choices=list(graphs), help="(default: guide; all of the attention suite)")
     parser.add_argument("--order", help="orders of the edges (default: all that the suite has)")
     parser.add_argument("--layers", help="comma-separated (default: all)")
+    add_row_limit(parser)
+
+
+def add_row_limit(parser: argparse.ArgumentParser) -> None:
+    """Declares `--row-limit`."""
     parser.add_argument(
         "--row-limit",
         type=float,
@@ -89,6 +94,26 @@ def run(args: argparse.Namespace) -> int:
     models = args.layers.split(",") if args.layers else None
     cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
     variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
+    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
+    return measure_cases(args, name, cases, variants, budget)
+
+
+def measure_cases(
+    args: argparse.Namespace, stem: str, cases: Sequence[Case], variants: Sequence[Variant], budget: driver.Budget
+) -> int:
+    """Measures cases that have targets and limits, with gradients of their inputs.
+
+    Args:
+        args: the command line, with the options of :func:`add_row_limit` and `driver.add_sync_check`.
+        stem: the stem of the names of the result files.
+        cases: the cases, in order.
+        variants: the rows of each table.
+        budget: the time limit.
+
+    Returns:
+        The exit status: 1 if a row is wrong or gnncompile failed.
+    """
+    device = torch.device(args.device)
 
     def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         return record_layer(case, row, rows, device)
@@ -98,9 +123,8 @@ def run(args: argparse.Namespace) -> int:
 
     how = driver.options(args, input_grad=True, sync_check=args.sync_check, warmup=2, row_limit=args.row_limit)
     steps = driver.measure_steps(variants, device, how, record, describe)
-    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
     more = {"peak MiB": measure.peak_memory_definition(device)}
-    return driver.run(args, name, cases, steps, more=more, key=KEY, summary=summary, budget=budget)
+    return driver.run(args, stem, cases, steps, more=more, key=KEY, summary=summary, budget=budget)
 
 
 def limit_ms(case: Case, device: torch.device) -> float | None:

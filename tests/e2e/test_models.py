@@ -124,6 +124,10 @@ COMPILED = {
         lambda: models.DeepGCN(*SIZES, edge_dim=EDGE_CHANNELS),
         lambda g: (g.x, g.edge_index, g.edge_attr),
     ),
+    "MeshGraphNet": (
+        lambda: models.MeshGraphNet(CHANNELS, EDGE_CHANNELS, 6, 2, 5),
+        lambda g: (g.x, g.edge_index, g.edge_attr),
+    ),
     "Readout": (Pooled, lambda g: (g.x, g.batch_edge_index, g.batch, 3)),
 }
 

@@ -1,0 +1,36 @@
+"""Models of meshes, molecules and materials: states and layers on edges, forward + backward, in two precisions.
+
+All parameters and all inputs with floating-point values get gradients.
+"""
+
+import argparse
+
+import torch
+
+from benchmarks.cases.names import chosen
+from benchmarks.cases.registry import select
+from benchmarks.cases.science import DTYPES, SCIENCE
+from benchmarks.commands import driver
+from benchmarks.commands.layers import add_row_limit, measure_cases
+from benchmarks.rows.variants import for_device
+
+NAME = "science"
+HELP = "models with states and layers on edges, in two precisions, with targets and limits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=1.0, rounds=5)
+    driver.add_sync_check(parser)
+    driver.add_budget(parser)
+    parser.add_argument("--models", default=",".join(SCIENCE), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--precisions", default=",".join(DTYPES), help="comma-separated (default: %(default)s)")
+    add_row_limit(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    budget, device = driver.Budget(args.budget), torch.device(args.device)
+    names = [f"{model} {precision}" for model in args.models.split(",") for precision in args.precisions.split(",")]
+    cases = select("science", None, names)
+    return measure_cases(args, f"science-{device.type}", cases, chosen(for_device(device), args.rows), budget)

@@ -1,0 +1,73 @@
+"""The suite of models with states and layers on edges. No time is asserted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gnncompile
+from benchmarks import __main__
+from benchmarks.cases import graphs
+from benchmarks.cases.registry import science_case, select
+from benchmarks.cases.science import DTYPES, SCIENCE, bonds
+from benchmarks.measuring import comparison, counting
+from benchmarks.rows.variants import VARIANTS, Variant
+from tests.harness import light
+
+CPU = torch.device("cpu")
+OPTIONS = comparison.Options(seconds=0.01, rounds=1, input_grad=True, warmup=1)
+OURS = Variant("ours", lambda model: gnncompile.compile(model, options={"inductor": False}), is_ours=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    counting.reset()
+    yield
+    counting.reset()
+
+
+def tiny(name: str, nodes: int, edges: int) -> graphs.Graph:
+    return graphs.Graph("tiny", nodes, edges, 8, lambda: SCIENCE[name].edges(nodes, edges), "for tests")
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("name", SCIENCE)
+def test_results_and_gradients(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCIENCE, name, replace(SCIENCE[name], num_layers=1))
+    with light():
+        case = science_case(name, precision, tiny(name, 60, 300))
+        rows = comparison.run_case(case, [VARIANTS[0], OURS], CPU, OPTIONS, lambda message: None)
+    for row in rows:  # the benchmark's tolerance in bf16 is for graphs that average over more edges
+        assert row.verdict is not None and row.verdict.error <= (0.1 if precision == "bf16" else row.verdict.tolerance)
+
+
+@pytest.mark.parametrize("name", SCIENCE)
+def test_limits_and_sizes(name: str) -> None:
+    single, half = (science_case(name, precision) for precision in DTYPES)
+    assert single.num_layers == SCIENCE[name].num_layers and single.graph.name == name
+    work, less = single.limit(), half.limit()
+    assert work is not None and less is not None
+    assert work.flops == less.flops and 0 < less.bytes < work.bytes
+    inputs = science_case(name, "bf16", tiny(name, 20, 60)).inputs(CPU)
+    assert {value.dtype for value in inputs} == {torch.bfloat16, torch.int64}
+
+
+def test_bonds_come_in_pairs() -> None:
+    found = bonds(10, 8)
+    assert found.shape == (2, 8)
+    assert torch.equal(found[:, 0::2], found[:, 1::2].flip(0))
+
+
+def test_cases_are_selected_by_model_and_precision() -> None:
+    cases = select("science", None, ["PaiNN bf16", "EGNN fp32"])
+    assert sorted(case.name for case in cases) == ["EGNN fp32", "PaiNN bf16"]
+    with pytest.raises(ValueError, match="models: got PaiNN half"):
+        select("science", None, ["PaiNN half"])
+
+
+def test_the_command_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["science", "--device", "cpu", "--models", "nope"]) == 2
+    assert "got nope fp32" in capsys.readouterr().err
