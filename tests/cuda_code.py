@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.device_interface as device_interface
 import torch.utils._triton as triton_utils
 from torch import Tensor
+from torch._inductor import scheduler
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
@@ -77,7 +78,8 @@ def _pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     target = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     monkeypatch.setattr(type(driver), "active", property(lambda self: target))
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *args: None)
-    monkeypatch.setattr(triton_utils, "has_triton", lambda *args: True)
+    for module in (triton_utils, scheduler):
+        monkeypatch.setattr(module, "has_triton", lambda *args: True)
     monkeypatch.setattr(triton_utils, "triton_hash_with_backend", lambda: "")
     cuda = device_interface.CudaInterface
     here = {"is_available": True, "current_device": 0, "get_device_properties": _H100}

@@ -362,7 +362,7 @@ class OnGpu(SimpleNamespace):
     """Stands for a tensor."""
 
     def __init__(self, log: list[Any]) -> None:
-        super().__init__(is_cuda=True, get_device=lambda: 0, log=log)
+        super().__init__(device=torch.device("cuda", 0), get_device=lambda: 0, log=log)
 
     def record_stream(self, stream: Any) -> None:
         self.log.append(("keep", stream.number))
