@@ -90,6 +90,20 @@ def _prelu(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
     return b.op("where", b.op("gt", inner, b.const(0)), inner, b.op("mul", slope, inner))
 
 
+def _relu_gradient(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    b = region.builder
+    gradient, result = (region.operand(a, node, slots, strict) for a in node.args[:2])
+    threshold: Any = node.args[2]
+    return b.op("where", b.op("le", result, b.const(float(threshold))), b.const(0), gradient)
+
+
+def _leaky_relu_gradient(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
+    b = region.builder
+    gradient, inner = (region.operand(a, node, slots, strict) for a in node.args[:2])
+    slope: Any = node.args[2]
+    return b.op("where", b.op("gt", inner, b.const(0)), gradient, b.op("mul", gradient, b.const(float(slope))))
+
+
 def _reversed_sub(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
     left, right = (region.operand(a, node, slots, strict) for a in node.args[:2])
     scale: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
@@ -158,6 +172,8 @@ POINTWISE: dict[Any, Lowering] = {
     aten.rsub.Scalar: _reversed_sub,
     aten.maximum.default: _extremum("gt"),
     aten.minimum.default: _extremum("lt"),
+    aten.threshold_backward.default: _relu_gradient,
+    aten.leaky_relu_backward.default: _leaky_relu_gradient,
     aten.relu.default: _composite(rules.relu),
     aten.leaky_relu.default: _composite(rules.leaky_relu),
     aten.silu.default: _composite(rules.silu),
