@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
+from benchmarks.cases import limits
 from benchmarks.cases import science_models as models
 from benchmarks.cases.graphs import Graph, uniform
-from benchmarks.cases.inputs import MakeInputs, ordered
+from benchmarks.cases.inputs import MakeInputs, ordered, plain, with_edge_features
 from benchmarks.cases.layers import Layer
 from benchmarks.cases.limits import Limit, Size
 from benchmarks.cases.nested import map_tensors
@@ -54,26 +55,16 @@ def edge_layers(
     return limit
 
 
-def _edge_states(graph: Graph, order: str, generator: Generator, width: int = 0) -> tuple[Tensor, ...]:
-    """`x` `[nodes, channels]`, `edge_index` `[2, edges]`, and `edge_attr` `[edges, width or channels]`."""
+def _edge_states(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
+    """`x` `[nodes, channels]`, `edge_index` `[2, edges]`, and `edge_attr` `[edges, channels]`."""
     x = torch.randn(graph.num_nodes, graph.channels, generator=generator)
-    return x, *ordered(graph, order, torch.randn(graph.num_edges, width or graph.channels, generator=generator))
-
-
-def _edge_features(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-    """As :func:`_edge_states`, with `models.EDGE_DIM` features per edge."""
-    return _edge_states(graph, order, generator, models.EDGE_DIM)
+    return x, *ordered(graph, order, torch.randn(graph.num_edges, graph.channels, generator=generator))
 
 
 def _positions(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
     """`x` `[nodes, channels]`, `pos` `[nodes, 3]` in a cube of side 4, and `edge_index` `[2, edges]`."""
     x = torch.randn(graph.num_nodes, graph.channels, generator=generator)
     return x, 4 * torch.rand(graph.num_nodes, 3, generator=generator), *ordered(graph, order)
-
-
-def _features(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-    """`x` `[nodes, channels]` and `edge_index` `[2, edges]`."""
-    return torch.randn(graph.num_nodes, graph.channels, generator=generator), *ordered(graph, order)
 
 
 def _relations(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
@@ -125,9 +116,7 @@ class Science:
         def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
             return tuple(map_tensors(converted, one) for one in self.make_inputs(graph, order, generator))
 
-        def limit(size: Size) -> Work:
-            return self.limit(Size(size.nodes, size.edges, size.channels, value_bytes=dtype.itemsize))
-
+        limit = limits.core(self.limit, dtype, limits.HEADS)
         target = Target(over_compile=self.over_compile[list(DTYPES).index(precision)])
 
         def make(graph: Graph) -> nn.Module:
@@ -158,8 +147,8 @@ SCIENCE: dict[str, Science] = {
         (2.0, 1.5),
     ),
     "CGCNN": Science(models.cgcnn, 3, _edge_states, (*STATES, 64), edge_layers(3, 4, 2, 4, states=0.5), (2.0, 1.5)),
-    "EdgeConv": Science(models.edge_conv, 3, _features, (*MOLECULES, 64), edge_layers(3, 2, 1, 2), (2.0, 1.5)),
-    "NNConv": Science(models.nn_conv, 2, _edge_features, (*MOLECULES, 16), edge_layers(2, 1, 33, 1), (2.0, 1.5)),
+    "EdgeConv": Science(models.edge_conv, 3, plain, (*MOLECULES, 64), edge_layers(3, 2, 1, 2), (2.0, 1.5)),
+    "NNConv": Science(models.nn_conv, 2, with_edge_features, (*MOLECULES, 16), edge_layers(2, 1, 33, 1), (2.0, 1.5)),
     "PointTransformer": Science(
         models.point_transformer, 2, _positions, (*MOLECULES, 64), edge_layers(2, 3, 3, 3), (2.0, 1.5)
     ),

@@ -12,8 +12,7 @@ from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
-EDGE_DIM = 16
-"""Features of an edge of :func:`nn_conv`."""
+from benchmarks.cases.inputs import EDGE_DIM
 
 NUM_RELATIONS = 474
 """Relations of :class:`RelationalConvolution`, as many as knowledge graphs such as FB15k-237 have with inverses."""

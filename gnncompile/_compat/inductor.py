@@ -24,10 +24,9 @@ from torch._inductor.runtime import triton_heuristics
 from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
 from torch._inductor.virtualized import V, ops
 
-from gnncompile._compat.activations import WHOLE_ON_CPUS
 from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
-from gnncompile._compat.embedding import ON_GPUS_ONLY
+from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
@@ -77,7 +76,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Returns the decompositions that Inductor applies before it compiles, in gnncompile's compiles."""
     theirs = select_decomp_table()
     refusing = {op: ours for op, ours in REFUSING.items() if op in theirs}
-    return _Decompositions({**theirs, **OF_NO_ROWS, **ON_GPUS_ONLY, **WHOLE_ON_CPUS, **refusing})
+    return _Decompositions({**theirs, **OF_NO_ROWS, **WHOLE_ON_CPUS, **refusing})
 
 
 class _Decompositions(dict[Any, Callable[..., Any]]):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gnncompile._compat.activations import patch_activation_gradients
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
+from gnncompile._compat.cpu_gradients import patch_cpu_gradients
 from gnncompile._compat.dynamo import patch_codegen_update_mutated
-from gnncompile._compat.embedding import patch_embedding_gradient
 from gnncompile._compat.inductor import (
     patch_codegen_inputs,
     patch_cpp_vec_masked,
@@ -213,21 +212,15 @@ INDUCTOR = (
         patch_numbers,
     ),
     Patch(
-        ("torch._inductor.lowering:lowerings[aten.embedding_dense_backward.default]",),
-        _ALL,
-        "Gradients of embeddings are atomic sums on a CPU: slow for small tables, and in another order each time.",
-        "tests/e2e/test_embeddings.py passes without it: Inductor leaves them to torch on a CPU.",
-        patch_embedding_gradient,
-    ),
-    Patch(
         (
+            "torch._inductor.lowering:lowerings[aten.embedding_dense_backward.default]",
             "torch._inductor.lowering:lowerings[aten.threshold_backward.default]",
             "torch._inductor.lowering:lowerings[aten.leaky_relu_backward.default]",
         ),
         _ALL,
-        "On a CPU the forward writes a mask for the gradient of each ReLU, one element after the other.",
-        "tests/e2e/test_activations.py passes without it: Inductor keeps the value in place of a mask on a CPU.",
-        patch_activation_gradients,
+        "On a CPU gradients of embeddings are atomic sums, in another order each time; those of ReLUs need slow masks.",
+        "tests/e2e/test_embeddings.py and test_activations.py pass without it.",
+        patch_cpu_gradients,
     ),
     Patch(
         ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),

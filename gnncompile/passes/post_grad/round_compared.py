@@ -10,9 +10,9 @@ maximum: no value is equal, and the gradient is 0 / 0.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from gnncompile.passes.analysis import aten, own
+from gnncompile.passes.analysis import aten, is_tensor, own, value
 
 _TESTS = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
 _LOW = (torch.bfloat16, torch.float16)
@@ -32,12 +32,11 @@ def run(graph: fx.Graph) -> None:
 
 def _is_computed(node: fx.Node) -> bool:
     """Whether a node may be computed in a higher precision than that of its dtype."""
-    found = node.meta.get("val")
-    return node.op == "call_function" and isinstance(found, Tensor) and found.dtype in _LOW
+    return node.op == "call_function" and is_tensor(node) and value(node).dtype in _LOW
 
 
 def _round(graph: fx.Graph, node: fx.Node) -> fx.Node:
     with graph.inserting_after(node):
         rounded = graph.call_function(own.rounded.default, (node,))
-    rounded.meta["val"] = node.meta["val"].clone()
+    rounded.meta["val"] = value(node).clone()
     return rounded
