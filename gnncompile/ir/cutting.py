@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gnncompile.ir import linear
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Node, Output, Shape, Space
+from gnncompile.ir.region import LAYERS, Node, Output, Shape, Space
 from gnncompile.ir.stages import Operand, Stage
 
 
@@ -51,13 +51,14 @@ class Stages:
         b = Builder(by, self.scratch.whole)
         copy = Transplant(self.scratch, b, self.operands)
         outputs = []
-        stores_edges = any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
+        stores_edges = self.scratch.tiled or any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
         for value, reduce, dtype in roots:
             node = copy(value)
             if reduce:
                 # Where values are stored per edge, their dot products are computed for each edge anyway.
                 node = b.reduce("sum", node) if stores_edges else self._sum(b, node, copy.used)
             outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
+        b.tiled = self.scratch.tiled and any(n.op in LAYERS for n in b.nodes)
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
         first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
         return list(range(first, self.temporaries))
@@ -70,10 +71,13 @@ class Stages:
         rows = {at for at, n in enumerate(b.nodes) if n.op == "input" and used[int(n.value or 0)].kind != "input"}
         return linear.sum_over_edges(b, value, finite=rows)
 
-    def load(self, temporary: int, space: Space, like: int) -> int:
-        """Returns the scratch expression that reads a temporary; it has the feature shape of `like`."""
+    def load(self, temporary: int, space: Space, like: int, dtype: str | None = None) -> int:
+        """Returns the scratch expression that reads a temporary; it has the feature shape of `like`.
+
+        The temporary has the type that the region computes in, unless `dtype` names another.
+        """
         self.operands.append(Operand("temporary", temporary))
-        return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, self.compute)
+        return self.scratch.input(len(self.operands) - 1, space, self.scratch.nodes[like].shape, dtype or self.compute)
 
 
 class Transplant:

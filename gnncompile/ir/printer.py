@@ -20,7 +20,7 @@ def to_text(region: Region) -> str:
       return v1 as float32
     """
     names = {i: _name(i, n) for i, n in enumerate(region.nodes)}
-    lines = [f"region by {region.by.value}:"]
+    lines = [f"region by {region.by.value}{', in tiles' * region.tiled}:"]
     for i, node in enumerate(region.nodes):
         if node.op != "const":
             dtype = "" if node.dtype == "compute" else node.dtype

@@ -66,6 +66,8 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     b = Builder.of(region)
     for argument in Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
+    if region.tiled:
+        return kept.finish(b)  # its backward computes every value per edge again
     return _with_comparisons(kept.finish(b), given, wanted or (True,) * region.count)
 
 
@@ -81,7 +83,7 @@ class _Residuals:
             self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
-        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole)
+        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole, b.tiled)
 
 
 def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:
@@ -99,7 +101,7 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
                 continue
             tried.add(b.nodes[found])
             output = Output(found, BITS, (bits.words(b.nodes[found].shape),))
-            candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.whole)
+            candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.whole, b.tiled)
             less = _bytes(_backward(candidate, given, wanted))
             if less + WRITTEN < cost:
                 region, cost = candidate, less

@@ -84,8 +84,11 @@ def _fits(stage: Stage, group: Sequence[Stage]) -> bool:
         return False
     if any(r.per_edge(out) for r in regions for out in r.outputs) or len({r.sums_all for r in regions}) > 1:
         return False
+    if any(r.tiled for r in regions):
+        return False
     grids = [r.grid for r in regions]
-    return (max(heads for heads, _ in grids), max(channels for _, channels in grids)) in grids
+    top = (max(heads for heads, _ in grids), max(channels for _, channels in grids))
+    return top in grids and all(length in (1, most) for grid in grids for length, most in zip(grid, top, strict=True))
 
 
 def _renumbered(backward: Backward, groups: int, at: Sequence[int]) -> Backward:

@@ -50,7 +50,7 @@ def verify(region: Region) -> None:
         if not 0 <= out.node < len(region.nodes):
             raise InvalidRegionError(f"output %{out.node}: the region has {len(region.nodes)} nodes")
         node = region.nodes[out.node]
-        if region.sums_all and node.op != "outer":
+        if region.sums_all and node.op != "outer" and not region.tiled:
             raise InvalidRegionError(f"output %{out.node}: a region that sums over all edges gives nothing else")
         if node.space not in (region.by, Space.EDGE) and node.op != "outer":
             raise InvalidRegionError(

@@ -14,11 +14,10 @@ same rows, so it stores the sum (:mod:`gnncompile.ir.residuals`).
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from gnncompile.exc import InvalidRegionError
-from gnncompile.ir import linear
+from gnncompile.ir import linear, tiled_stages
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import Stages, Transplant, elements
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
@@ -38,6 +37,7 @@ from gnncompile.ir.region import (
 )
 from gnncompile.ir.rules import GRADIENTS
 from gnncompile.ir.stages import Backward, Gradient, Operand, share_walks
+from gnncompile.ir.tiled_stages import Cotangents, Found
 
 
 @lru_cache(maxsize=1024)
@@ -57,19 +57,6 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
     return plan
 
 
-@dataclass
-class _Cotangents:
-    """The cotangents of one forward value: one per edge, one per row, and sums over all edges for a layer's weights."""
-
-    edge: int | None = None
-    row: int | None = None
-    layers: list[int] = field(default_factory=list)
-
-
-_Found = tuple[int, Node, _Cotangents]
-"""An input whose gradient is wanted: its tensor position, its node and its cotangents."""
-
-
 class Differentiation:
     """Computes the cotangents of all values of a region, as expressions of a scratch builder.
 
@@ -80,13 +67,13 @@ class Differentiation:
 
     def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
         self.region = region
-        self.b = Builder(region.by, region.whole)
+        self.b = Builder(region.by, region.whole, region.tiled)
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)
         self.deferred_rows: dict[int, int] = {}  # from the placeholder of a row value to the row value
         self.values: dict[int, int] = {}
-        self.cotangents = [_Cotangents() for _ in region.nodes]
+        self.cotangents = [Cotangents() for _ in region.nodes]
         self._seed(given)
         for at in reversed(range(len(region.nodes))):
             self._visit(at)
@@ -227,7 +214,7 @@ class Differentiation:
     def _softmax_dot(self, at: int, cotangent: int) -> int:
         """The sum of alpha * d(alpha) over a row's edges; computed from outputs if alpha is only a factor of sums."""
         b, shape = self.b, self.region.nodes[at].shape
-        if sums := self._weighted_sums(at):
+        if not self.region.tiled and (sums := self._weighted_sums(at)):
             products = [(b.op("mul", self.cotangents[s].row or 0, self._saved(s)), s) for s in sums]
             value, *others = [b.sum_to(product, shape, self.region.nodes[s].shape) for product, s in products]
             for other in others:
@@ -278,7 +265,7 @@ class Differentiation:
             wanted: For each tensor, whether a gradient may be asked for. None means all tensors.
         """
         inputs = self._inputs(wanted)
-        if self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
+        if self.region.tiled or self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
             return []  # the gradient of an edge input computes the same values per edge, and stores them
         copy = Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
         biases = self._biases(wanted)
@@ -338,7 +325,7 @@ class Differentiation:
         late = [k for k, o in enumerate(self.region.outputs) if self.region.nodes[o.node].op not in SOFTMAX_ROWS]
         return all(o.kind == "input" or (o.kind == "output" and o.index not in late) for o in read)
 
-    def _without_walk(self, total: _Cotangents) -> _Cotangents:
+    def _without_walk(self, total: Cotangents) -> Cotangents:
         """The same cotangents, only per row if the forward has stored every sum over edges that they need."""
         if total.edge is None:
             return total
@@ -350,13 +337,18 @@ class Differentiation:
             return total
         saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
         value = self._substitute(saved)(value)
-        return _Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
+        return Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 
     # Stages.
 
     def backward(self, wanted: tuple[bool, ...]) -> Backward:
         """Cuts the cotangents of the wanted inputs into stages; returns the backward."""
         gradients: list[Gradient | None] = [None] * len(wanted)
+        if self.region.tiled:
+            made = [(int(n.value or 0), n, self.cotangents[at]) for at, n in self._inputs(wanted)]
+            for position, gradient in tiled_stages.cut(self.stages, self.region, made).items():
+                gradients[position] = gradient
+            return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
         found, layers = [], []
         biases = self._biases(wanted)
         for at, node in self._inputs(wanted):
@@ -395,8 +387,8 @@ class Differentiation:
     def _walk(
         self,
         by: Space,
-        summed: list[_Found],
-        edges: list[_Found],
+        summed: list[Found],
+        edges: list[Found],
         given: dict[int, int],
         stored: list[int],
         gradients: list[Gradient | None],
@@ -417,8 +409,8 @@ class Differentiation:
 
     def _row_stage(
         self,
-        rows: list[_Found],
-        edges: list[_Found],
+        rows: list[Found],
+        edges: list[Found],
         given: dict[int, int],
         stored: list[int],
         gradients: list[Gradient | None],

@@ -138,10 +138,12 @@ def backward(
             gradients.append(None)
             continue
         shape = shapes[k] if shapes[k][0] > 1 else shapes[k][1:]
-        first, *others = (_with_heads(temporaries[t], shape) for t in gradient.temporaries)
-        value = sum(others, start=first)
+        parts = [_with_heads(temporaries[t], shape) for t in gradient.temporaries]
         if gradient.sum_rows:
-            value = value.sum(0, keepdim=True).expand(1, *shape).reshape(tensors[k].shape)
+            parts = [part.sum(0, keepdim=True) for part in parts]
+        value = sum(parts[1:], start=parts[0])
+        if gradient.sum_rows:
+            value = value.expand(1, *shape).reshape(tensors[k].shape)
         else:
             full = value if tuple(value.shape[1:]) == shape else value.expand(value.size(0), *shape)
             value = reference.from_grid(full, tensors[k].shape[1:])

@@ -51,6 +51,8 @@ def source(region: Region) -> str:
 
 
 def _check(region: Region) -> None:
+    if region.tiled:
+        raise UnsupportedRegion("C++ kernel: no tiles yet")
     for dtype in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]:
         if dtype not in STORAGE:
             raise UnsupportedRegion(

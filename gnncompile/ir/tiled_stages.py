@@ -1,0 +1,84 @@
+"""Cuts the backward of a tiled region into stages.
+
+1. One walk in tiles computes the values of the forward again and everything that comes from an edge: sums for the
+   region's own rows, gradients per edge, and sums over all edges for weights and parameters.
+2. A gradient of rows that were gathered at the other end is stored per edge by that walk. Walks over the other end's
+   rows add it up.
+
+So each layer is computed once more, whatever the number of gradients that need it, and no hidden row is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gnncompile.ir.cutting import Stages
+from gnncompile.ir.region import Node, Region, Space
+from gnncompile.ir.stages import Gradient
+
+
+@dataclass
+class Cotangents:
+    """The cotangents of one forward value: one per edge, one per row, and sums over all edges for a layer's weights."""
+
+    edge: int | None = None
+    row: int | None = None
+    layers: list[int] = field(default_factory=list)
+
+
+Found = tuple[int, Node, Cotangents]
+"""An input whose gradient is wanted: its tensor position, its node and its cotangents."""
+
+_Root = tuple[int, bool, str]
+"""An output of a stage: a scratch value, whether the value is summed over edges, and a dtype."""
+
+
+def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gradient]:
+    """Adds the stages of a backward, and returns the gradient of each input that has one, by tensor position.
+
+    Args:
+        stages: The stages so far. They compute row values that the cotangents read.
+        region: The forward.
+        inputs: The inputs whose gradients are wanted.
+    """
+    roots: dict[_Root, int] = {}
+    places: dict[int, list[int]] = {}
+    gathered: list[tuple[int, Node, int]] = []
+    inputs = list(inputs)
+    for position, node, total in inputs:
+        found = [roots.setdefault(root, len(roots)) for root in _roots(stages, region, node, total)]
+        if node.space is region.by.opposite:
+            gathered += [(position, node, at) for at in found]
+        else:
+            places[position] = found
+    made = stages.add(region.by, list(roots))
+    alone = {position: node.space is Space.PARAMETER for position, node, _ in inputs}
+    gradients = {
+        position: Gradient(tuple(made[at] for at in found), alone[position])
+        for position, found in places.items()
+        if found
+    }
+    for position, node, at in gathered:
+        stored = stages.load(made[at], Space.EDGE, list(roots)[at][0], node.dtype)
+        gradients[position] = Gradient(tuple(stages.add(region.by.opposite, [(stored, True, node.dtype)])), False)
+    return gradients
+
+
+def _roots(stages: Stages, region: Region, node: Node, total: Cotangents) -> list[_Root]:
+    """Returns what the walk stores for the gradient of one input."""
+    b, compute = stages.scratch, stages.compute
+    roots: list[_Root] = [(sum_, False, compute) for sum_ in total.layers]
+    if node.space is Space.PARAMETER:
+        if total.edge is not None:
+            one = b.on_edges(b.const(1))
+            roots.append((b.outer(one, total.edge, node.shape), False, compute))
+        if total.row is not None:
+            roots.append((total.row, False, compute))
+        return roots
+    if total.edge is not None:
+        summed = node.space is region.by
+        roots.append((total.edge if summed else b.on_edges(total.edge), summed, node.dtype))
+    if total.row is not None:
+        roots.append((total.row, False, node.dtype))
+    return roots

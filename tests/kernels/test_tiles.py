@@ -1,0 +1,109 @@
+"""Tiled regions: every kernel and its backward against plain torch in float64, on awkward graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnncompile.ops.region  # noqa: F401  (registers the ops)
+from gnncompile.ir import reference
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import Region
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.verify import verify
+from tests.graphs import layout
+from tests.tiled_regions import REGIONS, Maker
+
+
+def edges(name: str) -> tuple[Tensor, Tensor, int, int]:
+    """Rows and columns of the edges of a graph, and their numbers."""
+    generator = torch.Generator().manual_seed(len(name))
+    rows, columns, count = {
+        "no edge": (4, 3, 0),
+        "one node": (1, 1, 5),
+        "one edge": (3, 2, 1),
+        "hub": (50, 7, 900),
+        "bipartite": (70, 9, 700),
+        "many rows": (1500, 40, 1100),
+    }[name]
+    row = torch.randint(rows, (count,), generator=generator)
+    if name == "hub":
+        row[100:] = 17
+    return row, torch.randint(columns, (count,), generator=generator), rows, columns
+
+
+GRAPHS = ("no edge", "one node", "one edge", "hub", "bipartite", "many rows")
+
+
+def both(name: str, alive: Tensor | None = None) -> list[Tensor]:
+    """The layouts of a graph by rows and by columns."""
+    row, column, rows, columns = edges(name)
+    return [*layout(row, column, rows, alive), *layout(column, row, columns, alive)]
+
+
+def region_of(name: str, dtype: str = "float32", whole: bool = True) -> tuple[Region, Maker]:
+    """A region with residuals, and its maker."""
+    make = Maker(dtype, whole)
+    region = with_residuals(REGIONS[name](make))
+    verify(region)
+    return region, make
+
+
+
+
+def expected(
+    name: str, tensors: list[Tensor], walk: list[Tensor], cotangents: list[Tensor], whole: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs, and gradients by torch's autograd, of the reference in float64."""
+    region, _ = region_of(name, "float64", whole)
+    leaves = [t.double().requires_grad_() for t in tensors]
+    outputs = reference.run(region, leaves, Layout(*walk[:3]))[: len(cotangents)]
+    found = torch.autograd.grad(outputs, leaves, [c.double() for c in cotangents], allow_unused=True)
+    return [o.detach() for o in outputs], [g if g is not None else torch.zeros_like(t) for g, t in zip(found, leaves)]
+
+
+def check(name: str, graph: str, dtype: str, whole: bool, run: Callable[..., list[Tensor]], tolerance: float) -> None:
+    """Compares outputs and all gradients of a region with those of the reference in float64."""
+    torch.manual_seed(0)
+    row, _, rows, columns = edges(graph)
+    alive = None if whole else torch.rand(row.numel()) < 0.7
+    walk = both(graph, alive)
+    region, make = region_of(name, dtype, whole)
+    visible = len(REGIONS[name](Maker(dtype, whole)).outputs)
+    tensors = make.tensors(rows, columns, row.numel(), getattr(torch, dtype))
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    outputs = run(leaves, walk, region)[:visible]
+    cotangents = [torch.randn_like(o) for o in outputs]
+    gradients = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+    wanted = expected(name, tensors, walk, cotangents, whole)
+    for found, right in zip((*outputs, *gradients), (*wanted[0], *wanted[1]), strict=True):
+        assert found is not None and found.dtype is getattr(torch, dtype)
+        scale = right.abs().max().clamp(min=1.0) if right.numel() else 1.0
+        torch.testing.assert_close(found.double() / scale, right.double() / scale, rtol=0, atol=tolerance)
+
+
+def by_op(tensors: list[Tensor], walk: list[Tensor], region: Region) -> list[Tensor]:
+    """Runs a region by its operation."""
+    found: list[Tensor] = torch.ops.gnncompile.region(tensors, walk, region.spec)
+    return found
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", REGIONS)
+def test_kernels_equal_plain_torch(name: str, graph: str) -> None:
+    check(name, graph, "float32", True, by_op, 2e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-11), ("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize("name", REGIONS)
+def test_every_type(name: str, dtype: str, tolerance: float) -> None:
+    check(name, "bipartite", dtype, True, by_op, tolerance)
+
+
+@pytest.mark.parametrize("graph", ["hub", "many rows"])
+@pytest.mark.parametrize("name", REGIONS)
+def test_masked_edges_count_nowhere(name: str, graph: str) -> None:
+    check(name, graph, "float32", False, by_op, 2e-5)
