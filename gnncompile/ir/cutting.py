@@ -51,7 +51,9 @@ class Stages:
         b = Builder(by, self.scratch.whole)
         copy = Transplant(self.scratch, b, self.operands)
         outputs = []
-        stores_edges = self.scratch.tiled or any(not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots)
+        stores_edges = self.scratch.tiled or any(
+            not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots
+        )
         for value, reduce, dtype in roots:
             node = copy(value)
             if reduce:

@@ -52,8 +52,6 @@ def region_of(name: str, dtype: str = "float32", whole: bool = True) -> tuple[Re
     return region, make
 
 
-
-
 def expected(
     name: str, tensors: list[Tensor], walk: list[Tensor], cotangents: list[Tensor], whole: bool
 ) -> tuple[list[Tensor], list[Tensor]]:

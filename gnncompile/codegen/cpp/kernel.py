@@ -11,9 +11,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.codegen.cpp.compiler import load
+from gnncompile.codegen.cpp.phases import phases
 from gnncompile.codegen.cpp.plan import plan
 from gnncompile.codegen.cpp.source import positions, source
+from gnncompile.codegen.cpp.tiled_source import tiled_source
 from gnncompile.exc import ArgumentError, KernelMemoryError, UnsupportedRegion
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
@@ -38,7 +41,7 @@ class CppKernel:
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.source = source(region)
+        self.source = tiled_source(region) if region.tiled else source(region)
         self._positions = positions(region)
         kinds = {int(n.value or 0): n.dtype for n in region.inputs}
         self._dtypes = tuple(tensor_type(kinds[at]) for at in self._positions)
@@ -48,8 +51,9 @@ class CppKernel:
             self._entry = self._library.run
         except AttributeError as error:
             raise UnsupportedRegion(f"C++ kernel: {error}; check the compiler or set CXX") from error
+        self._products = _products(region) if region.tiled else None
         # Passing bytes made by struct is several times faster than passing a ctypes array.
-        self._pack = struct.Struct(f"{HEADER + len(self._dtypes)}q").pack
+        self._pack = struct.Struct(f"{HEADER + len(self._dtypes) + region.tiled}q").pack
         self._entry.argtypes = (ctypes.c_char_p,)
         self._entry.restype = ctypes.c_int
 
@@ -79,6 +83,8 @@ class CppKernel:
         for index in (rowptr, col, edge):
             if index.dtype is not torch.int32 or not index.is_cpu:
                 raise ArgumentError(_complaint(index, torch.int32))
+        if self._products is not None:
+            addresses.append(ctypes.addressof(self._products))
         for output in outputs:
             if output.nbytes >= FRESH_BYTES:
                 _prefer_huge_pages(output)
@@ -97,11 +103,28 @@ class CppKernel:
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
         """For each loop over the edges of a row, the inputs that the loop reads per edge or at the edge's other end."""
+        if self.region.tiled:
+            return tuple(_gathered(self.region, phase.region) for phase in phases(self.region).phases)
         return plan(self.region).gathered
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same as a call, checks included. They cost little next to a kernel that runs on the same processor."""
         self(tensors, Layout(*layout), outputs)
+
+
+def _products(region: Region) -> ctypes.Array[ctypes.c_int64]:
+    """Returns torch's functions for products of matrices, for the type that a region computes in."""
+    try:
+        return _compat.products_table(getattr(torch, region.compute))
+    except (AttributeError, OSError) as error:
+        raise UnsupportedRegion(f"C++ kernel: torch's products of matrices are not found: {error}") from error
+
+
+def _gathered(region: Region, phase: Region) -> tuple[int, ...]:
+    """Returns the nodes of a tiled region that one of its phases reads per edge or at the edge's other end."""
+    places = {(n.value, n.space): at for at, n in enumerate(region.nodes) if n.op == "input"}
+    read = [phase.nodes[i] for loop in plan(phase).gathered for i in loop]
+    return tuple(sorted(places[n.value, n.space] for n in read if (n.value, n.space) in places))
 
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:

@@ -237,7 +237,7 @@ class NestWriter:
         if out.dtype == BITS:
             self.inner.append(f"flags{step.output}[{self._index(node.shape)}] = {self._ref(step.node)};")
             return
-        where = "e" if self._on_edges(step) else "row"
+        name, where = self._target(step)
         size, index = size_of(node.shape), self._index(node.shape)
         at = where if size == 1 else f"{where} * {size} + {index}"
         value = self._ref(step.node)
@@ -247,7 +247,11 @@ class NestWriter:
             value = f"to_{out.dtype}(float({value}))"
         else:
             value = f"{STORAGE[out.dtype]}({value})"
-        self.inner.append(f"o{step.output}[{at}] = {value};")
+        self.inner.append(f"{name}[{at}] = {value};")
+
+    def _target(self, step: Step) -> tuple[str, str]:
+        """Returns the array that a store writes to, and the row."""
+        return f"o{step.output}", "e" if self._on_edges(step) else "row"
 
     # Values.
 

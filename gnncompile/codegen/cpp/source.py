@@ -18,19 +18,16 @@ import math
 
 from gnncompile import tuning
 from gnncompile.codegen.cpp import long_rows
-from gnncompile.codegen.cpp.nest import NestWriter, size_of
+from gnncompile.codegen.cpp.nest import size_of
 from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
 from gnncompile.codegen.cpp.prelude import STORAGE, prelude
+from gnncompile.codegen.cpp.rows import RowWriter
 from gnncompile.exc import UnsupportedRegion
-from gnncompile.ir import bits
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, Node, Region, Shape, Space
+from gnncompile.ir.region import BITS, Region, Space
 
 LARGEST_TILE = 1 << 14
 """The most elements (heads * channels) of a value. The arrays of a row live on the stack."""
-
-WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
-"""The number of bytes of each storage type."""
 
 
 def positions(region: Region) -> tuple[int, ...]:
@@ -51,8 +48,6 @@ def source(region: Region) -> str:
 
 
 def _check(region: Region) -> None:
-    if region.tiled:
-        raise UnsupportedRegion("C++ kernel: no tiles yet")
     for dtype in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]:
         if dtype not in STORAGE:
             raise UnsupportedRegion(
@@ -86,12 +81,7 @@ def _header(region: Region) -> str:
     return "\n".join([*lines, f"//   {', '.join(stored)}"]) + "\n"
 
 
-def _stored(node: Node) -> Shape:
-    """Returns the shape of an input's rows in memory."""
-    return (1, bits.words(node.shape)) if node.dtype == BITS else node.shape
-
-
-class _Writer(NestWriter):
+class _Writer(RowWriter):
     """Writes the body of one kernel, top to bottom."""
 
     def __init__(self, region: Region) -> None:
@@ -185,33 +175,6 @@ class _Writer(NestWriter):
             if step.kind is Kind.SOFTMAX:
                 self._finish_softmax(step.node)
 
-    def _adds(self, step: Step) -> bool:
-        return step.kind is Kind.REDUCE and REDUCTIONS[self.nodes[step.node].op].adds
-
-    def _numbers_edges(self, step: Step) -> bool:
-        """Whether a step needs the edge's index in the edge list."""
-        return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
-
-    def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
-        """Writes the prefetches of rows that later edges read or write. Narrow rows are left out."""
-        rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
-        for at in stored:
-            out = self.region.outputs[at]
-            rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
-        ahead = f"p + {tuning.LOOPS.prefetch_edges} < stop ? p + {tuning.LOOPS.prefetch_edges} : stop - 1"
-        numbered: set[str] = set()
-        for name, (space, shape, dtype) in rows.items():
-            size, width = size_of(shape), size_of(shape) * WIDTH[STORAGE[dtype]]
-            if space is Space.ORDERED or (width < 64 and space is not Space.EDGE):
-                continue  # the hardware prefetches sequential reads
-            index, number = ("edge", "next_e") if space is Space.EDGE else ("col", "next_j")
-            if number not in numbered:
-                self._put(f"const int64_t {number} = {index}[{ahead}];")
-                numbered.add(number)
-            line, stop = max(1, 64 * size // width), min(size, tuning.LOOPS.prefetch_bytes * size // width)
-            address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
-            self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")
-
     def _entry(self) -> None:
         """Writes the entry point, which divides the rows between threads."""
         walks = bool(self.plan.loops)
@@ -297,20 +260,3 @@ class _Writer(NestWriter):
         else:
             # If the maximum is infinite, exp(logit - max) is NaN for some edge. So the sum must be NaN.
             self._put(f"{loop}sum{i}{at} += max{i}{at} - max{i}{at};")
-
-    # Rows of tensors.
-
-    def _row_pointers(self, space: Space) -> None:
-        for i, node in enumerate(self.nodes):
-            if node.op == "input" and node.space is space:
-                self._pointer(i, node, "row" if space is self.region.by else "0")
-
-    def _pointer(self, i: int, node: Node, index: str) -> None:
-        if node.dtype == BITS:
-            words = bits.words(node.shape)
-            self._put(f"uint8_t p{i}[{words * bits.PER_WORD}];")
-            self._put(f"unpack(t{node.value} + {index} * {words}, {words}, p{i});")
-            return
-        kind, size = STORAGE[node.dtype], size_of(node.shape)
-        offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
-        self._put(f"const {kind}* const p{i} = t{node.value}{offset};")

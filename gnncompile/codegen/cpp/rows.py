@@ -1,0 +1,69 @@
+"""Writes C++ that finds and prefetches rows of tensors. Kernels by rows and kernels by tiles share it."""
+
+from __future__ import annotations
+
+import math
+
+from gnncompile import tuning
+from gnncompile.codegen.cpp.nest import NestWriter, size_of
+from gnncompile.codegen.cpp.plan import Kind, Step
+from gnncompile.codegen.cpp.prelude import STORAGE
+from gnncompile.ir import bits
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import BITS, Node, Shape, Space
+
+WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
+"""The number of bytes of each storage type."""
+
+
+def _stored(node: Node) -> Shape:
+    """Returns the shape of an input's rows in memory."""
+    return (1, bits.words(node.shape)) if node.dtype == BITS else node.shape
+
+
+class RowWriter(NestWriter):
+    """Writes loop nests, and the pointers to the rows that they read."""
+
+    # Rows of tensors.
+
+    def _row_pointers(self, space: Space) -> None:
+        for i, node in enumerate(self.nodes):
+            if node.op == "input" and node.space is space:
+                self._pointer(i, node, "row" if space is self.region.by else "0")
+
+    def _pointer(self, i: int, node: Node, index: str) -> None:
+        if node.dtype == BITS:
+            words = bits.words(node.shape)
+            self._put(f"uint8_t p{i}[{words * bits.PER_WORD}];")
+            self._put(f"unpack(t{node.value} + {index} * {words}, {words}, p{i});")
+            return
+        kind, size = STORAGE[node.dtype], size_of(node.shape)
+        offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
+        self._put(f"const {kind}* const p{i} = t{node.value}{offset};")
+
+    def _adds(self, step: Step) -> bool:
+        return step.kind is Kind.REDUCE and REDUCTIONS[self.nodes[step.node].op].adds
+
+    def _numbers_edges(self, step: Step) -> bool:
+        """Whether a step needs the edge's index in the edge list."""
+        return self._on_edges(step) or (step.kind is Kind.VALUE and self.nodes[step.node].op == "dropout")
+
+    def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
+        """Writes the prefetches of rows that later edges read or write. Narrow rows are left out."""
+        rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
+        for at in stored:
+            out = self.region.outputs[at]
+            rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
+        ahead = f"p + {tuning.LOOPS.prefetch_edges} < stop ? p + {tuning.LOOPS.prefetch_edges} : stop - 1"
+        numbered: set[str] = set()
+        for name, (space, shape, dtype) in rows.items():
+            size, width = size_of(shape), size_of(shape) * WIDTH[STORAGE[dtype]]
+            if space is Space.ORDERED or (width < 64 and space is not Space.EDGE):
+                continue  # the hardware prefetches sequential reads
+            index, number = ("edge", "next_e") if space is Space.EDGE else ("col", "next_j")
+            if number not in numbered:
+                self._put(f"const int64_t {number} = {index}[{ahead}];")
+                numbered.add(number)
+            line, stop = max(1, 64 * size // width), min(size, tuning.LOOPS.prefetch_bytes * size // width)
+            address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
+            self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")

@@ -1,0 +1,358 @@
+"""Writes a tiled region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t*)``.
+
+A thread walks a share of the rows, some edges (a *tile*) at a time. Values that products of matrices take or give stand
+in buffers with a row per edge of the tile, which stay in the cache. Torch's own functions compute the products.
+
+The arguments are those of :mod:`gnncompile.codegen.cpp.source`, and the address of a :data:`PRODUCTS` table. The
+shares depend on the graph only, so results do not depend on the number of threads, and a backward computes the
+products of its forward again, bit for bit.
+
+Names in the source, beside those of :mod:`gnncompile.codegen.cpp.source`:
+
+- ``b2``: buffer 2, ``[tile, width]``; ``w3``: tensor 3 as a matrix of type ``T``.
+- ``total5``: the sum of a row's earlier tiles for reduction 5.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from gnncompile import tuning
+from gnncompile.codegen.cpp.nest import size_of
+from gnncompile.codegen.cpp.phases import Phase, Phases, Product, phases
+from gnncompile.codegen.cpp.plan import Kind, Step, plan
+from gnncompile.codegen.cpp.prelude import STORAGE, prelude
+from gnncompile.codegen.cpp.rows import RowWriter
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import Node, Region, Space
+
+TILE = 128
+"""Edges of a tile. The buffers of a tile stay in a core's second-level cache."""
+
+PRODUCTS = """\
+// Torch's functions for products of matrices: torch/csrc/inductor/aoti_torch/c/shim.h.
+typedef void* Tensor;
+struct Products {
+  int32_t (*wrap)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, Tensor*);
+  int32_t (*drop)(Tensor);
+  int32_t (*mm)(Tensor, Tensor, Tensor);
+  int32_t (*addmm)(Tensor, Tensor, Tensor, Tensor, double, double);
+  int64_t type;
+};
+struct Matrix {
+  const Products& with;
+  Tensor tensor;
+  bool failed;
+  Matrix(const Products& with, T* data, int64_t rows, int64_t columns, bool transposed) : with(with) {
+    const int64_t sizes[2] = {rows, columns};
+    const int64_t strides[2] = {transposed ? 1 : columns, transposed ? rows : 1};
+    failed = with.wrap(data, 2, sizes, strides, 0, int32_t(with.type), 0, -1, &tensor) != 0;
+  }
+  ~Matrix() { if (!failed) with.drop(tensor); }
+};
+// result = first @ other, or the sum of both for `adds`; the matrices are [rows, inner] and [inner, columns].
+static bool multiply(const Products& with, T* result, T* first, T* other, int64_t rows, int64_t inner, int64_t columns,
+                     bool first_transposed, bool other_transposed, bool adds) {
+  if (!rows || (adds && !inner)) return true;
+  Matrix to(with, result, rows, columns, false), a(with, first, rows, inner, first_transposed),
+      b(with, other, inner, columns, other_transposed);
+  if (to.failed || a.failed || b.failed) return false;
+  return (adds ? with.addmm(to.tensor, to.tensor, a.tensor, b.tensor, 1, 1)
+               : with.mm(to.tensor, a.tensor, b.tensor)) == 0;
+}
+"""
+
+
+def tiled_source(region: Region) -> str:
+    """Returns the C++ source of a tiled region.
+
+    Raises:
+        UnsupportedRegion: The region can't be cut into phases.
+    """
+    body = _Writer(region, phases(region)).text()
+    head, _, helpers = prelude(body, region.double).partition("\n\nusing")
+    first, _, rest = helpers.partition("\n")
+    return f"{head}\n\nusing{first}\n\n{PRODUCTS}\n{rest}\n{body}"
+
+
+class _PhaseWriter(RowWriter):
+    """Writes the loops of one phase over the edges of a tile.
+
+    Args:
+        phase: The phase.
+        count: The number of tensors of the whole region. Inputs at later positions are buffers.
+        last: Whether the phase reduces and writes results.
+        depth: The indentation of its lines.
+    """
+
+    def __init__(self, phase: Phase, count: int, last: bool, depth: int) -> None:
+        super().__init__(phase.region)
+        self.phase, self.count, self.last, self.depth = phase, count, last, depth
+        self.plan = plan(phase.region)
+        self.steps = [s for nests in self.plan.loops for nest in nests for s in nest.steps]
+
+    # Accumulators, which outlive a tile.
+
+    def _accumulators(self) -> list[tuple[str, Node, str]]:
+        """Returns the name, the node and the start value of every accumulator."""
+        found = []
+        for step in self.steps:
+            if step.kind is Kind.REDUCE:
+                node, reduction = self.nodes[step.node], REDUCTIONS[self.nodes[step.node].op]
+                start = reduction.cpp_start if reduction.adds else f"opens == end ? T(0) : {reduction.cpp_start}"
+                found.append((f"acc{step.node}", node, start))
+                if step.node in self.counted:
+                    found.append((f"ties{step.node}", node, "T(0)"))
+        return found
+
+    def _sums(self) -> list[tuple[str, str, int]]:
+        """Returns each sum over edges, the sum of the row's earlier tiles, and their number of elements."""
+        steps = [s for s in self.steps if self._adds(s)]
+        return [(f"acc{s.node}", f"total{s.node}", size_of(self.nodes[s.node].shape)) for s in steps]
+
+    def declarations(self) -> list[str]:
+        """Returns the declarations of the accumulators."""
+        names = [(name, size_of(node.shape)) for name, node, _ in self._accumulators()]
+        names += [(total, size) for _, total, size in self._sums()]
+        return [f"T {name}{'' if size == 1 else f'[{size}]'};" for name, size in names]
+
+    @staticmethod
+    def _each(name: str, size: int) -> str:
+        return name if size == 1 else f"for (int i = 0; i < {size}; ++i) {name}[i]"
+
+    @staticmethod
+    def _one(name: str, size: int) -> str:
+        return name if size == 1 else f"{name}[i]"
+
+    # The loops.
+
+    def text(self) -> list[str]:
+        """Returns the lines of the phase."""
+        self._open("")
+        self._row_pointers(Space.PARAMETER)
+        for nest in self.plan.setup:
+            self._nest(nest)
+        if self.last:
+            self._last_rows()
+        else:
+            self._rows()
+        self._close()
+        return self.lines
+
+    def _rows(self) -> None:
+        """Writes the loop over the rows of a tile's edges, in a phase that only fills buffers."""
+        self._put("int64_t p = begin;")
+        self._open("for (int64_t row = current; p < until; ++row)")
+        self._put("const int64_t end = rowptr[row + 1] < until ? rowptr[row + 1] : until;")
+        self._put("if (p == end) continue;")
+        self._row_pointers(self.region.by)
+        for nest in self.plan.rows[0]:
+            self._nest(nest)
+        self._edges()
+        self._close()
+
+    def _last_rows(self) -> None:
+        """Writes the loop that reduces rows, and writes those that end in the tile."""
+        self._open("for (; current < last; ++current)")
+        self._put("const int64_t row = current, opens = rowptr[row], close = rowptr[row + 1];")
+        self._put("int64_t p = opens < begin ? begin : opens;")
+        self._put("const int64_t end = close < until ? close : until;")
+        starts = [f"{self._each(n, size_of(node.shape))} = {start};" for n, node, start in self._accumulators()]
+        self._put("if (opens >= begin) {", *(f"  {line}" for line in starts).__iter__(), "}") if starts else None
+        self._row_pointers(self.region.by)
+        for nest in self.plan.rows[0]:
+            self._nest(nest)
+        if self.plan.loops:
+            self._edges()
+        sums = self._sums()
+        self._put("if (close > until) {")
+        for name, total, size in sums:
+            self._put(
+                f"  {self._each(total, size)} = (opens < begin ? {self._one(total, size)} : T(0))"
+                f" + {self._one(name, size)};",
+                f"  {self._each(name, size)} = 0;",
+            )
+        self._put("  break;", "}")
+        if sums:
+            folds = [f"{self._each(n, size)} += {self._one(total, size)};" for n, total, size in sums]
+            self._put("if (opens < begin) {", *(f"  {line}" for line in folds), "}")
+        for nest in self.plan.rows[-1] if self.plan.loops else ():
+            self._nest(nest)
+        self._close()
+
+    def _edges(self) -> None:
+        """Writes the loop over the edges ``p`` of a row, up to ``end``."""
+        self._open("for (; p < end; ++p)")
+        gathered = [(i, self.nodes[i]) for i in self.plan.gathered[0]]
+        rows = [(i, node) for i, node in gathered if not self._is_buffer(node)]
+        if any(nest.shape != (1, 1) for nest in self.plan.loops[0]):
+            self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
+        self._prefetch([node for _, node in rows], [])
+        read = {node.space for _, node in rows}
+        if self.region.by.opposite in read:
+            self._put("const int64_t j = col[p];")
+        stores = any(s.kind is Kind.STORE and s.output >= len(self.phase.fills) for s in self.steps)
+        drops = any(s.kind is Kind.VALUE and self.nodes[s.node].op == "dropout" for s in self.steps)
+        if Space.EDGE in read or drops or stores:
+            self._put("const int64_t e = edge[p];")
+        for i, node in gathered:
+            at = "(p - begin)" if self._is_buffer(node) else {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j")
+            self._pointer(i, node, at)
+        for nest in self.plan.loops[0]:
+            self._nest(nest)
+        self._close()
+
+    def _is_buffer(self, node: Node) -> bool:
+        return node.op == "input" and int(node.value or 0) >= self.count
+
+    def _pointer(self, i: int, node: Node, index: str) -> None:
+        if not self._is_buffer(node):
+            super()._pointer(i, node, index)
+            return
+        self._put(f"const T* const p{i} = b{int(node.value or 0) - self.count} + {index} * {size_of(node.shape)};")
+
+    def _target(self, step: Step) -> tuple[str, str]:
+        if step.output < len(self.phase.fills):
+            return f"b{self.phase.fills[step.output]}", "(p - begin)"
+        output = self.phase.stores[step.output - len(self.phase.fills)]
+        return f"o{output}", "e" if self._on_edges(step) else "row"
+
+
+class _Writer:
+    """Writes the kernel: the phases of a tile, the loop over tiles, and the entry point that shares rows out."""
+
+    def __init__(self, region: Region, made: Phases) -> None:
+        self.region, self.nodes, self.made = region, region.nodes, made
+        last = len(made.phases) - 1
+        self.writers = [_PhaseWriter(p, region.count, k == last, 3) for k, p in enumerate(made.phases)]
+        self.lines: list[str] = []
+        # Sums over all edges: those of the last loop, then those of products.
+        sizes = [size_of(self.nodes[at].shape) * region.features(at) for at in made.sums]
+        starts = list(accumulate(sizes, initial=self.writers[-1].length))
+        self.products = dict(zip(made.sums, starts, strict=False))
+        self.length = starts[-1]
+        self.weights = {p.other: p for phase in made.phases for p in phase.products if p.op != "outer"}
+
+    def text(self) -> str:
+        """Returns the body of the kernel."""
+        self._walk()
+        self._entry()
+        return "\n".join(self.lines) + "\n"
+
+    def _put(self, *lines: str) -> None:
+        self.lines += lines
+
+    def _tensors(self) -> list[tuple[str, str]]:
+        """Returns the C++ pointer type and the name of every tensor argument."""
+        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
+        found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in sorted(dtypes)]
+        return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
+
+    def _arguments(self) -> list[tuple[str, str]]:
+        return [("const int32_t*", name) for name in ("rowptr", "col", "edge")] + self._tensors()
+
+    def _matrices(self) -> list[str]:
+        return [f"w{at}" for at in self.weights]
+
+    def _walk(self) -> None:
+        """Writes the function that computes a range of rows, tile by tile."""
+        given = [f"    {kind} __restrict__ {name}," for kind, name in self._arguments()]
+        given += [f"    T* {name}," for name in self._matrices()]
+        self._put("// Computes the rows from `first` up to `last`; false if a product failed.")
+        self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,", *given)
+        self._put("    T* sums, T* buffers, const Products& with) {")
+        offsets = accumulate((TILE * buffer.width for buffer in self.made.buffers), initial=0)
+        for k, (_, offset) in enumerate(zip(self.made.buffers, offsets, strict=False)):
+            self._put(f"  T* const b{k} = buffers + {offset};")
+        self._put(*(f"  {line}" for line in self.writers[-1].declarations()))
+        self._put("  const int64_t stop = rowptr[last];", "  int64_t current = first, begin = rowptr[first];", "  do {")
+        self._put(f"    const int64_t until = begin + {TILE} < stop ? begin + {TILE} : stop, count = until - begin;")
+        for phase, writer in zip(self.made.phases, self.writers, strict=True):
+            if phase.region.outputs:
+                self._put(*writer.text())
+            self._put(*(f"    if (!{self._multiply(product)}) return false;" for product in phase.products))
+        self._put("    begin = until;", "  } while (begin < stop);", "  return true;", "}", "")
+
+    def _multiply(self, product: Product) -> str:
+        width = self.made.buffers[product.first].width
+        size = size_of(self.nodes[product.node].shape)
+        if product.op == "outer":
+            result = f"sums + {self.products[product.node]}"
+            sizes = f"{width}, count, {size}"
+            return f"multiply(with, {result}, b{product.first}, b{product.other}, {sizes}, true, false, true)"
+        turned = "true" if product.op == "transposed" else "false"
+        given = f"b{product.result}, b{product.first}, w{product.other}, count, {width}, {size}"
+        return f"multiply(with, {given}, false, {turned}, false)"
+
+    # The entry point.
+
+    def _entry(self) -> None:
+        self._put('extern "C" int run(const int64_t* arguments) {', "  const int64_t rows = arguments[0];")
+        for at, (kind, name) in enumerate(self._arguments(), 2):
+            self._put(f"  {kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
+        table = 2 + len(self._arguments())
+        self._put(f"  const Products& with = *reinterpret_cast<const Products*>(arguments[{table}]);")
+        self._put("  const int64_t work = rows + rowptr[rows];")
+        self._put(f"  const int64_t useful = 1 + rowptr[rows] / {4 * TILE};")
+        self._put(f"  const int64_t shares = useful < {tuning.LOOPS.shares} ? useful : {tuning.LOOPS.shares};")
+        self._put("  const int64_t threads = arguments[1] < shares ? arguments[1] : shares;")
+        self._scratch()
+        names = ", ".join([name for _, name in self._arguments()] + self._matrices())
+        self._put("  int failed = 0;", "#pragma omp parallel num_threads(threads) reduction(| : failed)", "  {")
+        buffers = TILE * sum(buffer.width for buffer in self.made.buffers)
+        self._put(f"    T* const buffers = static_cast<T*>(__builtin_malloc(({buffers} + 16) * sizeof(T)));")
+        self._put("    failed |= !buffers;", "#pragma omp for schedule(dynamic, 1)")
+        self._put("    for (int64_t t = 0; t < shares; ++t) {")
+        self._put("      const int64_t first = share(rowptr, rows, work * t / shares);")
+        self._put("      const int64_t last = t + 1 == shares ? rows : share(rowptr, rows, work * (t + 1) / shares);")
+        self._put(
+            f"      if (buffers && first < last)"
+            f" failed |= !walk(first, last, {names}, sums + t * {self.length}, buffers, with);"
+        )
+        self._put("    }", "    __builtin_free(buffers);", "  }")
+        for k, out in enumerate(self.region.outputs):
+            self._join(k, out.node)
+        self._put("  __builtin_free(sums);", "  return failed;", "}")
+
+    def _scratch(self) -> None:
+        """Writes the memory of sums over all edges, and the weights as matrices of type T."""
+        sizes = {at: self._elements(product) for at, product in self.weights.items()}
+        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
+        copied = {at: size for at, size in sizes.items() if dtypes[at] != self.region.compute}
+        extra = sum(copied.values())
+        self._put(
+            f"  T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length} + {extra + 16}, sizeof(T)));"
+        )
+        self._put("  if (!sums) return 1;", f"  T* free_space = sums + shares * {self.length};")
+        for at, size in sizes.items():
+            if at not in copied:
+                self._put(f"  T* const w{at} = const_cast<T*>(t{at});")
+                continue
+            self._put(f"  T* const w{at} = free_space;", f"  free_space += {size};")
+            load = {"bfloat16": "from_bfloat16(", "float16": "from_float16("}.get(dtypes[at], "(")
+            self._put(f"  for (int64_t i = 0; i < {size}; ++i) w{at}[i] = T({load}t{at}[i]));")
+
+    def _elements(self, product: Product) -> int:
+        node = self.nodes[product.node]
+        weights = self.nodes[node.args[1]]
+        return size_of(weights.shape) * self.region.features(product.node)
+
+    def _join(self, k: int, at: int) -> None:
+        """Writes the sum of all shares of a sum over all edges."""
+        node, out = self.nodes[at], self.region.outputs[k]
+        if node.op != "outer":
+            return
+        last = self.made.phases[-1]
+        small = [n for n, o in zip(last.stores, last.region.outputs[len(last.fills) :], strict=True) if n == k]
+        if small:
+            place = last.region.outputs[len(last.fills) + last.stores.index(k)].node
+            start = self.writers[-1].sums[place]
+        else:
+            start = self.products[at]
+        size = size_of(node.shape) * self.region.features(at)
+        self._put(f"  for (int64_t i = 0; i < {size}; ++i) {{", "    T total = 0;")
+        self._put(f"    for (int64_t t = 0; t < shares; ++t) total += sums[t * {self.length} + {start} + i];")
+        value = (
+            f"to_{out.dtype}(float(total))" if out.dtype in ("bfloat16", "float16") else f"{STORAGE[out.dtype]}(total)"
+        )
+        self._put(f"    o{k}[i] = {value};", "  }")
