@@ -25,6 +25,11 @@ class Options:
     per_node: bool = _option(
         True, "Apply layers of edge features to nodes where only dot products and weighted sums read them."
     )
+    edge_layers: bool = _option(
+        True,
+        "On CPUs, compute linear layers of edges, of any width, in the kernels of the reductions that read them. "
+        "Hidden rows of edges are then computed again in the backward, and never stored.",
+    )
     narrower: bool = _option(
         True, "Let linear layers and sums over edges change places where the rows of edges get narrower by it."
     )

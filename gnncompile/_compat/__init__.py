@@ -180,6 +180,7 @@ __all__ = [
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
+    "products_table",
     "reason_of",
     "recording_operations",
     "refuse_in_backward",

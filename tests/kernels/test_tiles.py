@@ -60,7 +60,9 @@ def expected(
     leaves = [t.double().requires_grad_() for t in tensors]
     outputs = reference.run(region, leaves, Layout(*walk[:3]))[: len(cotangents)]
     found = torch.autograd.grad(outputs, leaves, [c.double() for c in cotangents], allow_unused=True)
-    return [o.detach() for o in outputs], [g if g is not None else torch.zeros_like(t) for g, t in zip(found, leaves)]
+    return [o.detach() for o in outputs], [
+        g if g is not None else torch.zeros_like(t) for g, t in zip(found, leaves, strict=True)
+    ]
 
 
 def check(name: str, graph: str, dtype: str, whole: bool, run: Callable[..., list[Tensor]], tolerance: float) -> None:

@@ -39,7 +39,7 @@ def run(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=own.region.default):
         region = parse(node.args[2])
         for k, out in enumerate(region.outputs):
-            if region.per_row(out):
+            if region.per_row(out) and not region.tiled:
                 node = _extend(graph, node, k)
 
 

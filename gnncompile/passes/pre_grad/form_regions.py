@@ -22,7 +22,8 @@ from gnncompile.passes.analysis import aten, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
-from gnncompile.passes.pre_grad import dropout, wrap_negative_indices
+from gnncompile.passes.pre_grad import dropout, tiled_regions
+from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import Message, size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
@@ -31,7 +32,10 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    forming = _Forming(ctx)
+    layouts = Layouts(ctx)
+    tiled_regions.form(ctx, layouts)
+    dropout.settle(ctx)
+    forming = _Forming(ctx, layouts)
     for node in list(ctx.graph.nodes):
         if node.target is own.segment_reduce.default:
             forming.reduction(node)
@@ -51,10 +55,8 @@ def run(ctx: Context) -> None:
 class _Forming:
     """Replaces nodes by regions, with one layout for all regions over the same edges."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
-        self.layouts: dict[tuple[Any, ...], list[fx.Node]] = {}
-        self.masked: dict[fx.Node, bool] = {}
+    def __init__(self, ctx: Context, layouts: Layouts) -> None:
+        self.ctx, self.layouts = ctx, layouts
 
     def reduction(self, node: fx.Node) -> None:
         """Replaces a ``segment_reduce`` by a region, or records why that is not possible."""
@@ -90,7 +92,7 @@ class _Forming:
         """
         if node not in self.ctx.needs_grad or node in self.ctx.written or value(node).dim() != 2:
             return
-        for (index, other, num_rows, _), layout in list(self.layouts.items()):
+        for (index, other, num_rows, _), layout in list(self.layouts.made.items()):
             if max(layout) > node or any(alive_of(self.ctx, end) is not None for end in (index, other)):
                 continue  # the layout comes later, or an edge that is dead in it may be alive where the rows are read
             try:
@@ -146,8 +148,8 @@ class _Forming:
         dtype = str(fake.dtype).removeprefix("torch.")
         region = message.builder.finish([Output(result, dtype, trailing)])
         with graph.inserting_before(node):
-            layout = self._layout(message)
-            region, tensors = message.bind(replace(region, whole=self._whole(layout)), layout)
+            layout = self.layouts.of(message)
+            region, tensors = message.bind(replace(region, whole=self.layouts.is_whole(layout)), layout)
             region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
             verify(region)
             out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
@@ -158,38 +160,3 @@ class _Forming:
         shape = f"{(fake.shape[0], *trailing)}"
         self.ctx.log.regions.append(RegionRecord(region.spec, user_line(message.at), shape))
         return first
-
-    def _layout(self, message: Message) -> list[fx.Node]:
-        """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
-        source = message.source if message.source is not None else message.index
-        sizes = (message.num_rows, message.num_columns if message.source is not None else message.num_rows)
-        layout = self._csr(message.index, source, *sizes)
-        if message.source is not None and message.source_needs_grad:
-            layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
-        return layout
-
-    def _whole(self, layout: list[fx.Node]) -> bool:
-        """Whether the layout leaves no edge out."""
-        made: Any = layout[0].args[0]
-        return not self.masked[made]
-
-    def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
-        key = (index, other, num_rows, num_columns)
-        if key not in self.layouts:
-            # All regions of the graph share the layout, so it is placed right after its last input.
-            with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
-                marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
-            with self.ctx.graph.inserting_before(marker):
-                alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
-                counted = [wrap_negative_indices.counts(self.ctx, end) for end in (index, other)]
-                args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
-                made = self.ctx.call(own.csr.default, index, other, *args, like=index)
-                self.masked[made] = alive is not None
-                self.layouts[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
-            self.ctx.graph.erase_node(marker)
-        return list(self.layouts[key])
-
-
-def _last(nodes: list[Any]) -> fx.Node:
-    found = [n for n in nodes if isinstance(n, fx.Node)]
-    return max(found)

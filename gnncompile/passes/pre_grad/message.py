@@ -73,9 +73,13 @@ class Message:
                     raise
                 self.known, self.source, self.num_columns = saved
                 if _is_message_op(node):
-                    self.ctx.skip(f"{_name(node)} stored per edge", str(reason), node)
+                    self.skip(f"{_name(node)} stored per edge", str(reason), node)
                 self.known[key] = self.input(node, Space.EDGE, slots)
         return self.known[key]
+
+    def skip(self, what: str, reason: str, node: fx.Node) -> None:
+        """Records why an operation is not part of the message."""
+        self.ctx.skip(what, reason, node)
 
     # Leaves.
 
@@ -92,7 +96,7 @@ class Message:
             raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
         position = self._position(node, space)
         sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
-        shape = _region_shape(sizes, slots)
+        shape = region_shape(sizes, slots)
         if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
             raise NotFusable("a tensor is read with two different feature shapes")
         return self.builder.input(position, space, shape, dtype)
@@ -209,13 +213,19 @@ class Message:
         if not reason and not (self.visible(layer) and makes_messages(layer)):
             reason = "its rows are used otherwise as well, or made in another mode"
         if reason:
-            self.ctx.skip("linear layer stored per edge", reason, layer)
+            self.skip("linear layer stored per edge", reason, layer)
             raise NotFusable(reason)
         rows, weight = layer.args[:2]
         features = self.input(rows, Space.EDGE, (1,))  # type: ignore[arg-type]
-        shape = _region_shape(value(node).shape[1:], slots)
-        position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE)  # type: ignore[arg-type]
-        dtype = str(value(weight).dtype).removeprefix("torch.")  # type: ignore[arg-type]
+        return self.product(features, weight, region_shape(value(node).shape[1:], slots))  # type: ignore[arg-type]
+
+    def product(self, features: int, weight: fx.Node, shape: Shape) -> int:
+        """Returns the region node of the product of each edge's features with a weight, `[outputs, features]`.
+
+        Raises NotFusable if the message reads the weight with two feature shapes.
+        """
+        position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE)
+        dtype = str(value(weight).dtype).removeprefix("torch.")
         if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
             raise NotFusable("the weights of a linear layer are read with two different feature shapes")
         return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
@@ -263,7 +273,7 @@ class Message:
         kept = self.lower(inner, slots, strict)
         if p == 1:
             return b.op("mul", kept, b.const(0))
-        shape = _region_shape(value(node).shape[1:], slots)
+        shape = region_shape(value(node).shape[1:], slots)
         seed = seed_of(self.ctx, node) if node.target is aten.dropout.default else node.args[1]
         position = self._position(seed, Space.PARAMETER)  # type: ignore[arg-type]
         factor = b.dropout(b.input(position, Space.PARAMETER, (1, 1), SEED), float(p), shape)
@@ -358,7 +368,8 @@ def number_of(number: Any) -> Any:
     return value(number) if isinstance(number, fx.Node) else number
 
 
-def _region_shape(sizes: Any, slots: Slots) -> Shape:
+def region_shape(sizes: Any, slots: Slots) -> Shape:
+    """Returns the feature shape of a value of a region. Raises NotFusable if a region has no such value."""
     shape = [1, 1]
     order = [k for k in slots if k >= 0]
     if order != sorted(set(order)):

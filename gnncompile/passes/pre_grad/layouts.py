@@ -1,0 +1,63 @@
+"""The layouts of a graph's regions: regions over the same edges share one."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from gnncompile.passes.analysis import aten, own
+from gnncompile.passes.context import Context
+from gnncompile.passes.pre_grad import wrap_negative_indices
+from gnncompile.passes.pre_grad.message import Message
+from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
+
+
+class Layouts:
+    """Adds the layouts that regions walk to the graph.
+
+    Attributes:
+        made: rowptr, col and edge of each layout, by its index, the index of the other end, and the numbers of rows.
+        masked: Whether a layout leaves edges out, by the node that makes it.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.made: dict[tuple[Any, ...], list[fx.Node]] = {}
+        self.masked: dict[fx.Node, bool] = {}
+
+    def of(self, message: Message) -> list[fx.Node]:
+        """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
+        source = message.source if message.source is not None else message.index
+        sizes = (message.num_rows, message.num_columns if message.source is not None else message.num_rows)
+        layout = self._csr(message.index, source, *sizes)
+        if message.source is not None and message.source_needs_grad:
+            layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
+        return layout
+
+    def is_whole(self, layout: list[fx.Node]) -> bool:
+        """Whether the layout leaves no edge out."""
+        made: Any = layout[0].args[0]
+        return not self.masked[made]
+
+    def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
+        key = (index, other, num_rows, num_columns)
+        if key not in self.made:
+            # All regions of the graph share the layout, so it is placed right after its last input.
+            with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
+                marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
+            with self.ctx.graph.inserting_before(marker):
+                alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
+                counted = [wrap_negative_indices.counts(self.ctx, end) for end in (index, other)]
+                args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
+                made = self.ctx.call(own.csr.default, index, other, *args, like=index)
+                self.masked[made] = alive is not None
+                self.made[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
+            self.ctx.graph.erase_node(marker)
+        return list(self.made[key])
+
+
+def _last(nodes: list[Any]) -> fx.Node:
+    found = [n for n in nodes if isinstance(n, fx.Node)]
+    return max(found)

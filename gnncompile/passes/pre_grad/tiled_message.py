@@ -1,0 +1,85 @@
+"""Writes messages with linear layers of any width: the edges of such a region are walked in tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from gnncompile.ir.region import LAYERS, behind
+from gnncompile.passes.analysis import aten, is_tensor, own, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.pointwise import NotFusable, Slots
+from gnncompile.passes.pre_grad.message import Message, region_shape
+
+
+class TiledMessage(Message):
+    """Messages of several reductions over the same edges, with their layers.
+
+    Args:
+        ctx: The context of the passes.
+        at: The first reduction.
+        stored: Values per edge that are computed outside of the region.
+
+    Attributes:
+        skipped: What is not part of the region, and why. Nothing is logged, since the region may not be formed.
+    """
+
+    def __init__(self, ctx: Context, at: fx.Node, stored: frozenset[fx.Node]) -> None:
+        super().__init__(ctx, at, at.args[1], at.args[2])  # type: ignore[arg-type]
+        self.builder.tiled, self.stored = True, stored
+        self.skipped: list[tuple[str, str, fx.Node]] = []
+
+    def skip(self, what: str, reason: str, node: fx.Node) -> None:
+        """Keeps the reason for later."""
+        self.skipped.append((what, reason, node))
+
+    def computed(self) -> dict[fx.Node, int]:
+        """Returns the nodes of the graph that the region computes, with their region nodes."""
+        return {node: at for (node, _), at in self.known.items() if self.builder.nodes[at].op != "input"}
+
+    def has_layer(self, at: int) -> bool:
+        """Whether a region node is computed from a linear layer."""
+        return any(self.builder.nodes[k].op in LAYERS for k in behind(self.builder.nodes, [at]))
+
+    def _operation(self, node: fx.Node, slots: Slots, strict: bool) -> int:
+        if node in self.stored:
+            raise NotFusable("it is computed outside of the region")
+        if node.target is own.segment_softmax.default:
+            raise NotFusable("a softmax over edges is not computed in tiles")
+        if node.target is aten.layer_norm.default and self.visible(node) and node not in self.ctx.written:
+            return self._norm(node, slots)
+        return super()._operation(node, slots, strict)
+
+    def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
+        rows, weight, *bias = layer.args
+        if layer is not node or not isinstance(rows, fx.Node) or value(rows).dim() != 2 or slots != (1,):
+            raise NotFusable("its rows have several axes")
+        if not isinstance(weight, fx.Node) or {rows, weight, layer} & self.ctx.written:
+            raise NotFusable("it reads a tensor that is written to in place")
+        if len({value(n).dtype for n in (rows, weight, layer)}) > 1 or not self.visible(layer):
+            raise NotFusable("it computes in another type than its rows have, or in another mode")
+        features = self.builder.on_edges(self.lower(rows, (1,)))
+        if self.builder.nodes[features].shape != (1, int(value(rows).shape[1])):
+            raise NotFusable("its rows are expanded")
+        product = self.product(features, weight, region_shape(value(node).shape[1:], slots))
+        if not bias or bias[0] is None:
+            return product
+        return self.builder.op("add", product, self.operand(bias[0], node, slots, False))
+
+    def _norm(self, node: fx.Node, slots: Slots) -> int:
+        """Lowers a layer norm over channels: https://arxiv.org/abs/1607.06450."""
+        args: Any = node.args
+        rows, shape, weight, bias, eps = (*args, *(None, None, 1e-5)[len(args) - 2 :])
+        if len(shape) != 1 or value(rows).dim() != 2 or slots != (1,):
+            raise NotFusable("it normalises several axes")
+        b, channels = self.builder, int(shape[0])
+        x = self.lower(rows, slots)
+        count = b.const(channels)
+        away = b.op("sub", x, b.op("div", b.sum_axis(x, 1), count))
+        variance = b.op("div", b.sum_axis(b.op("mul", away, away), 1), count)
+        out = b.op("div", away, b.op("sqrt", b.op("add", variance, b.const(float(eps)))))
+        for name, other in (("mul", weight), ("add", bias)):
+            if is_tensor(other):
+                out = b.op(name, out, self.operand(other, node, slots, False))
+        return out

@@ -1,0 +1,237 @@
+"""Forms regions with linear layers of any width on edges.
+
+A region takes in reductions over the same edges whose messages share layers. A value with a layer behind it that
+others read as well (the state of an edge) becomes a result of the region, with a row per edge.
+
+Before: ``e = e + linear(relu(linear(e, w) + a[src] + b[dst]), v)``; ``segment_reduce(e, dst, n, "sum")``; `e` goes on
+After:  ``region([e, w, a, b, v], csr(dst, src), "<program>")`` with the results `e` and its sum
+Why it pays: hidden rows of edges are neither written nor kept for the backward, which computes them again. The state
+is read and written once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.device import device_of
+from gnncompile.ir.region import Output, Region
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.verify import verify
+from gnncompile.passes.analysis import aten, drop_unused, own, same_size, value
+from gnncompile.passes.context import Context
+from gnncompile.passes.log import RegionRecord, user_line
+from gnncompile.passes.pointwise import NotFusable
+from gnncompile.passes.pre_grad import edge_linears
+from gnncompile.passes.pre_grad.layouts import Layouts
+from gnncompile.passes.pre_grad.tiled_message import TiledMessage
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_KINDS = ("sum", "mean", "max", "min")
+
+
+def form(ctx: Context, layouts: Layouts) -> None:
+    """Replaces reductions, and the layers on edges that they read, by regions."""
+    if not ctx.options.edge_layers:
+        return
+    done: set[fx.Node] = set()
+    for node in list(ctx.graph.nodes):
+        if node not in done and _may_be_reduced(ctx, node) and _reads_layer(ctx, node):
+            done.update(_Forming(ctx, layouts, node).run())
+    drop_unused(ctx.graph)
+
+
+def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
+    """Whether a node is a reduction that a walk in tiles computes."""
+    if node.target is not own.segment_reduce.default or node.args[3] not in _KINDS or node in ctx.written:
+        return False
+    src, index = node.args[:2]
+    if not device_of(value(node).device).walks_tiles or value(src).dim() != 2:
+        return False
+    return value(src).dtype in _FLOATS and index not in ctx.written
+
+
+def _reads_layer(ctx: Context, node: fx.Node) -> bool:
+    """Whether the message of a reduction reads a linear layer that no walk by rows computes."""
+    rows = value(node.args[0]).shape[0]
+    return any(
+        at.target is aten.linear.default and edge_linears.refusal(ctx, at) for at in _message(node.args[0], rows)
+    )
+
+
+def _message(node: Any, rows: Any) -> Iterator[fx.Node]:
+    """Yields the nodes with a row per edge from which a message is computed."""
+    met: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        at = todo.pop()
+        if at in met or at.op != "call_function" or not isinstance(value(at), torch.Tensor):
+            continue
+        if value(at).dim() == 0 or not same_size(value(at).shape[0], rows):
+            continue
+        met.add(at)
+        yield at
+        if at.target not in (own.segment_reduce.default, own.region.default):
+            todo.extend(at.all_input_nodes)
+
+
+@dataclass
+class _Made:
+    """A region, before it is placed in the graph.
+
+    Attributes:
+        message: The messages.
+        reductions: The reductions that the region computes, with their region nodes.
+        states: The values per edge that become results, with their region nodes.
+    """
+
+    message: TiledMessage
+    reductions: dict[fx.Node, int]
+    states: dict[fx.Node, int]
+
+    def results(self) -> dict[fx.Node, int]:
+        """Returns all nodes of the graph that the region's results replace."""
+        return {**self.reductions, **self.states}
+
+
+class _Forming:
+    """Forms the region around a reduction, with as many other reductions as share its layers.
+
+    Args:
+        ctx: The context of the passes.
+        layouts: The layouts of all regions.
+        first: The reduction.
+    """
+
+    def __init__(self, ctx: Context, layouts: Layouts, first: fx.Node) -> None:
+        self.ctx, self.layouts, self.first = ctx, layouts, first
+        self.why = ""
+
+    def run(self) -> list[fx.Node]:
+        """Forms the region, and returns the reductions that it computes; none if there is no region."""
+        made = self._tried([self.first])
+        if made is None:
+            self.ctx.skip("linear layer stored per edge", self.why, self.first)
+            return []
+        for other in self._others():
+            if self._shares(made, other):
+                made = self._tried([*made.reductions, other], made.message.stored) or made
+        self._place(made)
+        return list(made.reductions)
+
+    def _others(self) -> list[fx.Node]:
+        """Returns later reductions over the same edges."""
+        found = self.ctx.graph.find_nodes(op="call_function", target=own.segment_reduce.default)
+        same = [n for n in found if n.args[1:3] == self.first.args[1:3] and n > self.first]
+        return [n for n in same if _may_be_reduced(self.ctx, n) and self.ctx.same_mode(n, self.first)]
+
+    def _shares(self, made: _Made, other: fx.Node) -> bool:
+        """Whether a reduction reads a state, or a value from which the states are computed."""
+        deep = {n for n, at in made.message.computed().items() if made.message.has_layer(at)}
+        return any(n in deep for n in _message(other.args[0], value(other.args[0]).shape[0]))
+
+    def _tried(self, reductions: list[fx.Node], stored: frozenset[fx.Node] = frozenset()) -> _Made | None:
+        """Returns a region of these reductions; values that can't be its results are stored outside."""
+        while True:
+            made = self._written(reductions, stored)
+            if made is None or not any(map(made.message.has_layer, made.reductions.values())):
+                self.why = self.why or "its values are used where the region can't have computed them yet"
+                return None
+            late = self._too_late(made)
+            if not late:
+                return made
+            if late & set(reductions):
+                self.why = "the results are needed before all values that the region reads"
+                return None
+            stored |= late
+
+    def _written(self, reductions: list[fx.Node], stored: frozenset[fx.Node]) -> _Made | None:
+        message = TiledMessage(self.ctx, self.first, stored)
+        try:
+            found = {node: self._reduced(message, node) for node in reductions}
+        except NotFusable as reason:
+            self.why = str(reason)
+            return None
+        return _Made(message, found, _states(message, set(reductions)))
+
+    def _reduced(self, message: TiledMessage, node: fx.Node) -> int:
+        src, _, _, kind = node.args
+        value_ = message.builder.on_edges(message.lower(src, (1,), strict=True))  # type: ignore[arg-type]
+        reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), value_)
+        return message.builder.op("mul", reduced, message.inverse_degree()) if kind == "mean" else reduced
+
+    def _too_late(self, made: _Made) -> frozenset[fx.Node]:
+        """Returns the results that are read before the last tensor that the region reads, or that can't be results."""
+        layout = self.layouts.of(made.message)
+        inputs = [*layout, *(tensor for tensor, _ in made.message.tensors)]
+        last = max(inputs)
+        whole = self.layouts.is_whole(layout)
+        inside = set(made.message.computed()) | set(made.reductions)
+        found = set()
+        for node, at in made.results().items():
+            outside = [user for user in node.users if user not in inside or node in made.reductions]
+            state = node in made.states
+            if any(user <= last for user in outside) or (state and not (whole and _holds(made, node, at))):
+                found.add(node)
+        return frozenset(found)
+
+    # The graph.
+
+    def _place(self, made: _Made) -> None:
+        """Puts the region into the graph, behind the last tensor that it reads."""
+        message, ctx = made.message, self.ctx
+        layout = self.layouts.of(message)
+        last = max([*layout, *(tensor for tensor, _ in message.tensors)])
+        outputs = [_output(message, node, at) for node, at in made.results().items()]
+        region = message.builder.finish(outputs)
+        with ctx.graph.inserting_after(last):
+            marker = ctx.graph.call_function(aten.sym_size.int, (layout[0], 0))
+        with ctx.graph.inserting_before(marker):
+            region, tensors = message.bind(replace(region, whole=self.layouts.is_whole(layout)), layout)
+            region = with_residuals(region, tuple(t in ctx.needs_grad for t in tensors))
+            verify(region)
+            call = ctx.call(own.region.default, tensors, layout, region.spec, like=self.first)
+            items = [ctx.call(operator.getitem, call, k, like=node) for k, node in enumerate(made.results())]
+        ctx.graph.erase_node(marker)
+        self._replace(made, items)
+        self._log(made, region)
+
+    def _replace(self, made: _Made, items: Iterable[fx.Node]) -> None:
+        inside = set(made.message.computed())
+        for node, item in zip(made.results(), items, strict=True):
+            keeps = node in made.states
+            node.replace_all_uses_with(item, delete_user_cb=lambda user, keeps=keeps: not keeps or user not in inside)
+
+    def _log(self, made: _Made, region: Region) -> None:
+        for what, reason, node in made.message.skipped:
+            self.ctx.skip(what, reason, node)
+        shape = ", ".join(str(tuple(value(node).shape)) for node in made.results())
+        self.ctx.log.regions.append(RegionRecord(region.spec, user_line(self.first), shape))
+
+
+def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, int]:
+    """Returns the values with a layer behind them that nodes outside of the region read."""
+    computed = message.computed()
+    found = {}
+    for node, at in computed.items():
+        outside = [user for user in node.users if user not in computed and user not in reductions]
+        if outside and message.has_layer(at):
+            found[node] = message.builder.on_edges(at)
+    return found
+
+
+def _holds(made: _Made, node: fx.Node, at: int) -> bool:
+    """Whether a value per edge of the region has all elements of a tensor, and a type that is stored."""
+    trailing = [int(size) for size in value(node).shape[1:]]
+    return value(node).dtype in _FLOATS and math.prod(trailing) == math.prod(made.message.builder.nodes[at].shape)
+
+
+def _output(message: TiledMessage, node: fx.Node, at: int) -> Output:
+    trailing = tuple(int(size) for size in value(node).shape[1:])
+    return Output(at, str(value(node).dtype).removeprefix("torch."), trailing)
