@@ -345,8 +345,8 @@ class Differentiation:
         """Cuts the cotangents of the wanted inputs into stages; returns the backward."""
         gradients: list[Gradient | None] = [None] * len(wanted)
         if self.region.tiled:
-            made = [(int(n.value or 0), n, self.cotangents[at]) for at, n in self._inputs(wanted)]
-            for position, gradient in tiled_stages.cut(self.stages, self.region, made).items():
+            inputs = [(int(n.value or 0), n, self.cotangents[at]) for at, n in self._inputs(wanted)]
+            for position, gradient in tiled_stages.cut(self.stages, self.region, inputs).items():
                 gradients[position] = gradient
             return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
         found, layers = [], []

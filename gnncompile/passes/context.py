@@ -193,6 +193,11 @@ class Context:
                         copies[inner].meta["stack_trace"] = like.meta["stack_trace"]
         raise AssertionError("a graph has an output")
 
+    def forget_erased(self) -> None:
+        """Forgets shared nodes that are no longer in the graph."""
+        left = set(self.graph.nodes)
+        self.shared_nodes = {key: node for key, node in self.shared_nodes.items() if node in left}
+
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records that an operation was not fused, and why."""
         found = Skip(what, reason, user_line(node))

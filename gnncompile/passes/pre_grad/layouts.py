@@ -36,6 +36,12 @@ class Layouts:
             layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
         return layout
 
+    def forget_erased(self) -> None:
+        """Forgets layouts that are no longer in the graph, because no region walks them."""
+        self.ctx.forget_erased()
+        left = set(self.ctx.graph.nodes)
+        self.made = {key: parts for key, parts in self.made.items() if left.issuperset(parts)}
+
     def is_whole(self, layout: list[fx.Node]) -> bool:
         """Whether the layout leaves no edge out."""
         made: Any = layout[0].args[0]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import torch
 from torch import fx
 
 from gnncompile.ir.merge import Part, merge
@@ -24,7 +23,6 @@ from gnncompile.passes.analysis import (
     aten,
     drop_unused,
     is_switch,
-    mutates,
     origins,
     own,
     structural_nodes,
@@ -33,6 +31,7 @@ from gnncompile.passes.analysis import (
 )
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
+from gnncompile.passes.pre_grad.moving import to_move
 
 MOST_REDUCTIONS = 8
 """The most reductions and softmaxes in one region: each keeps a row of its own in registers."""
@@ -151,28 +150,7 @@ def _before(call: _Call, group: list[_Call], written: set[fx.Node]) -> list[fx.N
 
     A node that depends on a member's result cannot move: the merged region would depend on itself.
     """
-    first, members = group[0].node, {c.node for c in group}
-    found: set[fx.Node] = set()
-    todo = list(call.node.all_input_nodes)
-    while todo:
-        node = todo.pop()
-        if node in found or node < first:
-            continue
-        if node in members or not _movable(node) or written.intersection([node, *node.all_input_nodes]):
-            return None
-        found.add(node)
-        todo.extend(node.all_input_nodes)
-    return sorted(found)
-
-
-def _movable(node: fx.Node) -> bool:
-    """Whether a node is known to give the same result at an earlier place: a pure operation without randomness."""
-    target = node.target
-    if node.op != "call_function" or mutates(node) or node.is_impure():
-        return False
-    if not isinstance(target, torch._ops.OpOverload):
-        return getattr(target, "__module__", "") == "_operator"
-    return torch.Tag.nondeterministic_seeded not in target.tags
+    return to_move(call.node.all_input_nodes, group[0].node, {c.node for c in group}, written)
 
 
 def _replace(ctx: Context, group: list[_Call], written: set[fx.Node]) -> None:

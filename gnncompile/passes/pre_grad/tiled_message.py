@@ -53,7 +53,7 @@ class TiledMessage(Message):
 
     def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
         rows, weight, *bias = layer.args
-        if layer is not node or not isinstance(rows, fx.Node) or value(rows).dim() != 2 or slots != (1,):
+        if layer is not node or not isinstance(rows, fx.Node) or value(rows).dim() != 2 or len(slots) != 1:
             raise NotFusable("its rows have several axes")
         if not isinstance(weight, fx.Node) or {rows, weight, layer} & self.ctx.written:
             raise NotFusable("it reads a tensor that is written to in place")
@@ -69,8 +69,8 @@ class TiledMessage(Message):
 
     def _norm(self, node: fx.Node, slots: Slots) -> int:
         """Lowers a layer norm over channels: https://arxiv.org/abs/1607.06450."""
-        args: Any = node.args
-        rows, shape, weight, bias, eps = (*args, *(None, None, 1e-5)[len(args) - 2 :])
+        given: list[Any] = list(node.args)
+        rows, shape, weight, bias, eps = [*given, *[None, None, 1e-5][len(given) - 2 :]][:5]
         if len(shape) != 1 or value(rows).dim() != 2 or slots != (1,):
             raise NotFusable("it normalises several axes")
         b, channels = self.builder, int(shape[0])

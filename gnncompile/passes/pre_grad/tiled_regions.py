@@ -30,6 +30,7 @@ from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import NotFusable
 from gnncompile.passes.pre_grad import edge_linears
 from gnncompile.passes.pre_grad.layouts import Layouts
+from gnncompile.passes.pre_grad.moving import to_move
 from gnncompile.passes.pre_grad.tiled_message import TiledMessage
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -49,9 +50,10 @@ def form(ctx: Context, layouts: Layouts) -> None:
 
 def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
     """Whether a node is a reduction that a walk in tiles computes."""
-    if node.target is not own.segment_reduce.default or node.args[3] not in _KINDS or node in ctx.written:
+    args: Any = node.args
+    if node.target is not own.segment_reduce.default or args[3] not in _KINDS or node in ctx.written:
         return False
-    src, index = node.args[:2]
+    src, index = args[:2]
     if not device_of(value(node).device).walks_tiles or value(src).dim() != 2:
         return False
     return value(src).dtype in _FLOATS and index not in ctx.written
@@ -59,16 +61,15 @@ def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
 
 def _reads_layer(ctx: Context, node: fx.Node) -> bool:
     """Whether the message of a reduction reads a linear layer that no walk by rows computes."""
-    rows = value(node.args[0]).shape[0]
-    return any(
-        at.target is aten.linear.default and edge_linears.refusal(ctx, at) for at in _message(node.args[0], rows)
-    )
+    return any(at.target is aten.linear.default and edge_linears.refusal(ctx, at) for at in _message(node))
 
 
-def _message(node: Any, rows: Any) -> Iterator[fx.Node]:
-    """Yields the nodes with a row per edge from which a message is computed."""
+def _message(reduction: fx.Node) -> Iterator[fx.Node]:
+    """Yields the nodes with a row per edge from which the message of a reduction is computed."""
+    message: Any = reduction.args[0]
+    rows = value(message).shape[0]
     met: set[fx.Node] = set()
-    todo = [node]
+    todo = [message]
     while todo:
         at = todo.pop()
         if at in met or at.op != "call_function" or not isinstance(value(at), torch.Tensor):
@@ -134,7 +135,7 @@ class _Forming:
     def _shares(self, made: _Made, other: fx.Node) -> bool:
         """Whether a reduction reads a state, or a value from which the states are computed."""
         deep = {n for n, at in made.message.computed().items() if made.message.has_layer(at)}
-        return any(n in deep for n in _message(other.args[0], value(other.args[0]).shape[0]))
+        return any(n in deep for n in _message(other))
 
     def _tried(self, reductions: list[fx.Node], stored: frozenset[fx.Node] = frozenset()) -> _Made | None:
         """Returns a region of these reductions; values that can't be its results are stored outside."""
@@ -170,16 +171,26 @@ class _Forming:
         """Returns the results that are read before the last tensor that the region reads, or that can't be results."""
         layout = self.layouts.of(made.message)
         inputs = [*layout, *(tensor for tensor, _ in made.message.tensors)]
-        last = max(inputs)
         whole = self.layouts.is_whole(layout)
         inside = set(made.message.computed()) | set(made.reductions)
-        found = set()
-        for node, at in made.results().items():
-            outside = [user for user in node.users if user not in inside or node in made.reductions]
-            state = node in made.states
-            if any(user <= last for user in outside) or (state and not (whole and _holds(made, node, at))):
-                found.add(node)
-        return frozenset(found)
+        results = made.results()
+        outside = {n: [u for u in n.users if u not in inside or n in made.reductions] for n in results}
+        first = min((user for users in outside.values() for user in users), default=None)
+        if first is not None and max(inputs) > first:
+            self._move_up(inputs, first, results)
+        last = max(inputs)
+        return frozenset(
+            node
+            for node, at in results.items()
+            if any(user < last for user in outside[node])
+            or (node in made.states and not (whole and _holds(made, node, at)))
+        )
+
+    def _move_up(self, inputs: list[fx.Node], first: fx.Node, results: Iterable[fx.Node]) -> None:
+        """Moves what the region reads in front of the first reader of a result, if it does not depend on a result."""
+        found = to_move(inputs, first, set(results), self.ctx.written)
+        for node in found or ():
+            first.prepend(node)
 
     # The graph.
 
@@ -205,8 +216,9 @@ class _Forming:
     def _replace(self, made: _Made, items: Iterable[fx.Node]) -> None:
         inside = set(made.message.computed())
         for node, item in zip(made.results(), items, strict=True):
-            keeps = node in made.states
-            node.replace_all_uses_with(item, delete_user_cb=lambda user, keeps=keeps: not keeps or user not in inside)
+            stay = inside if node in made.states else set()
+            for user in [user for user in node.users if user not in stay]:
+                user.replace_input_with(node, item)
 
     def _log(self, made: _Made, region: Region) -> None:
         for what, reason, node in made.message.skipped:
