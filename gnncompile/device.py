@@ -30,7 +30,6 @@ class Device:
         fuses_bias: Whether the library applies a bias and a ReLU within a product.
         is_cpp_in_inductor: Whether Inductor writes C++ for the device.
         usual_generator: The generator of its kernels, unless the environment asks for another one.
-        walks_tiles: Whether linear layers of edges, of any width, are computed within regions.
         computes_in_vectors: Whether torch computes neighbours in memory together, and what is left over otherwise.
     """
 
@@ -45,7 +44,6 @@ class Device:
     fuses_bias: bool
     is_cpp_in_inductor: bool
     usual_generator: str
-    walks_tiles: bool
     computes_in_vectors: bool
 
     @property
@@ -64,6 +62,11 @@ class Device:
     def runs_triton(self) -> bool:
         """Whether the device runs Triton's kernels, those for products and for sums of rows included."""
         return self.generator == "triton"
+
+    @property
+    def walks_tiles(self) -> bool:
+        """Whether linear layers of edges, of any width, are computed within regions."""
+        return self.generator == "cpp"
 
     @property
     def has_tuned_products(self) -> bool:
@@ -107,6 +110,5 @@ def device_of(place: torch.device | str) -> Device:
         fuses_bias=is_gpu,
         is_cpp_in_inductor=is_host,
         usual_generator="cpp" if is_host else "triton",
-        walks_tiles=is_host,
         computes_in_vectors=is_host,
     )

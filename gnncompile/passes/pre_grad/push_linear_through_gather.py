@@ -179,9 +179,11 @@ def _parts(
     elif node.target is aten.neg.default:
         yield from _parts(ctx, args[0], layer, picked, start, -factor)
     elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and alike(*args):
-        yield from _parts(ctx, args[0], layer, picked, start, factor)
         sign = 1.0 if node.target is aten.add.Tensor else -1.0
-        yield from _parts(ctx, args[1], layer, picked, start, sign * factor)
+        parts = [*_parts(ctx, args[0], layer, picked, start, factor)]
+        parts += _parts(ctx, args[1], layer, picked, start, sign * factor)
+        gathers = any(part.source[1] is not None for part in parts)
+        yield from parts if gathers else [_part(node, None, picked, start, factor)]
     else:
         yield _part(node, None, picked, start, factor)
 

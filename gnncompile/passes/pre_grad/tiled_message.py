@@ -18,7 +18,7 @@ class TiledMessage(Message):
 
     Args:
         ctx: The context of the passes.
-        at: The first reduction.
+        at: The last reduction. What the region needs is placed in front of it.
         stored: Values per edge that are computed outside of the region.
 
     Attributes:

@@ -153,7 +153,7 @@ class _Forming:
             stored |= late
 
     def _written(self, reductions: list[fx.Node], stored: frozenset[fx.Node]) -> _Made | None:
-        message = TiledMessage(self.ctx, self.first, stored)
+        message = TiledMessage(self.ctx, reductions[-1], stored)
         try:
             found = {node: self._reduced(message, node) for node in reductions}
         except NotFusable as reason:

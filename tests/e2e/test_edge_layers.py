@@ -1,0 +1,274 @@
+"""Models with layers and states on edges: regions take the layers in, with eager's numbers and every gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from gnncompile.models.mesh_graph_net import GraphNetBlock
+from torch import Tensor, nn
+
+import gnncompile
+from gnncompile.capture.compile import callable_of
+from gnncompile.ir.region import Region, parse
+from gnncompile.runtime import launch
+
+CHANNELS = 40
+"""More features than a walk by rows takes."""
+
+
+def total(rows: Tensor, index: Tensor, num_rows: int, kind: str = "sum") -> Tensor:
+    """Reduces rows by index."""
+    if kind == "sum":
+        return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
+    places = index.view(-1, 1).expand_as(rows)
+    return rows.new_zeros(num_rows, rows.size(1)).scatter_reduce(0, places, rows, kind, include_self=False)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers with SiLU in between."""
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.SiLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Blocks(nn.Module):
+    """Two steps of a MeshGraphNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(GraphNetBlock(CHANNELS) for _ in range(2))
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        for block in self.blocks:
+            x, e = block(x, e, edge_index)
+        return torch.cat([x.mean(0), e.sum(0)])
+
+
+class Positions(nn.Module):
+    """Messages and steps by one network: two reductions share its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.step = mlp(2 * CHANNELS + 1, CHANNELS, CHANNELS), mlp(CHANNELS, CHANNELS, 1)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        away = pos[destination] - pos[source]
+        message = self.message(torch.cat([x[destination], x[source], away.square().sum(-1, keepdim=True)], -1))
+        received = total(message, destination, x.size(0))
+        return torch.cat([received, total(away * self.step(message), destination, x.size(0))], -1)
+
+
+class Aggregated(nn.Module):
+    """A reduction of rows that two layers make."""
+
+    def __init__(self, kind: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.kind, self.drop = kind, nn.Dropout(dropout)
+        self.first, self.last = nn.Linear(2 * CHANNELS, CHANNELS), nn.Linear(CHANNELS, CHANNELS + 3)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        hidden = self.drop(self.first(torch.cat([x[destination] - x[source], e], -1)).relu())
+        return total(self.last(hidden), destination, x.size(0), self.kind)
+
+
+class NormedState(nn.Module):
+    """A state that goes through a batch norm outside of the region and comes back as an input of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(CHANNELS) for _ in range(3))
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        for gate, norm in zip(self.gates, self.norms, strict=True):
+            raw = gate(e) + x[source]
+            x = x + total(raw.sigmoid() * x[source], destination, x.size(0))
+            e = e + norm(raw).relu() if e.size(0) > 1 else e + raw
+        return x + total(e, destination, x.size(0))
+
+
+class ReadEarly(nn.Module):
+    """A hidden row that the rest of the model reads before the last tensor of the message is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        hidden = self.first(e).tanh()
+        scale = hidden.abs().max() if e.size(0) else hidden.sum()
+        return total(self.last(hidden).tanh() * scale + x[source], destination, x.size(0))
+
+
+class WithoutLoops(nn.Module):
+    """Self loops are left out by a mask: no state may leave the region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(CHANNELS, CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        from torch_geometric.utils import remove_self_loops
+
+        edge_index, kept = remove_self_loops(edge_index, e)
+        source, destination = edge_index
+        message = self.net(x[source] * kept)
+        return total(message, destination, x.size(0)) + message.square().sum()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "mesh_graph_net": (Blocks, 2),
+    "positions": (Positions, 1),
+    "sum": (lambda: Aggregated("sum"), 1),
+    "mean": (lambda: Aggregated("mean"), 1),
+    "max": (lambda: Aggregated("amax"), 1),
+    "min": (lambda: Aggregated("amin"), 1),
+    "normed state": (NormedState, 3),
+    "read early": (ReadEarly, 1),
+    "without loops": (WithoutLoops, 1),
+}
+"""Makers of models, and the numbers of their regions with layers."""
+
+GRAPHS = [(9, 30), (5, 0), (1, 1), (1, 4), (200, 900)]
+
+
+@pytest.fixture(autouse=True)
+def _every_region_has_a_kernel() -> Iterator[None]:
+    before = dict(launch.fallbacks)
+    yield
+    assert launch.fallbacks == before
+
+
+def inputs(nodes: int, edges: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Node features, positions, unsorted edges with a hub, and edge features."""
+    generator = torch.Generator().manual_seed(nodes + edges)
+    edge_index = torch.randint(nodes, (2, edges), generator=generator)
+    edge_index[1, : edges // 4] = nodes // 2
+    drawn = [torch.randn(*size, generator=generator, dtype=dtype) for size in ((nodes, CHANNELS), (nodes, 3))]
+    e = torch.randn(edges, CHANNELS, generator=generator, dtype=dtype)
+    return drawn[0].requires_grad_(), drawn[1].requires_grad_(), edge_index, e.requires_grad_()
+
+
+def gradients(model: nn.Module, run: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[Tensor]:
+    """The result, and its gradients with respect to all inputs and parameters."""
+    out = run(*args)
+    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    leaves = [a for a in args if a.is_floating_point()] + list(model.parameters())
+    found = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
+    return [out, *(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))]
+
+
+def tiled(compiled: nn.Module) -> list[Region]:
+    """The regions with layers in them, of a compiled model that has been called."""
+    specs = {record.spec for one in callable_of(compiled).backend.captured for record in one.log.regions}
+    return [region for region in map(parse, sorted(specs)) if region.tiled]
+
+
+def first_regions(model: nn.Module) -> list[Region]:
+    """The regions with layers in them of a model's first call."""
+    compiled = gnncompile.compile(model)
+    compiled(*inputs(9, 30, torch.float32))
+    return tiled(compiled)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_and_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    make, count = MODELS[name]
+    model = make().double()
+    compiled = gnncompile.compile(copy.deepcopy(model), fullgraph=True)
+    for size in GRAPHS:
+        args = inputs(*size)
+        expected = gradients(model, model, args)
+        found = gradients(compiled, compiled, args)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*args), expected[0].detach(), rtol=1e-9, atol=1e-9)
+    for one in callable_of(compiled).backend.captured:
+        assert sum(parse(record.spec).tiled for record in one.log.regions) == count
+
+
+@pytest.mark.parametrize("name", ["mesh_graph_net", "positions", "normed state"])
+def test_inference(name: str) -> None:
+    model = MODELS[name][0]().eval()
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    for size in GRAPHS:
+        args = inputs(*size, dtype=torch.float32)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_leaves_the_region_once() -> None:
+    found = first_regions(Blocks())
+    assert found
+    for region in found:
+        assert len(region.reductions) == 1 and sum(map(region.per_edge, region.outputs)) == 1
+
+
+def test_two_reductions_share_their_layers() -> None:
+    (region,) = first_regions(Positions())
+    assert len(region.reductions) == 2
+    assert sum(n.op == "linear" for n in region.nodes) == 4  # the distance has a layer of its own
+
+
+def test_dropout_repeats_with_the_seed_and_has_the_mask_in_the_backward() -> None:
+    model = Aggregated("sum", dropout=0.4)
+    compiled = gnncompile.compile(model)
+    args = inputs(50, 400, torch.float32)
+    torch.manual_seed(5)
+    found = gradients(model, compiled, args)
+    torch.manual_seed(5)
+    again = gradients(model, compiled, args)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    # The layer behind the dropout is linear in its weight: the result is known from the gradient of the weight.
+    model.last.weight.grad = None
+    torch.manual_seed(5)
+    out = compiled(*args)
+    (slope,) = torch.autograd.grad(out.sum(), [model.last.weight])
+    rest = args[3].size(0) * model.last.bias.sum()
+    torch.testing.assert_close((slope * model.last.weight).sum() + rest, out.sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_forces_are_trained_on() -> None:
+    torch.manual_seed(1)
+    model = Positions().double()
+
+    def loss(run: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[Tensor]:
+        (forces,) = torch.autograd.grad(run(*args).square().sum(), args[1], create_graph=True)
+        return [forces, *torch.autograd.grad(forces.square().sum(), list(model.parameters()))]
+
+    compiled = gnncompile.compile(model, options={"double_backward": True})
+    for size in ((9, 30), (1, 0), (1, 3)):
+        args = inputs(*size)
+        for one, other in zip(loss(compiled, args), loss(model, args), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    model = Blocks()
+    compiled = gnncompile.compile(model)
+    args = inputs(3000, 20000, torch.float32)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = gradients(model, compiled, args)
+        torch.set_num_threads(2)
+        two = gradients(model, compiled, args)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
+
+
+def test_the_option_leaves_layers_outside() -> None:
+    compiled = gnncompile.compile(Blocks(), options={"edge_layers": False})
+    compiled(*inputs(9, 30, torch.float32))
+    assert not tiled(compiled)
