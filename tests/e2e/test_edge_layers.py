@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,7 +31,7 @@ def total(rows: Tensor, index: Tensor, num_rows: int, kind: str = "sum") -> Tens
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with SiLU in between."""
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.SiLU()]
     return nn.Sequential(*layers[:-1])
 
