@@ -6,77 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.cases import limits
+from benchmarks.cases import limits, science_inputs
 from benchmarks.cases import science_models as models
 from benchmarks.cases.graphs import Graph, uniform
-from benchmarks.cases.inputs import MakeInputs, ordered, plain, with_edge_features
+from benchmarks.cases.inputs import MakeInputs, plain, with_edge_features
 from benchmarks.cases.layers import Layer
-from benchmarks.cases.limits import Limit, Size
+from benchmarks.cases.limits import Limit
 from benchmarks.cases.nested import map_tensors
+from benchmarks.cases.science_inputs import QUERIES, bonds, edge_states, positions
+from benchmarks.cases.science_limits import align, dime_net, edge_layers, graph_cast, mace, tensor_net
 from benchmarks.cases.targets import Target
-from gnncompile.report.traffic import Phase, Work
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-QUERIES = 8
 
 CPU_TARGET = Target(over_compile=1.5)
 """The target of every case on a CPU."""
-
-
-def edge_layers(
-    num_layers: int, gathered: float, edge_products: float, node_products: float, states: float = 0, nodes: float = 2
-) -> Limit:
-    """Returns the limit of a stack of layers that compute every value on edges again in the backward.
-
-    Each layer walks forward, and backward by destination and by source: the second walk computes the layers on edges
-    again and their gradients, the third adds rows per edge up. A state on the edges is read and written forward; its
-    value, its gradient and the gradient before it are read or written backward.
-
-    Args:
-        num_layers: the number of layers.
-        gathered: rows of `channels` values that the forward gathers per edge.
-        edge_products: products of one edge's row with a `[channels, channels]` matrix, in the forward.
-        node_products: the same for nodes, first layers of edge networks that are computed per node included.
-        states: states per edge, in units of `channels` values.
-        nodes: node tensors that a walk reads or writes.
-    """
-
-    def limit(size: Size) -> Work:
-        square = size.channels * size.channels
-        flops = 2 * size.edges * edge_products * square
-        forward = size.walk(gathered, nodes, per_edge=2 * states * size.channels, flops=flops)
-        backward = size.walk(gathered, 2 * nodes, per_edge=(3 * states + 1) * size.channels, flops=3 * flops)
-        by_source = size.walk(1, nodes=1)
-        rows = size.value_bytes * size.nodes * 2 * node_products * size.channels
-        products = Work((Phase(streamed=rows, flops=2 * size.nodes * node_products * square),) * 3)
-        one = forward + backward + by_source + products
-        return Work(one.phases * num_layers)
-
-    return limit
-
-
-def _edge_states(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-    """`x` `[nodes, channels]`, `edge_index` `[2, edges]`, and `edge_attr` `[edges, channels]`."""
-    x = torch.randn(graph.num_nodes, graph.channels, generator=generator)
-    return x, *ordered(graph, order, torch.randn(graph.num_edges, graph.channels, generator=generator))
-
-
-def _positions(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-    """`x` `[nodes, channels]`, `pos` `[nodes, 3]` in a cube of side 4, and `edge_index` `[2, edges]`."""
-    x = torch.randn(graph.num_nodes, graph.channels, generator=generator)
-    return x, 4 * torch.rand(graph.num_nodes, 3, generator=generator), *ordered(graph, order)
-
-
-def _relations(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-    """`x` `[nodes, queries, channels]`, `edge_index` `[2, edges]`, and `edge_type` `[edges]`."""
-    x = torch.randn(graph.num_nodes, QUERIES, graph.channels, generator=generator)
-    return x, *ordered(graph, order, torch.randint(models.NUM_RELATIONS, (graph.num_edges,), generator=generator))
-
-
-def bonds(num_atoms: int, num_bonds: int) -> Tensor:
-    """Draws bonds in both directions, `[2, num_bonds]`: columns `2k` and `2k + 1` are each other's reverse."""
-    one = uniform(num_atoms, num_bonds // 2)
-    return torch.stack([one, one.flip(0)], dim=2).view(2, -1)
 
 
 @dataclass(frozen=True)
@@ -126,31 +70,39 @@ class Science:
 
 
 STATES, MOLECULES, BONDS = (100_000, 600_000), (20_000, 600_000), (100_000, 200_000)
+MESH, TRIPLETS = (40_962, 327_660), (10_000, 100_000)  # about a million triplets
 
 SCIENCE: dict[str, Science] = {
     "MeshGraphNet": Science(
-        models.Processor, 4, _edge_states, (*STATES, 128), edge_layers(4, 2, 2, 5, states=1), (3.0, 3.0)
+        models.Processor, 4, edge_states, (*STATES, 128), edge_layers(4, 2, 2, 5, states=1), (3.0, 3.0)
     ),
-    "EGNN": Science(models.EGNN, 3, _positions, (*MOLECULES, 64), edge_layers(3, 2, 2, 5), (3.0, 2.5)),
-    "SchNet": Science(models.SchNet, 3, _positions, (*MOLECULES, 128), edge_layers(3, 1, 1.4, 3), (2.5, 2.5)),
-    "PaiNN": Science(models.PaiNN, 2, _positions, (*MOLECULES, 64), edge_layers(2, 6, 1, 17, nodes=8), (2.0, 2.0)),
+    "GraphCast": Science(models.GraphCast, 4, science_inputs.grid_and_mesh, (*MESH, 128), graph_cast(4), (1.0, 1.0)),
+    "EGNN": Science(models.EGNN, 3, positions, (*MOLECULES, 64), edge_layers(3, 2, 2, 5), (3.0, 2.5)),
+    "SchNet": Science(models.SchNet, 3, positions, (*MOLECULES, 128), edge_layers(3, 1, 1.4, 3), (2.5, 2.5)),
+    "PaiNN": Science(models.PaiNN, 2, positions, (*MOLECULES, 64), edge_layers(2, 6, 1, 17, nodes=8), (2.0, 2.0)),
+    "TensorNet": Science(models.TensorNet, 2, positions, (*MOLECULES, 64), tensor_net(2), (3.0, 2.0)),
+    "DimeNet++": Science(
+        models.DimeNetPlusPlus, 3, science_inputs.with_triplets, (*TRIPLETS, 128), dime_net(3), (2.0, 1.5)
+    ),
+    "MACE": Science(models.MACE, 2, positions, (10_000, 300_000, 64), mace(2), (1.0, 1.0)),
     "D-MPNN": Science(
-        models.DMPNN, 3, _edge_states, (*BONDS, 128), edge_layers(3, 2, 1, 1, states=2), (2.0, 2.0), bonds
+        models.DMPNN, 3, edge_states, (*BONDS, 128), edge_layers(3, 2, 1, 1, states=2), (2.0, 2.0), bonds
     ),
-    "GatedGCN": Science(models.GatedGCN, 3, _edge_states, (*STATES, 64), edge_layers(3, 3, 1, 4, states=2), (2.0, 2.0)),
+    "GatedGCN": Science(models.GatedGCN, 3, edge_states, (*STATES, 64), edge_layers(3, 3, 1, 4, states=2), (2.0, 2.0)),
+    "ALIGNN": Science(models.ALIGNN, 2, science_inputs.line_graph, (*TRIPLETS, 64), align(2), (1.0, 1.0)),
     "relational convolution": Science(
         models.RelationalConvolution,
         3,
-        _relations,
+        science_inputs.relations,
         (14_541, 544_230, 32),
         edge_layers(3, QUERIES, 0, 2 * QUERIES, nodes=2 * QUERIES),
         (2.0, 1.5),
     ),
-    "CGCNN": Science(models.cgcnn, 3, _edge_states, (*STATES, 64), edge_layers(3, 4, 2, 4, states=0.5), (2.0, 1.5)),
+    "CGCNN": Science(models.cgcnn, 3, edge_states, (*STATES, 64), edge_layers(3, 4, 2, 4, states=0.5), (2.0, 1.5)),
     "EdgeConv": Science(models.edge_conv, 3, plain, (*MOLECULES, 64), edge_layers(3, 2, 1, 2), (2.0, 1.5)),
     "NNConv": Science(models.nn_conv, 2, with_edge_features, (*MOLECULES, 16), edge_layers(2, 1, 33, 1), (2.0, 1.5)),
     "PointTransformer": Science(
-        models.point_transformer, 2, _positions, (*MOLECULES, 64), edge_layers(2, 3, 3, 3), (2.0, 1.5)
+        models.point_transformer, 2, positions, (*MOLECULES, 64), edge_layers(2, 3, 3, 3), (2.0, 1.5)
     ),
 }
 """The models of the suite by name, with the sizes of their cases."""

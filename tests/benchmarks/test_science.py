@@ -12,7 +12,8 @@ import gnncompile
 from benchmarks import __main__
 from benchmarks.cases import graphs
 from benchmarks.cases.registry import science_case, select
-from benchmarks.cases.science import DTYPES, SCIENCE, bonds
+from benchmarks.cases.science import DTYPES, SCIENCE
+from benchmarks.cases.science_inputs import bonds
 from benchmarks.measuring import comparison, counting
 from benchmarks.rows.variants import VARIANTS, Variant
 from tests.harness import light
@@ -20,6 +21,11 @@ from tests.harness import light
 CPU = torch.device("cpu")
 OPTIONS = comparison.Options(seconds=0.01, rounds=1, input_grad=True, warmup=1)
 OURS = Variant("ours", lambda model: gnncompile.compile(model, options={"inductor": False}), is_ours=True)
+
+HALF_ERROR = {"ALIGNN": 0.4, "GatedGCN": 0.4}
+"""Relative errors allowed in bf16, where 0.1 is too little: gradients of biases before a batch norm cancel. The
+benchmark's own tolerance in bf16 is for graphs that average over more edges.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +46,9 @@ def test_results_and_gradients(name: str, precision: str, monkeypatch: pytest.Mo
     with light():
         case = science_case(name, precision, tiny(name, 60, 300))
         rows = comparison.run_case(case, [VARIANTS[0], OURS], CPU, OPTIONS, lambda message: None)
-    # The benchmark's tolerance in bf16 is for graphs that average over more edges. The gradient of a bias in front of a
-    # batch norm is a difference of numbers that nearly cancel: eager errs by 0.05 to 0.3 there.
-    loose = 0.4 if name == "GatedGCN" else 0.1
     for row in rows:
         assert row.verdict is not None
-        assert row.verdict.error <= (loose if precision == "bf16" else row.verdict.tolerance)
+        assert row.verdict.error <= (HALF_ERROR.get(name, 0.1) if precision == "bf16" else row.verdict.tolerance)
 
 
 @pytest.mark.parametrize("name", SCIENCE)
