@@ -6,7 +6,8 @@ layers (the self loops of GCN and GAT) stays there: gnncompile runs it without s
 
 `GCN`, `GraphSAGE`, `GAT`, `GATv2` (PyG's `GAT(v2=True)`), `PNA` and `EdgeCNN` have the same `state_dict` keys as
 `torch_geometric.nn.models`, so that weights move both ways. The same holds for the convolutions of `GIN` and the
-`DeepGCNLayer`s of `DeepGCN`. `MeshGraphNet` keeps a state on every edge. `Readout` reduces the rows of each graph's
+`DeepGCNLayer`s of `DeepGCN`. `MeshGraphNet` keeps a state on every edge. `PaiNN` has forces,
+which are a gradient that `forward` takes. `Readout` reduces the rows of each graph's
 nodes to one row.
 """
 
@@ -19,6 +20,7 @@ from .gin import GIN
 from .graph_sage import GraphSAGE
 from .graph_transformer import GraphTransformer
 from .mesh_graph_net import MeshGraphNet
+from .painn import PaiNN
 from .pna import PNA
 from .readout import Readout
 from .rgcn import RGCN
@@ -35,5 +37,6 @@ __all__ = [
     "GraphSAGE",
     "GraphTransformer",
     "MeshGraphNet",
+    "PaiNN",
     "Readout",
 ]

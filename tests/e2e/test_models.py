@@ -1,5 +1,7 @@
 """The reference models: same weights and numbers as PyG's; compiled, one fused graph for all sizes."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 from torch_geometric.nn import models as pyg
 
+import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, TYPES, degrees
 from tests.harness import light
@@ -128,6 +131,10 @@ COMPILED = {
         lambda: models.MeshGraphNet(CHANNELS, EDGE_CHANNELS, 6, 2, 5),
         lambda g: (g.x, g.edge_index, g.edge_attr),
     ),
+    "PaiNN": (
+        lambda: models.PaiNN(6, 2, num_radial=5),
+        lambda g: (g.z, g.pos, g.batch_edge_index, g.batch, 3),
+    ),
     "Readout": (Pooled, lambda g: (g.x, g.batch_edge_index, g.batch, 3)),
 }
 
@@ -138,6 +145,56 @@ def test_compiled_whole_and_fused_for_all_sizes(name):
         compiled = climb(*COMPILED[name], sizes=(*LADDER, (1, 0)))
         (captured,) = callable_of(compiled).backend.captured
         assert len(captured.log.regions) >= 2  # one for each layer, or for the layer and the readout
+
+
+@pytest.fixture
+def molecule():
+    """A PaiNN in float64 and its arguments: two molecules of five atoms, each joined to all others of its molecule."""
+    torch.manual_seed(0)
+    model = models.PaiNN(6, 2, num_radial=5, cutoff=4.0).double()
+    pairs = torch.combinations(torch.arange(5))
+    edges = torch.cat([pairs, pairs.flip(1), pairs + 5, pairs.flip(1) + 5]).t()
+    return model, (torch.randint(1, 9, (10,)), 2 * torch.rand(10, 3).double(), edges, torch.arange(10) // 5, 2)
+
+
+def test_forces_are_differences_of_energies(molecule):
+    model, (z, pos, *rest) = molecule
+    energy, forces = model(z, pos, *rest)
+    assert energy.shape == (2,) and forces.shape == (10, 3) and energy.requires_grad and forces.requires_grad
+    for atom, axis in ((0, 0), (3, 2), (9, 1)):
+        step = torch.zeros_like(pos)
+        step[atom, axis] = 1e-5
+        slope = (model(z, pos + step, *rest)[0].sum() - model(z, pos - step, *rest)[0].sum()) / 2e-5
+        torch.testing.assert_close(forces[atom, axis], -slope, rtol=1e-5, atol=1e-7)
+
+
+def test_forces_turn_with_the_molecule(molecule):
+    model, (z, pos, *rest) = molecule
+    turn = torch.linalg.qr(torch.randn(3, 3).double()).Q
+    energy, forces = model(z, pos, *rest)
+    turned_energy, turned_forces = model(z, pos @ turn + 1, *rest)
+    assert forces.abs().max() > 1e-3
+    torch.testing.assert_close(turned_energy, energy)
+    torch.testing.assert_close(turned_forces, forces @ turn)
+
+
+def test_no_force_beyond_the_cutoff(molecule):
+    model, (z, pos, *rest) = molecule
+    pos = torch.cat([pos[:4], pos[4:5] + 10, pos[5:]])
+    assert model(z, pos, *rest)[1][4].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_forces_in_eval_mode_have_no_history(molecule, grad):
+    eager, args = molecule
+    wanted = eager(*args)
+    eager.eval()
+    with light(), torch.set_grad_enabled(grad):
+        compiled = gnncompile.compile(copy.deepcopy(eager), fullgraph=True)
+        for model in (eager, compiled):
+            for found, value in zip(model(*args), wanted, strict=True):
+                torch.testing.assert_close(found, value.detach())
+                assert not found.requires_grad
 
 
 def test_readout_concatenates_and_gives_zeros_to_empty_graphs():
