@@ -120,7 +120,7 @@ def force_error(model, graphs, args):
 
 def main():
     parser = common.parser(
-        __doc__, hidden_channels=64, num_layers=3, lr=0.005, epochs=40, batch_size=32, num_molecules=1000
+        __doc__, hidden_channels=64, num_layers=2, lr=0.005, epochs=20, batch_size=32, num_molecules=600
     )
     args = common.parse(parser, epochs=12, num_layers=1, hidden_channels=32, num_molecules=400)
     graphs, test_graphs = load(args)
@@ -137,7 +137,7 @@ def main():
         },
         args.device,
         "force error",
-        within=0.05,
+        within=0.1,
     )
 
 

@@ -125,7 +125,7 @@ def simulate(model, meshes, unit, args):
 
 def main():
     parser = common.parser(
-        __doc__, hidden_channels=64, num_layers=5, lr=0.002, epochs=20, batch_size=8, side=24, num_meshes=32
+        __doc__, hidden_channels=64, num_layers=4, lr=0.002, epochs=10, batch_size=8, side=20, num_meshes=24
     )
     args = common.parse(parser, epochs=6, hidden_channels=32, num_layers=2, side=14, num_meshes=24)
     pairs, meshes, unit = load(args)
