@@ -325,6 +325,9 @@ class LoopTable:
     shares: int
     """Most partial sums of a sum over all edges."""
 
+    tile_edges: int
+    """Edges of a tile of a region with layers of any width. Its buffers stay in a core's second-level cache."""
+
     serial_work: int
     """Feature elements below which a thread costs more time than it saves."""
 
@@ -418,6 +421,7 @@ XEON = LoopTable(
     prefetch_bytes=1024,
     buffered_heads=64,
     shares=64,
+    tile_edges=128,
     serial_work=2**14,
 )
 """Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``."""

@@ -37,6 +37,10 @@ def summary(region: Region) -> str:
     kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
     reads = dict.fromkeys(n.space.value for n in region.inputs if n.dtype != SEED)
     kinds += ["sum over all edges"] * region.sums_all
+    layers = sum(n.op == "linear" for n in region.nodes)
+    if region.tiled:  # values have several widths
+        kinds = [*([f"{layers} linear layer{'s' * (layers > 1)}"] if layers else []), *kinds]
+        return f"{', '.join(kinds)} in tiles from {', '.join(reads)}"
     kinds = kinds or ["gather" if region.walks_edges else "row-wise"]
     return f"{', '.join(kinds)} of {region.grid[0]}x{region.grid[1]} from {', '.join(reads)}"
 

@@ -89,6 +89,7 @@ class Context:
         fake_mode: The mode of those fake values.
         needs_grad: Nodes that a gradient flows through.
         options: The options of gnncompile; some turn passes off.
+        stored: Values with a row per edge that are stored, because they are read again and made of several others.
         seeds: From a dropout in a message to the node of the seed that its mask is made from.
         layouts: Layouts that came with the inputs: from an index and the other ends to rowptr, col and edge. `edge` is
             missing where the edges are already in the order of the layout.
@@ -104,6 +105,7 @@ class Context:
     options: Options
     log: PassLog = field(default_factory=PassLog)
     shared_nodes: dict[str, fx.Node] = field(default_factory=dict)
+    stored: set[fx.Node] = field(default_factory=set)
     seeds: dict[fx.Node, fx.Node] = field(default_factory=dict)
     layouts: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = field(default_factory=dict)
     padded: PaddedInputs | None = None

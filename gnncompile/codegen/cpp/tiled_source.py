@@ -26,9 +26,6 @@ from gnncompile.codegen.cpp.rows import RowWriter
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Node, Region, Space
 
-TILE = 128
-"""Edges of a tile. The buffers of a tile stay in a core's second-level cache."""
-
 PRODUCTS = """\
 // Torch's functions for products of matrices: torch/csrc/inductor/aoti_torch/c/shim.h.
 typedef void* Tensor;
@@ -261,12 +258,13 @@ class _Writer:
         self._put("// Computes the rows from `first` up to `last`; false if a product failed.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,", *given)
         self._put("    T* sums, T* buffers, const Products& with) {")
-        offsets = accumulate((TILE * buffer.width for buffer in self.made.buffers), initial=0)
+        offsets = accumulate((tuning.LOOPS.tile_edges * buffer.width for buffer in self.made.buffers), initial=0)
         for k, (_, offset) in enumerate(zip(self.made.buffers, offsets, strict=False)):
             self._put(f"  T* const b{k} = buffers + {offset};")
         self._put(*(f"  {line}" for line in self.writers[-1].declarations()))
         self._put("  const int64_t stop = rowptr[last];", "  int64_t current = first, begin = rowptr[first];", "  do {")
-        self._put(f"    const int64_t until = begin + {TILE} < stop ? begin + {TILE} : stop, count = until - begin;")
+        tile = tuning.LOOPS.tile_edges
+        self._put(f"    const int64_t until = begin + {tile} < stop ? begin + {tile} : stop, count = until - begin;")
         for phase, writer in zip(self.made.phases, self.writers, strict=True):
             if phase.region.outputs:
                 self._put(*writer.text())
@@ -293,13 +291,13 @@ class _Writer:
         table = 2 + len(self._arguments())
         self._put(f"  const Products& with = *reinterpret_cast<const Products*>(arguments[{table}]);")
         self._put("  const int64_t work = rows + rowptr[rows];")
-        self._put(f"  const int64_t useful = 1 + rowptr[rows] / {4 * TILE};")
+        self._put(f"  const int64_t useful = 1 + rowptr[rows] / {4 * tuning.LOOPS.tile_edges};")
         self._put(f"  const int64_t shares = useful < {tuning.LOOPS.shares} ? useful : {tuning.LOOPS.shares};")
         self._put("  const int64_t threads = arguments[1] < shares ? arguments[1] : shares;")
         self._scratch()
         names = ", ".join([name for _, name in self._arguments()] + self._matrices())
         self._put("  int failed = 0;", "#pragma omp parallel num_threads(threads) reduction(| : failed)", "  {")
-        buffers = TILE * sum(buffer.width for buffer in self.made.buffers)
+        buffers = tuning.LOOPS.tile_edges * sum(buffer.width for buffer in self.made.buffers)
         self._put(f"    T* const buffers = static_cast<T*>(__builtin_malloc(({buffers} + 16) * sizeof(T)));")
         self._put("    failed |= !buffers;", "#pragma omp for schedule(dynamic, 1)")
         self._put("    for (int64_t t = 0; t < shares; ++t) {")

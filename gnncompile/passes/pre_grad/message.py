@@ -183,6 +183,8 @@ class Message:
             raise NotFusable("it is an input")
         if node in self.ctx.written:
             raise NotFusable("it is written to in place")
+        if node in self.ctx.stored:
+            return self.input(node, Space.EDGE, slots)
         if self.ctx.structural.get(node) and value(node).dtype.is_floating_point:
             return self.input(node, Space.EDGE, slots)  # the structure program computes it once per graph
         if node.target is aten.index_select.default and node.args[1] == 0:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from gnncompile.device import device_of
-from gnncompile.ir.region import Output, Region
+from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, own, same_size, value
@@ -141,6 +141,9 @@ class _Forming:
         """Returns a region of these reductions; values that can't be its results are stored outside."""
         while True:
             made = self._written(reductions, stored)
+            if made is not None and (more := _better_stored(made.message, set(reductions))):
+                self.ctx.stored |= more
+                continue
             if made is None or not any(map(made.message.has_layer, made.reductions.values())):
                 self.why = self.why or "its values are used where the region can't have computed them yet"
                 return None
@@ -235,6 +238,21 @@ def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, in
         outside = [user for user in node.users if user not in computed and user not in reductions]
         if outside and message.has_layer(at):
             found[node] = message.builder.on_edges(at)
+    return found
+
+
+def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.Node]:
+    """Returns sums of several values per edge that others read as well: reading the sum takes less than its terms."""
+    computed, nodes = message.computed(), message.builder.nodes
+    found = set()
+    for node, at in computed.items():
+        needed = [nodes[k] for k in behind(nodes, [at])]
+        read = [n for n in needed if n.op == "input" and n.space is not Space.PARAMETER]
+        alone = all(n.space is Space.EDGE and n.shape == nodes[at].shape for n in read)
+        plain = not any(n.op in LAYERS or n.op == "dropout" for n in needed)
+        outside = any(user not in computed and user not in reductions for user in node.users)
+        if len(read) > 1 and alone and plain and outside:
+            found.add(node)
     return found
 
 
