@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import Node, Region
 
 
 def masked(masks: list[str], other: str = "") -> str:
@@ -29,3 +34,29 @@ def without_parentheses(text: str) -> str:
         if depth == 0:
             return text[1:-1] if at == len(text) - 1 else text
     return text
+
+
+def pointwise_arguments(region: Region, node: Node, operand: Callable[[int, bool], str]) -> list[str]:
+    """Returns the texts of the arguments of a pointwise operation.
+
+    Args:
+        region: The region.
+        node: The operation.
+        operand: Returns the text of a value; its second argument says whether a constant may be a bare literal.
+    """
+    nodes = [region.nodes[a] for a in node.args]
+    typed = nodes[1:] if node.op == "where" else nodes
+    # A literal takes its type from the other operand; without one, Triton would compute in float32.
+    bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
+    args = [operand(a, bare) for a in node.args]
+    if node.op in ("and", "or"):
+        args = [a if n.boolean else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
+    return args
+
+
+def pointwise_text(region: Region, node: Node, args: list[str]) -> str:
+    """Returns the text of a pointwise operation, given the texts of its arguments."""
+    text = POINTWISE[node.op].triton.format(*args)
+    if node.op == "sqrt" and region.compute == "float32":  # tl.sqrt treats subnormal numbers as 0
+        text = f"tl.sqrt_rn({args[0]})"
+    return without_parentheses(re.sub(r"\bT\b", f"tl.{region.compute}", text))

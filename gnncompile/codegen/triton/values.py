@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gnncompile.codegen.triton.bits import PackedBools
 from gnncompile.codegen.triton.edge_linears import EdgeLinears
 from gnncompile.codegen.triton.flatten_heads import FlatRows
 from gnncompile.codegen.triton.kernel_text import KernelText
 from gnncompile.codegen.triton.plan import Schedule
-from gnncompile.codegen.triton.text import masked, without_parentheses
+from gnncompile.codegen.triton.text import masked, pointwise_arguments, pointwise_text
 from gnncompile.codegen.triton.tile import Tile
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
@@ -106,21 +104,13 @@ class ValueWriter(KernelText):
         return node.shape == (1, 1) and one_row and not self.varies(node)
 
     def _pointwise(self, node: Node) -> str:
-        nodes = [self.region.nodes[a] for a in node.args]
-        typed = nodes[1:] if node.op == "where" else nodes
-        # A literal takes its type from the other operand; without one, Triton would compute in float32.
-        bare = POINTWISE[node.op].bare and any(n.op != "const" for n in typed)
-        args = [self.operand(a, bare) for a in node.args]
+        args = pointwise_arguments(self.region, node, self.operand)
         if node.op in ("and", "or"):
-            args = [a if n.boolean else f"({a} != 0)" for a, n in zip(args, nodes, strict=True)]
-            alone = [self._alone(n) for n in nodes]
+            alone = [self._alone(self.region.nodes[a]) for a in node.args]
             if alone[0] != alone[1]:  # Triton's interpreter can't apply & and | to a single bool and a tile
                 one, tile = args if alone[0] else reversed(args)
                 return f"tl.where({one}, {tile}, False)" if node.op == "and" else f"tl.where({one}, True, {tile})"
-        text = POINTWISE[node.op].triton.format(*args)
-        if node.op == "sqrt" and self.region.compute == "float32":  # tl.sqrt treats subnormal numbers as 0
-            text = f"tl.sqrt_rn({args[0]})"
-        return without_parentheses(re.sub(r"\bT\b", self.compute, text))
+        return pointwise_text(self.region, node, args)
 
     def _store(self, k: int, out: Output) -> None:
         node = self.region.nodes[out.node]

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import linecache
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import reduce
 from operator import itemgetter, or_
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from gnncompile.codegen.cache_dir import cache_dir, chosen, give_up
 from gnncompile.codegen.triton.edge_linears import read_as_words
 from gnncompile.codegen.triton.launcher import Launcher
+from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.plan import Part, Schedule
 from gnncompile.codegen.triton.source import source
 from gnncompile.codegen.triton.tile import Tile
@@ -47,7 +40,7 @@ class Variant:
     def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
         names = parameters(region, plan, tile, part)
         self.text = source(region, tile, part)
-        self._kernel: Any = getattr(_module(self.text), KERNEL)
+        self._kernel: Any = getattr(load_module(self.text), KERNEL)
         self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
@@ -78,7 +71,7 @@ class Variant:
         bits = 0
         for tensor, (_, dtype) in zip(arguments, self._arguments, strict=True):
             if tensor.dtype is not dtype or tensor.get_device() != device:
-                raise ArgumentError(_complaint(tensor, dtype, device))
+                raise ArgumentError(complaint(tensor, dtype, device))
             pointer = tensor.data_ptr()
             pointers.append(pointer)
             bits |= pointer
@@ -120,43 +113,8 @@ def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dt
     return found
 
 
-def _complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+def complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+    """Returns the message about a tensor of another dtype or device than a kernel expects."""
     where = "cpu" if device < 0 else f"cuda:{device}"
     found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
     return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
-
-
-def _module(text: str) -> ModuleType:
-    """Executes a generated module and returns it. The code comes from `text`, never from the file in the cache folder.
-
-    The file is for debuggers and profilers. Triton reads a kernel's source through ``linecache``, as tracebacks do.
-    """
-    digest = hashlib.sha256(f"{triton.__version__}\n{text}".encode()).hexdigest()
-    path = Path("triton") / f"region_{digest[:32]}.py"
-    try:
-        path = cache_dir() / path
-        _keep(path, text)
-    except OSError as error:
-        give_up(chosen(), error.strerror or str(error))
-    module = ModuleType(path.stem)
-    module.__file__ = str(path)
-    # The None in place of a modification time keeps linecache from comparing this entry with the file.
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
-    exec(compile(text, str(path), "exec"), module.__dict__)
-    return module
-
-
-def _keep(path: Path, text: str) -> None:
-    """Writes a file completely or not at all, since other processes may write and read it at the same time."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    if path.exists() and path.read_bytes() == text.encode():
-        return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")  # with mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
