@@ -225,6 +225,26 @@ class TileTable:
     edge_sum_steps: int
     """Fewest steps of such a program, if there are enough edges."""
 
+    # -- walks in tiles (codegen/triton/tiled_*.py); all are first guesses, not tuned yet ------------------------------
+
+    tiled_edges: Choices
+    """Edges of a tile, by the padded channels of the widest value; twice the channels in float64. A first guess."""
+
+    tiled_warps: Choices
+    """Warps of a program that walks tiles, by the same width. A first guess."""
+
+    tiled_programs: int
+    """Programs that walk tiles, for each multiprocessor. A first guess."""
+
+    tiled_sums: int
+    """Most sums over all edges that a warp keeps in registers. A first guess."""
+
+    finish_rows: int
+    """Rows that a program checks for edges after a walk in tiles. A first guess."""
+
+    finish_step: int
+    """Partial results of a row that a program joins at a time after a walk in tiles. A first guess."""
+
     # -- linear layers of edge features in regions (passes/pre_grad/edge_linears.py) -----------------------------------
 
     layer_features: int
@@ -387,6 +407,12 @@ H200 = TileTable(
     edge_sum_warps=8,
     edge_sum_programs=2048,
     edge_sum_steps=8,
+    tiled_edges=((0, 64), (64, 32)),
+    tiled_warps=((0, 4), (128, 8)),
+    tiled_programs=2,
+    tiled_sums=1024,
+    finish_rows=64,
+    finish_step=16,
     layer_features=32,
     layer_weights=8192,
     capability=(9, 0),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from gnncompile import _compat, tuning
+from gnncompile import tuning
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
+from gnncompile.codegen.triton.launcher import on_device
 from gnncompile.codegen.triton.plan import Part, gathered, partials, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
+from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.variant import Variant
 from gnncompile.codegen.triton.writer import parameters
 from gnncompile.ir.reference import Layout
@@ -24,12 +25,14 @@ Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
 """A function that launches a kernel, given its tensors, its numbers, the device index and the number of programs."""
 
 
-def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums:
+def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums | TiledKernel:
     """Returns the kernel of any region.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
+    if region.tiled:
+        return TiledKernel(region, TritonKernel)
     return TritonEdgeSums(region) if region.sums_all else TritonKernel(region)
 
 
@@ -96,7 +99,7 @@ class TritonKernel:
             ValueError: A tensor's dtype differs from its node's, or its device from that of the outputs.
         """
         kernel = self._for(layout)
-        with _on(outputs[0].get_device()):
+        with on_device(outputs[0].get_device()):
             kernel._launch(kernel._ordinary, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -181,7 +184,7 @@ class TritonEdgeSums:
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel. Arguments are those of :class:`TritonKernel`; an output has a row per edge feature."""
-        with _on(outputs[0].get_device()):
+        with on_device(outputs[0].get_device()):
             self._launch(self._variant, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -216,9 +219,3 @@ class TritonEdgeSums:
         total = partial.sum(0)
         for offset, output in zip(self._offsets, outputs, strict=True):
             output.view(-1).copy_(total[offset : offset + output.numel()])
-
-
-def _on(device: int) -> AbstractContextManager[object]:
-    """Returns a context that makes a device the current device. An index below 0 is the CPU, which changes nothing."""
-    other = device >= 0 and device != _compat.current_device()
-    return torch.cuda.device(device) if other else nullcontext()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
 from gnncompile import _compat
+
+
+def on_device(device: int) -> AbstractContextManager[object]:
+    """Returns a context that makes a device the current device. An index below 0 is the CPU, which changes nothing."""
+    other = device >= 0 and device != _compat.current_device()
+    return torch.cuda.device(device) if other else nullcontext()
+
 
 _NO_HOOKS = (None, None, None)
 """The launch metadata and the two hooks of a launch that no profiler watches."""

@@ -1,0 +1,187 @@
+"""Writes the Triton statements that load, compute and store the values of a tile of edges.
+
+Every value is a block ``[edges, channels]``. A parameter has one row, and a value of one channel has one column. Other
+channels are padded to a power of two, at least 16. Padded columns and rows without an edge hold arbitrary values.
+Layers, sums and stores mask them.
+"""
+
+from __future__ import annotations
+
+from gnncompile.codegen.triton.text import literal, masked, pointwise_arguments, pointwise_text
+from gnncompile.codegen.triton.tiled_plan import TiledPlan, padded
+from gnncompile.codegen.triton.tiled_tile import TiledTile
+from gnncompile.exc import UnsupportedRegion
+from gnncompile.ir import philox
+from gnncompile.ir.bits import PER_WORD, words
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.region import BITS, BOOL, FEATURE_SUMS, SEED, Node, Space
+
+NEVER = 1024
+"""An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
+
+
+class TileValues:
+    """Collects the statements of a walk in tiles.
+
+    Attributes:
+        names: The expression for each value in the text, by node index.
+        lines: The statements so far.
+    """
+
+    def __init__(self, plan: TiledPlan, tile: TiledTile) -> None:
+        self.plan, self.region, self.tile = plan, plan.region, tile
+        self.compute = f"tl.{plan.region.compute}"
+        self.names: dict[int, str] = {}
+        self.lines: list[str] = []
+        self.indent = 1
+
+    def line(self, text: str) -> None:
+        """Adds a statement at the current indentation."""
+        self.lines.append("    " * self.indent + text)
+
+    # -- axes -----------------------------------------------------------------------------------------------------
+
+    def axis(self, length: int) -> None:
+        """Writes the channel indices of values of this length, and their mask."""
+        if length == 1:
+            return
+        self.line(f"c{length} = tl.arange(0, {padded(length)})[None, :]")
+        if padded(length) != length:
+            self.line(f"c{length}_in = c{length} < {length}")
+
+    def columns(self, length: int) -> tuple[str, list[str]]:
+        """Returns the offset of a column within a row, with a leading plus, and the masks for it."""
+        if length == 1:
+            return "", []
+        return f" + c{length}", [f"c{length}_in"] if padded(length) != length else []
+
+    def shape(self, length: int, rows: int | None = None) -> str:
+        """Returns the lengths of a block with this number of channels, as text."""
+        return f"[{self.tile.edges if rows is None else rows}, {padded(length)}]"
+
+    # -- operands -------------------------------------------------------------------------------------------------
+
+    def operand(self, i: int, bare: bool = False) -> str:
+        """Returns the expression for a value. A constant has its type, unless `bare`."""
+        node = self.region.nodes[i]
+        if node.op != "const":
+            return self.names[i]
+        if node.negative_zero:  # Triton's literals of 0 are positive
+            return f"(tl.full([1, 1], 0.0, {self.compute}) * -1.0)"
+        number = literal(node.number)
+        return number if bare else f"tl.full([1, 1], {number}, {self.compute})"
+
+    def edgewise(self, i: int, length: int) -> str:
+        """Returns a value as a block with a row per edge, and `length` channels, 1 or those of the value."""
+        node = self.region.nodes[i]
+        if node.space is not Space.PARAMETER and node.shape[1] == length:
+            return self.operand(i)
+        return f"tl.broadcast_to({self.operand(i)}, {self.shape(length)})"
+
+    def zeroed(self, i: int, length: int, edges: bool) -> str:
+        """Returns the same with zeros in padded columns and, if `edges`, in rows without an edge."""
+        masks = [*(["alive"] if edges else []), *self.columns(length)[1]]
+        value = self.edgewise(i, length)
+        return f"tl.where({' & '.join(masks)}, {value}, 0.0)" if masks else value
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def value(self, i: int) -> None:
+        """Adds the statements of a value, unless it is a constant or the weights of a matrix product."""
+        node = self.region.nodes[i]
+        if node.op == "const" or (node.space is Space.FEATURE and not self._is_vector(i)):
+            return
+        if node.op == "dropout":
+            text = self._dropout(node)
+        elif node.op == "input":
+            text = self._load(node)
+        elif node.op in ("linear", "transposed"):
+            text = self._layer(i, node)
+        elif node.op == "on_edges":
+            text = self.edgewise(node.args[0], node.shape[1])
+        elif node.op in POINTWISE:
+            args = pointwise_arguments(self.region, node, self.operand)
+            text = pointwise_text(self.region, node, args)
+        else:
+            text = self._over_channels(node)
+        letter = {Space.PARAMETER: "p", Space.FEATURE: "p"}.get(node.space, "e")
+        self.names[i] = f"{letter}{i}"
+        self.line(f"{letter}{i} = {text}")
+
+    def _is_vector(self, weights: int) -> bool:
+        """Whether a layer reads weights as one row of numbers."""
+        readers = [self.region.nodes[i] for i in self.plan.need if weights in self.region.nodes[i].args[1:]]
+        return any(n.op in ("linear", "transposed") and not self.plan.is_product(n) for n in readers)
+
+    def _load(self, node: Node) -> str:
+        if node.dtype == SEED:
+            return f"tl.load(t{node.value})"
+        length = node.shape[1]
+        if node.space is Space.FEATURE:
+            length = max(self.plan.matrix(self._reader(node)))
+        if node.dtype == BITS:
+            return self._load_bits(node)
+        offset, masks = self.columns(length)
+        at = offset or " + tl.zeros([1, 1], tl.int32)"
+        if node.space not in (Space.PARAMETER, Space.FEATURE):
+            at = f" + {self.index(node.space)}{f' * {length}' if length > 1 else ''}{offset}"
+            masks = ["alive", *masks]
+        text = f"tl.load(t{node.value}{at}{masked(masks, other='0')})"
+        return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
+
+    def _reader(self, weights: Node) -> Node:
+        at = self.region.nodes.index(weights)
+        return next(self.region.nodes[i] for i in self.plan.need if at in self.region.nodes[i].args[1:])
+
+    def _load_bits(self, node: Node) -> str:
+        length = node.shape[1]
+        column = f"c{length}" if length > 1 else "0"
+        word = f" + edge_at * {words(node.shape)} + {column} // {PER_WORD}"
+        mask = masked(["alive", *self.columns(length)[1]], other="0")
+        return f"((tl.load(t{node.value}{word}{mask}) >> ({column} % {PER_WORD})) & 1) != 0"
+
+    def index(self, space: Space) -> str:
+        """Returns the name of the row index of an input, in the kernel."""
+        by = self.region.by
+        return {Space.EDGE: "edge_at", Space.ORDERED: "here", by.opposite: "other", by: "own"}[space]
+
+    def _dropout(self, node: Node) -> str:
+        seed, least = self.names[node.args[0]], philox.threshold(node.number)
+        column = f"c{node.shape[1]}" if node.shape[1] > 1 else "0"
+        self.line(f"word, _, _, _ = tl.philox({seed}, edge_at.to(tl.uint32), {column}, 0, 0, {philox.ROUNDS})")
+        kept, dropped = (f"tl.full([1, 1], {x}, {self.compute})" for x in (literal(philox.scale(node.number)), 0.0))
+        return f"tl.where(word >= tl.full([1, 1], {least}, tl.uint32), {kept}, {dropped})"
+
+    def _over_channels(self, node: Node) -> str:
+        if node.op not in ("sum_channels", "max_channels"):
+            raise UnsupportedRegion(f"tiles: no Triton code for the operation {node.op!r}")
+        text, length = self.operand(node.args[0]), self.region.nodes[node.args[0]].shape[1]
+        function, neutral = ("sum", "0.0") if node.op in FEATURE_SUMS else ("max", 'float("-inf")')
+        if masks := self.columns(length)[1]:
+            text = f"tl.where({masks[0]}, {text}, {neutral})"
+        folded = f"tl.{function}({text}, 1, keep_dims=True)"
+        return f"{folded} + 0.0" if function == "sum" else folded  # torch's sums start from a positive zero
+
+    # -- layers ---------------------------------------------------------------------------------------------------
+
+    def _layer(self, i: int, node: Node) -> str:
+        """Returns the text of a layer. A layer of one feature or one channel is no product of matrices."""
+        value, weights = node.args
+        rows, columns = self.plan.matrix(node)
+        taken = rows if node.op == "linear" else columns
+        if not self.plan.is_product(node):
+            product = f"{self.edgewise(value, taken)} * {self.names[weights]}"
+            if taken == 1:
+                return product
+            masks = self.columns(taken)[1]
+            product = f"tl.where({masks[0]}, {product}, 0.0)" if masks else product
+            return f"tl.sum({product}, 1, keep_dims=True)"
+        x = self.zeroed(value, taken, edges=False)
+        start, given = f"{self.plan.layers[i]} + never", columns if node.op == "linear" else rows
+        if self.plan.factor == "float32":
+            stride = padded(columns)
+            down, across = (stride, 1) if node.op == "linear" else (1, stride)
+            return f"layer_of_parts({x}, {start}, {padded(rows) * stride}, {down}, {across}, {padded(given)})"
+        down, across = (columns, 1) if node.op == "linear" else (1, columns)
+        x = f"({x}).to(tl.{self.plan.factor})"
+        return f"layer({x}, {start}, {taken}, {given}, {down}, {across}, {padded(given)})"

@@ -1,0 +1,183 @@
+"""Triton kernels of tiled regions: what the regions of ``tests.tiled_regions`` do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnncompile.exc import ArgumentError, UnsupportedRegion
+from gnncompile.ir import reference
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import BITS, BOOL, SEED, Output, Region, Space
+from gnncompile.ir.verify import verify
+from tests.graphs import layout
+from tests.harness import tune
+from tests.tiled_regions import REGIONS, D, E, Maker, P, S, W
+from tests.triton_regions import DEVICE, GPU, INTERPRETED, TOLERANCE
+
+pytest.importorskip("triton")
+from gnncompile.codegen.triton.kernel import triton_kernel
+from gnncompile.codegen.triton.tiled_kernel import TiledKernel
+
+pytestmark = [*GPU, INTERPRETED]
+
+
+def edges(hub: bool = False) -> tuple[Layout, int, int]:
+    """The layout of 150 edges with 20 rows and 9 columns, the last row empty."""
+    generator = torch.Generator().manual_seed(3)
+    row, column = torch.randint(19, (150,), generator=generator), torch.randint(9, (150,), generator=generator)
+    if hub:
+        row[10:140] = 4
+    return layout(row, column, 20), 20, 9
+
+
+def run(region: Region, tensors: list[Tensor], walk: Layout, device: str = DEVICE) -> list[Tensor]:
+    """Outputs of the kernel, written over NaN."""
+    verify(region)
+    outputs = []
+    for out in region.outputs:
+        rows = region.rows(out, walk.num_rows, walk.col.numel())
+        dtype = getattr(torch, out.dtype)
+        outputs.append(torch.full((rows, *out.trailing), 1 if dtype is torch.bool else torch.nan, dtype=dtype))
+    outputs = [o.to(device) for o in outputs]
+    triton_kernel(region)([t.to(device) for t in tensors], Layout(*(t.to(device) for t in walk)), outputs)
+    return [o.cpu() for o in outputs]
+
+
+def compare(region: Region, tensors: list[Tensor], walk: Layout) -> None:
+    """Compares the kernel with the reference."""
+    for out, found, right in zip(
+        region.outputs, run(region, tensors, walk), reference.run(region, tensors, walk), strict=True
+    ):
+        limit = TOLERANCE.get(out.dtype, 0)
+        torch.testing.assert_close(found, right.view_as(found), rtol=limit, atol=limit * 10, equal_nan=True)
+
+
+def minimum(make: Maker) -> Region:
+    """A minimum, a maximum, their ties, and a mean of squares computed from row results."""
+    b = make.b
+    x = b.op("floor", b.op("mul", make.input(S, 5), make.input(D, 1)))
+    low, high = b.reduce("min", x), b.reduce("max", x)
+    degree = b.op("add", b.reduce("sum", b.const(1)), b.const(1e-3))
+    mean = b.op("div", b.reduce("sum", b.op("mul", x, x)), degree)
+    return make.finish(low, high, b.ties(low), b.ties(high), b.op("add", mean, make.input(D, 5)), degree)
+
+
+def narrow_layers(make: Maker) -> Region:
+    """Layers from and to one channel, and sums of products that are vectors."""
+    b = make.b
+    x = make.input(E, 1)
+    wide = make.layer(x, 6)
+    one = make.layer(wide, 1)
+    again = make.layer(one, 1)
+    sums = [b.outer(x, wide, (1, 6)), b.outer(wide, one, (1, 1)), b.outer(x, again, (1, 1)), b.outer(wide, one, (1, 4))]
+    return make.finish(wide, again, *sums)
+
+
+def transposes(make: Maker) -> Region:
+    """Products with transposed weights, of values that are narrower than the weights too."""
+    b, found = make.b, []
+    for value, rows, channels in ((make.input(E, 6), 3, 6), (make.input(S, 1), 5, 6), (make.input(D, 1), 4, 1)):
+        make.rows.append((W, rows, (1, channels)))
+        weights = b.input(len(make.rows) - 1, W, (1, channels), make.dtype)
+        found.append(b.transposed(b.on_edges(value), weights, rows))
+    return make.finish(*found)
+
+
+def wide(make: Maker) -> Region:
+    """Values of very different widths, up to the widest."""
+    b = make.b
+    x = make.layer(make.input(E, 2), 200)
+    y = make.layer(b.op("tanh", x), 3)
+    return make.finish(y, b.reduce("sum", x), b.outer(y, x, (1, 200)), b.sum_axis(x, 1))
+
+
+EXTRA: dict[str, Callable[[Maker], Region]] = {
+    "minimum": minimum,
+    "narrow_layers": narrow_layers,
+    "transposes": transposes,
+    "wide": wide,
+}
+
+
+@pytest.mark.parametrize("programs", [1, 2, 100])
+@pytest.mark.parametrize("hub", [False, True])
+@pytest.mark.parametrize("name", EXTRA)
+def test_equals_the_reference(monkeypatch: pytest.MonkeyPatch, name: str, hub: bool, programs: int) -> None:
+    tune(monkeypatch, processors=1, tiled_programs=programs, tiled_edges=((0, 16),), tiled_sums=0)
+    torch.manual_seed(0)
+    make = Maker()
+    region = EXTRA[name](make)
+    walk, rows, columns = edges(hub)
+    compare(region, make.tensors(rows, columns, 150, torch.float32), walk)
+
+
+def test_bools_dropout_and_ordered_rows() -> None:
+    torch.manual_seed(0)
+    make, (walk, _, _) = Maker(), edges()
+    b = make.b
+    packed, kept, seed = b.input(0, E, (1, 40), BITS), b.input(1, E, (1, 1), BOOL), b.input(2, P, (1, 1), SEED)
+    x = b.input(3, E, (1, 40), "float32")
+    order = b.input(4, Space.ORDERED, (1, 1), "float32")
+    x = b.op("mul", b.op("where", packed, x, order), b.dropout(seed, 0.3, (1, 40)))
+    both = b.op("or", b.op("and", kept, packed), b.op("gt", x, b.const(0)))
+    outputs = [Output(b.reduce("sum", x), "float32", (40,)), Output(both, BOOL, (40,)), Output(x, "float32", (40,))]
+    words = torch.randint(-(2**31), 2**31, (150, 2)).int()
+    tensors = [words, torch.rand(150) < 0.5, torch.tensor([12345678901]), torch.randn(150, 40)]
+    compare(b.finish(outputs), [*tensors, torch.randn(150), torch.randn(150)], walk)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_infinities_reach_their_own_rows_only(value: float) -> None:
+    make, (walk, rows, _) = Maker(), edges()
+    b = make.b
+    region = make.finish(b.reduce("sum", make.input(E, 20)), b.reduce("max", make.input(E, 20)))
+    x = torch.randn(150, 20)
+    x[17, 3] = x[40, 5] = x[40, 6] = value
+    x[41, 6] = -value
+    compare(region, [x, x], walk)
+    assert rows == walk.num_rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_same_bits_every_time(name: str, dtype: str) -> None:
+    torch.manual_seed(0)
+    make = Maker(dtype)
+    region = REGIONS[name](make)
+    walk, rows, columns = edges(hub=True)
+    tensors = make.tensors(rows, columns, 150, getattr(torch, dtype))
+    for one, other in zip(run(region, tensors, walk), run(region, tensors, walk), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_regions_without_kernel_say_why() -> None:
+    make = Maker()
+    with pytest.raises(UnsupportedRegion, match="300 channels, expected at most 256"):
+        triton_kernel(make.finish(make.layer(make.input(E, 8), 300)))
+    make = Maker()
+    with pytest.raises(UnsupportedRegion, match="2 heads"):
+        triton_kernel(make.finish(make.b.reduce("sum", make.input(S, 4, heads=2))))
+    make = Maker()
+    with pytest.raises(UnsupportedRegion, match="'softmax'"):
+        triton_kernel(make.finish(make.b.reduce("sum", make.b.softmax(make.input(S, 1)))))
+
+
+def test_another_dtype_is_refused() -> None:
+    make, (walk, rows, columns) = Maker(), edges()
+    region = REGIONS["states"](make)
+    tensors = make.tensors(rows, columns, 150, torch.float64)
+    with pytest.raises(ArgumentError, match=r"expected torch\.float32"):
+        run(region, tensors, walk)
+
+
+def test_the_walk_is_printed_and_counted() -> None:
+    region = REGIONS["mesh_graph_net"](Maker())
+    kernel = triton_kernel(region)
+    assert isinstance(kernel, TiledKernel)
+    assert "def walk_tiles" in kernel.listing and "def finish_rows" in kernel.listing
+    read = {region.nodes[i].space for i in kernel.gathered[0]}
+    assert read == {E, S} and kernel.generator == "triton"
