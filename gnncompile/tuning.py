@@ -233,8 +233,8 @@ class TileTable:
     tiled_warps: Choices
     """Warps of a program that walks tiles, by the same width. A first guess."""
 
-    tiled_programs: int
-    """Programs that walk tiles, for each multiprocessor. A first guess."""
+    tiled_programs: Choices
+    """Programs that walk tiles for each multiprocessor, by the same width. A first guess."""
 
     tiled_sums: int
     """Most sums over all edges that a warp keeps in registers. A first guess."""
@@ -407,10 +407,10 @@ H200 = TileTable(
     edge_sum_warps=8,
     edge_sum_programs=2048,
     edge_sum_steps=8,
-    tiled_edges=((0, 64), (64, 32)),
+    tiled_edges=((0, 32),),
     tiled_warps=((0, 4), (128, 8)),
-    tiled_programs=2,
-    tiled_sums=1024,
+    tiled_programs=((0, 4), (64, 2), (128, 1)),
+    tiled_sums=256,
     finish_rows=64,
     finish_step=16,
     layer_features=32,

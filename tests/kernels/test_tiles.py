@@ -127,7 +127,7 @@ def test_masked_edges_count_nowhere(name: str, graph: str) -> None:
 @pytest.fixture(params=[pytest.param(DEVICE, marks=GPU)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of Triton's kernels. Few programs share the edges, so each walks several tiles."""
-    tune(monkeypatch, processors=1, tiled_programs=3)
+    tune(monkeypatch, processors=1, tiled_programs=((0, 3),))
     with kernels("triton"):
         yield request.param
         assert not launch.fallbacks

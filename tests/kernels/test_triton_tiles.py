@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +26,7 @@ pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import triton_kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [*GPU, INTERPRETED]
 
 
@@ -107,7 +112,7 @@ EXTRA: dict[str, Callable[[Maker], Region]] = {
 @pytest.mark.parametrize("hub", [False, True])
 @pytest.mark.parametrize("name", EXTRA)
 def test_equals_the_reference(monkeypatch: pytest.MonkeyPatch, name: str, hub: bool, programs: int) -> None:
-    tune(monkeypatch, processors=1, tiled_programs=programs, tiled_edges=((0, 16),), tiled_sums=0)
+    tune(monkeypatch, processors=1, tiled_programs=((0, programs),), tiled_edges=((0, 16),), tiled_sums=0)
     torch.manual_seed(0)
     make = Maker()
     region = EXTRA[name](make)
@@ -181,3 +186,13 @@ def test_the_walk_is_printed_and_counted() -> None:
     assert "def walk_tiles" in kernel.listing and "def finish_rows" in kernel.listing
     read = {region.nodes[i].space for i in kernel.gathered[0]}
     assert read == {E, S} and kernel.generator == "triton"
+
+
+@pytest.mark.parametrize("name, dtypes", [("states", ("float32", "float64")), ("maximum", ("bfloat16",))])
+def test_kernels_compile_for_a_gpu(name: str, dtypes: tuple[str, ...]) -> None:
+    """Triton's interpreter checks no types, so the kernels are compiled as well: in a process without it."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.compiled_tiles", name, "20", *dtypes]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" registers, ") >= 2 * len(dtypes)

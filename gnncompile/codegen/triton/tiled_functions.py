@@ -15,9 +15,6 @@ from gnncompile.codegen.gemm.kernels import dot, parts
 BLOCK = tl.constexpr(64)
 """Most inputs of a layer whose weights are read at a time, and most rows of a sum of products at a time."""
 
-BLOCK_OF_PARTS = tl.constexpr(32)
-"""The same for weights in parts. Tensor cores round their sums towards zero, so sums are kept short."""
-
 
 @triton.jit
 def halves(x):
@@ -29,8 +26,10 @@ def halves(x):
 def product(x, y):
     """``x @ y`` of matrices of one type, in float32, or in float64 for float64 matrices."""
     if x.dtype == tl.float64:
-        return tl.dot(x, y, input_precision="ieee", out_dtype=tl.float64)
-    return dot(x, y, tl.zeros((x.shape[0], y.shape[1]), tl.float32))
+        total = tl.dot(x, y, input_precision="ieee", out_dtype=tl.float64)
+    else:
+        total = dot(x, y, tl.zeros((x.shape[0], y.shape[1]), tl.float32))
+    return total
 
 
 @triton.jit
@@ -52,23 +51,29 @@ def layer(
         left, right = halves(x)
         total = layer(left, weights, DEPTH, COLUMNS, DOWN, ACROSS, WIDTH)
         further = weights + x.shape[1] // 2 * DOWN
-        return total + layer(right, further, DEPTH - x.shape[1] // 2, COLUMNS, DOWN, ACROSS, WIDTH)
-    k, c = tl.arange(0, x.shape[1])[:, None], tl.arange(0, WIDTH)[None, :]
-    at = weights + k * DOWN + c * ACROSS
-    if x.shape[1] <= DEPTH and COLUMNS == WIDTH:
-        return product(x, tl.load(at).to(x.dtype))
-    return product(x, tl.load(at, mask=(k < DEPTH) & (c < COLUMNS), other=0.0).to(x.dtype))
+        total += layer(right, further, DEPTH - x.shape[1] // 2, COLUMNS, DOWN, ACROSS, WIDTH)
+    else:
+        k, c = tl.arange(0, x.shape[1])[:, None], tl.arange(0, WIDTH)[None, :]
+        at = weights + k * DOWN + c * ACROSS
+        if x.shape[1] <= DEPTH and COLUMNS == WIDTH:
+            y = tl.load(at)
+        else:
+            y = tl.load(at, mask=(k < DEPTH) & (c < COLUMNS), other=0.0)
+        total = product(x, y.to(x.dtype))
+    return total
 
 
 @triton.jit
 def layer_of_parts(x, weights, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
     """The same in float32. Weights are padded with zeros, in three bfloat16 parts at a distance of PART."""
-    if x.shape[1] > BLOCK_OF_PARTS:
+    if x.shape[1] > BLOCK:
         left, right = halves(x)
         total = layer_of_parts(left, weights, PART, DOWN, ACROSS, WIDTH)
-        return total + layer_of_parts(right, weights + x.shape[1] // 2 * DOWN, PART, DOWN, ACROSS, WIDTH)
-    at = weights + tl.arange(0, x.shape[1])[:, None] * DOWN + tl.arange(0, WIDTH)[None, :] * ACROSS
-    return product_of_parts(x, tl.load(at), tl.load(at + PART), tl.load(at + 2 * PART))
+        total += layer_of_parts(right, weights + x.shape[1] // 2 * DOWN, PART, DOWN, ACROSS, WIDTH)
+    else:
+        at = weights + tl.arange(0, x.shape[1])[:, None] * DOWN + tl.arange(0, WIDTH)[None, :] * ACROSS
+        total = product_of_parts(x, tl.load(at), tl.load(at + PART), tl.load(at + 2 * PART))
+    return total
 
 
 @triton.jit
@@ -91,8 +96,10 @@ def outer(x, y):
     """``x.T @ y``: the sum over the edges of a tile. Matrices of float32 are multiplied in parts."""
     if x.dtype == tl.float32:
         high, middle, low = parts(y)
-        return product_of_parts(tl.trans(x), high, middle, low)
-    return product(tl.trans(x), y)
+        total = product_of_parts(tl.trans(x), high, middle, low)
+    else:
+        total = product(tl.trans(x), y)
+    return total
 
 
 @triton.jit
@@ -132,17 +139,24 @@ def row_sums(value, local, count, PARTS: tl.constexpr):
     place = tl.arange(0, value.shape[0])
     if value.shape[1] == 1:
         mine = place[:, None] == local[None, :]
-        return tl.sum(tl.where(mine, tl.trans(value), 0.0), 1, keep_dims=True)
-    if PARTS == 0:
-        return _sums_one_by_one(value, local, count)
+        total = tl.sum(tl.where(mine, tl.trans(value), 0.0), 1, keep_dims=True)
+    elif PARTS == 0:
+        total = _sums_one_by_one(value, local, count)
+    else:
+        total = _sums_by_product(value, place[:, None] == local[None, :], PARTS)
+    return total
+
+
+@triton.jit
+def _sums_by_product(value, mine, PARTS: tl.constexpr):
     # By way of float32: the interpreter takes the bits of a bool for those of a bfloat16 number.
-    mine = (place[:, None] == local[None, :]).to(tl.float32).to(tl.bfloat16)
+    mine = mine.to(tl.float32).to(tl.bfloat16)
     # In the product, an infinity or NaN would reach other rows. So a product of its own counts them, in three digits.
     finite = tl.abs(value) < float("inf")
     odd = tl.where(value > 0, 1.0, tl.where(value < 0, 256.0, 65536.0))
-    odds = dot(mine, tl.where(finite, 0.0, odd).to(tl.bfloat16), tl.zeros((value.shape[0], value.shape[1]), tl.float32))
-    high, middle, low = parts(tl.where(finite, value, 0.0))
     total = tl.zeros((value.shape[0], value.shape[1]), tl.float32)
+    odds = dot(mine, tl.where(finite, 0.0, odd).to(tl.bfloat16), total)
+    high, middle, low = parts(tl.where(finite, value, 0.0))
     if PARTS == 3:
         total = dot(mine, low, total)
     total = dot(mine, middle, total)

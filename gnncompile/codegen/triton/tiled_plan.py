@@ -23,6 +23,9 @@ WIDEST = 256
 NARROWEST = 16
 """Fewest columns of a block, other than a single column: the least that ``tl.dot`` takes."""
 
+_LAYER = 100
+"""The length of a layer in a chain of operations. Others have length 1."""
+
 ROW_RESULTS = (*REDUCTIONS, "ties")
 """Operations that give a value per row from values per edge."""
 
@@ -83,14 +86,32 @@ class TiledPlan:
 
     @cached_property
     def need(self) -> list[int]:
-        """The nodes that the walk computes for each edge, in order."""
+        """The nodes that the walk computes for each edge, in order.
+
+        The longest chain of layers comes first, and a value shortly before it is read. So few values wait in registers.
+        """
         nodes = self.region.nodes
         roots = [self.region.outputs[k].node for k in self.edge_outputs]
         roots += [a for i in (*self.results, *self.outers) if nodes[i].op != "ties" for a in nodes[i].args]
         found = behind(nodes, roots)
         if any(nodes[i].op in ROW_RESULTS for i in found):
             raise UnsupportedRegion("tiles: a value per edge reads a reduction over edges")
-        return sorted(found)
+        return self._depth_first(found, roots)
+
+    def _depth_first(self, found: set[int], roots: list[int]) -> list[int]:
+        nodes, depth, order = self.region.nodes, dict[int, int](), dict[int, None]()
+        for i in sorted(found):
+            own = _LAYER if nodes[i].op in LAYERS else 1
+            depth[i] = own + max((depth[a] for a in nodes[i].args), default=0)
+        todo = sorted(set(roots), key=lambda i: (depth[i], -i))
+        while todo:
+            i = todo[-1]
+            waiting = [a for a in nodes[i].args if a not in order]
+            if i in order or not waiting:
+                order[todo.pop()] = None
+            else:
+                todo.append(max(waiting, key=lambda a: (depth[a], -a)))
+        return list(order)
 
     @cached_property
     def stored(self) -> list[Stored]:

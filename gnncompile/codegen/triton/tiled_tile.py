@@ -39,5 +39,5 @@ def choose_tiled_tile(plan: TiledPlan) -> TiledTile:
     wide = width * (2 if plan.region.double else 1)
     warps = tuning.choice(tiles.tiled_warps, wide)
     edges = tuning.choice(tiles.tiled_edges, wide)
-    programs = tiles.processors * tiles.tiled_programs
+    programs = tiles.processors * tuning.choice(tiles.tiled_programs, wide)
     return TiledTile(edges, warps, summed <= warps * tiles.tiled_sums, programs)

@@ -7,6 +7,8 @@ Layers, sums and stores mask them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gnncompile.codegen.triton.text import literal, masked, pointwise_arguments, pointwise_text
 from gnncompile.codegen.triton.tiled_plan import TiledPlan, padded
 from gnncompile.codegen.triton.tiled_tile import TiledTile
@@ -15,6 +17,9 @@ from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BITS, BOOL, FEATURE_SUMS, SEED, Node, Space
+
+WIDE = 32
+"""Fewest channels of a row that is loaded again after a product."""
 
 NEVER = 1024
 """An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
@@ -33,6 +38,8 @@ class TileValues:
         self.compute = f"tl.{plan.region.compute}"
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
+        self.recent: set[int] = set()  # wide rows that were loaded after the last product
+        self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1
 
     def line(self, text: str) -> None:
@@ -91,10 +98,13 @@ class TileValues:
         node = self.region.nodes[i]
         if node.op == "const" or (node.space is Space.FEATURE and not self._is_vector(i)):
             return
+        self.load_again(node.args)
         if node.op == "dropout":
             text = self._dropout(node)
         elif node.op == "input":
             text = self._load(node)
+            if self._is_wide_row(node):
+                self.recent.add(i)
         elif node.op in ("linear", "transposed"):
             text = self._layer(i, node)
         elif node.op == "on_edges":
@@ -107,13 +117,31 @@ class TileValues:
         letter = {Space.PARAMETER: "p", Space.FEATURE: "p"}.get(node.space, "e")
         self.names[i] = f"{letter}{i}"
         self.line(f"{letter}{i} = {text}")
+        if i in self.plan.layers:
+            self.age()
+
+    def age(self) -> None:
+        """Marks the rows that were loaded so far: a product that takes many registers has come in between."""
+        self.old |= self.recent
+        self.recent.clear()
+
+    def load_again(self, values: Iterable[int]) -> None:
+        """Writes loads of wide rows that were loaded before the last product. They need not wait in registers."""
+        for i in sorted(self.old.intersection(values)):
+            self.line(f"{self.names[i]} = {self._load(self.region.nodes[i], again=True)}")
+            self.old.remove(i)
+            self.recent.add(i)
+
+    @staticmethod
+    def _is_wide_row(node: Node) -> bool:
+        return node.space not in (Space.PARAMETER, Space.FEATURE) and node.shape[1] >= WIDE and node.dtype != BITS
 
     def _is_vector(self, weights: int) -> bool:
         """Whether a layer reads weights as one row of numbers."""
         readers = [self.region.nodes[i] for i in self.plan.need if weights in self.region.nodes[i].args[1:]]
         return any(n.op in ("linear", "transposed") and not self.plan.is_product(n) for n in readers)
 
-    def _load(self, node: Node) -> str:
+    def _load(self, node: Node, again: bool = False) -> str:
         if node.dtype == SEED:
             return f"tl.load(t{node.value})"
         length = node.shape[1]
@@ -126,7 +154,9 @@ class TileValues:
         if node.space not in (Space.PARAMETER, Space.FEATURE):
             at = f" + {self.index(node.space)}{f' * {length}' if length > 1 else ''}{offset}"
             masks = ["alive", *masks]
-        text = f"tl.load(t{node.value}{at}{masked(masks, other='0')})"
+        # An equal load would be merged with the first one.
+        policy = ', eviction_policy="evict_last"' if again else ""
+        text = f"tl.load(t{node.value}{at}{masked(masks, other='0')}{policy})"
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
 
     def _reader(self, weights: Node) -> Node:

@@ -188,6 +188,7 @@ class TiledWriter(TileValues):
 
     def _store_edges(self, k: int) -> None:
         out = self.region.outputs[k]
+        self.load_again([out.node])
         node = self.region.nodes[out.node]
         length = node.shape[1]
         offset, masks = self.columns(length)
@@ -204,6 +205,7 @@ class TiledWriter(TileValues):
         """Writes the results of a tile's rows, the carry to the next tile, and the stores."""
         node = self.region.nodes[i]
         length = node.shape[1]
+        self.load_again(node.args)
         if node.op == "reduce_sum":
             parts = 0 if self.region.double else 3 if self.plan.factor == "float32" else 2
             value = self.zeroed(node.args[0], length, edges=True)
@@ -251,6 +253,7 @@ class TiledWriter(TileValues):
     def _add_outer(self, i: int) -> None:
         features, value = self.region.nodes[i].args
         rows, columns = self.plan.matrix(self.region.nodes[i])
+        self.load_again([features, value])
         if min(rows, columns) == 1:
             product = f"{self.edgewise(features, rows)} * {self.edgewise(value, columns)}"
             self.line(f"acc{i} += tl.sum(tl.where(alive, {product}, 0.0), 0, keep_dims=True)")
@@ -262,6 +265,7 @@ class TiledWriter(TileValues):
             self.line(f"acc{i} += outer({x}, {y})")
         else:
             self.line(f"add_outer({self._sum_start(i)}, {x}, {y}, start > first, {rows}, {columns})")
+        self.age()
 
     def _sum_start(self, i: int) -> str:
         offsets, size = self.plan.sum_offsets

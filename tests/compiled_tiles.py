@@ -1,0 +1,121 @@
+"""Compiles the Triton kernels of tiled regions for an H100 without a GPU, and prints what ptxas says of them.
+
+``python -m tests.compiled_tiles mesh_graph_net 128 float32 bfloat16`` prints registers, bytes of spilled registers and
+of shared memory of a region's forward and backward.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gnncompile import tuning
+from gnncompile.codegen.triton import tiled_finish, tiled_writer
+from gnncompile.codegen.triton.module import load_module
+from gnncompile.codegen.triton.tiled_finish import FinishWriter
+from gnncompile.codegen.triton.tiled_plan import TiledPlan
+from gnncompile.codegen.triton.tiled_tile import choose_tiled_tile
+from gnncompile.codegen.triton.tiled_writer import TiledWriter
+from gnncompile.ir.region import Region
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.vjp import vjp
+from tests.tiled_regions import REGIONS, Maker
+
+POINTERS = {
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "bfloat16": "*bf16",
+    "float16": "*fp16",
+    "bool": "*i1",
+    "int64": "*i64",
+    "bits": "*i32",
+}
+
+
+def both_ways(name: str, channels: int, dtype: str) -> dict[str, Region]:
+    """The tiled regions of a forward and its backward."""
+    visible = len(REGIONS[name](Maker(dtype), channels).outputs)  # type: ignore[call-arg]
+    region = with_residuals(REGIONS[name](Maker(dtype), channels))  # type: ignore[call-arg]
+    given = tuple(k < visible for k in range(len(region.outputs)))
+    backward = vjp(region, (True,) * len(region.inputs), given)
+    return {"forward": region, "backward": next(s.region for s in backward.stages if s.region.tiled)}
+
+
+def signature(plan: TiledPlan, names: list[str]) -> dict[str, str]:
+    """The types of a kernel's pointers."""
+    region = plan.region
+    inputs = {int(n.value or 0): n.dtype for n in region.inputs}
+    stored = {s.name: s.dtype for s in plan.stored} | {f"out{k}": o.dtype for k, o in enumerate(region.outputs)}
+    found = {}
+    for name in names:
+        if name in ("rowptr", "col", "edge", "rows"):
+            found[name] = "*i32"
+        elif name in ("partial", "sums"):
+            found[name] = POINTERS[region.compute]
+        else:
+            found[name] = POINTERS[stored[name]] if name in stored else "*bf16" if name[0] == "w" else ""
+            found[name] = found[name] or POINTERS[inputs[int(name[1:])]]
+    return found
+
+
+def compiled(function: Any, pointers: dict[str, str], numbers: tuple[str, ...], **options: Any) -> str:
+    """Compiles a kernel, and returns what ptxas says of it."""
+    begun = time.perf_counter()
+    aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(pointers))}
+    source = ASTSource(function, pointers | dict.fromkeys(numbers, "i32"), {}, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        command = [str(ptxas), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", told), re.search(r"(\d+) bytes spill stores", told)
+    assert registers and spilled
+    return (
+        f"{registers[1]} registers, {spilled[1]} bytes spilled, {made.metadata.shared} bytes shared, "
+        f"{time.perf_counter() - begun:.1f} s"
+    )
+
+
+def report(region: Region) -> str:
+    """What ptxas says of the walk of a region, and of the kernel that finishes its rows."""
+    plan = TiledPlan(region)
+    tile = choose_tiled_tile(plan)
+    walk = TiledWriter(plan, tile)
+    function = getattr(load_module(walk.module()), tiled_writer.KERNEL)
+    told = compiled(
+        function,
+        signature(plan, walk.parameters),
+        tiled_writer.NUMBERS,
+        num_warps=tile.num_warps,
+        num_stages=1,
+        enable_fp_fusion=region.contracts,
+    )
+    lines = [f"{tile.edges} edges, {tile.num_warps} warps: {told}"]
+    if plan.results:
+        finish = FinishWriter(plan, tuning.TILES.finish_rows, tuning.TILES.finish_step)
+        function = getattr(load_module(finish.module()), tiled_finish.KERNEL)
+        told = compiled(function, signature(plan, finish.parameters), tiled_finish.NUMBERS, num_warps=4)
+        lines.append(f"finish: {told}")
+    return "\n    ".join(lines)
+
+
+def main(name: str, channels: str, *dtypes: str) -> None:
+    """Prints the reports of a region's forward and backward for each dtype."""
+    for dtype in dtypes:
+        for way, region in both_ways(name, int(channels), dtype).items():
+            print(f"{name} {channels} {dtype} {way}\n    {report(region)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
