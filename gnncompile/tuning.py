@@ -250,6 +250,9 @@ class TileTable:
     layer_features: int
     """Most features of a layer. With more, computing it in every walk takes longer than reading its rows."""
 
+    layer_width: int
+    """Least width of a layer, of its features or its rows, for which a region is walked in tiles. Not measured."""
+
     layer_weights: int
     """Most weights of a layer that the programs of a kernel can hold."""
 
@@ -414,6 +417,7 @@ H200 = TileTable(
     finish_rows=64,
     finish_step=16,
     layer_features=32,
+    layer_width=16,
     layer_weights=8192,
     capability=(9, 0),
     processors=132,

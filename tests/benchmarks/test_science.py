@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 OPTIONS = comparison.Options(seconds=0.01, rounds=1, input_grad=True, warmup=1)
 OURS = Variant("ours", lambda model: gnncompile.compile(model, options={"inductor": False}), is_ours=True)
 
-HALF_ERROR = {"ALIGNN": 0.4, "GatedGCN": 0.4}
-"""Relative errors allowed in bf16, where 0.1 is too little. Gradients of biases before a batch norm cancel, and
-compiled code rounds there more than eager does. The benchmark's own tolerance is for graphs of more edges.
+HALF_ERROR = {"ALIGNN": 0.4, "GatedGCN": 0.4, "PointTransformer": 0.3}
+"""Relative errors allowed in bf16, where 0.1 is too little. Gradients of biases before a batch norm
+cancel, and so do those of vector attention. The benchmark's own tolerance is for graphs of more edges.
 """
 
 

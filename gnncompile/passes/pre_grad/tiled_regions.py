@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile import tuning
 from gnncompile.device import device_of
 from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
 from gnncompile.ir.residuals import with_residuals
@@ -61,7 +62,14 @@ def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
 
 def _reads_layer(ctx: Context, node: fx.Node) -> bool:
     """Whether the message of a reduction reads a linear layer that no walk by rows computes."""
-    return any(at.target is aten.linear.default and edge_linears.refusal(ctx, at) for at in _message(node))
+    layers = [at for at in _message(node) if at.target is aten.linear.default]
+    return any(_is_wide(layer) and edge_linears.refusal(ctx, layer) for layer in layers)
+
+
+def _is_wide(layer: fx.Node) -> bool:
+    """Whether storing the rows of a layer, or the rows that it reads, costs more than computing them again."""
+    weight: Any = layer.args[1]
+    return any(int(size) >= tuning.TILES.layer_width for size in value(weight).shape)
 
 
 def _message(reduction: fx.Node) -> Iterator[fx.Node]:
