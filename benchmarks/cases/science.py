@@ -45,9 +45,12 @@ class Science:
     over_compile: tuple[float, float]
     edges: Callable[[int, int], Tensor] = uniform
 
-    def graph(self, name: str) -> Graph:
-        """Returns the graph of the model."""
-        nodes, edges, channels = self.size
+    def graph(self, name: str, scale: float = 1.0) -> Graph:
+        """Returns the graph of the model, with `scale` times its nodes and edges: both numbers are even."""
+        whole_nodes, whole_edges, channels = self.size
+        nodes, edges = (2 * max(1, round(number * scale / 2)) for number in (whole_nodes, whole_edges))
+        if scale == 1.0:
+            nodes, edges = whole_nodes, whole_edges
         return Graph(name, nodes, edges, channels, lambda: self.edges(nodes, edges), "random edges")
 
     def layer(self, precision: str) -> Layer:

@@ -8,7 +8,7 @@ import argparse
 import torch
 
 from benchmarks.cases.names import chosen
-from benchmarks.cases.registry import select
+from benchmarks.cases.registry import science_case, select
 from benchmarks.cases.science import DTYPES, SCIENCE
 from benchmarks.commands import driver
 from benchmarks.commands.layers import add_row_limit, measure_cases
@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     driver.add_budget(parser)
     parser.add_argument("--models", default=",".join(SCIENCE), help="comma-separated (default: %(default)s)")
     parser.add_argument("--precisions", default=",".join(DTYPES), help="comma-separated (default: %(default)s)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the nodes and edges of each model, for small machines"
+    )
     add_row_limit(parser)
 
 
@@ -33,4 +36,7 @@ def run(args: argparse.Namespace) -> int:
     budget, device = driver.Budget(args.budget), torch.device(args.device)
     names = [f"{model} {precision}" for model in args.models.split(",") for precision in args.precisions.split(",")]
     cases = select("science", None, names)
+    if args.scale != 1.0:
+        parts = [case.name.rpartition(" ") for case in cases]
+        cases = [science_case(name, precision, SCIENCE[name].graph(name, args.scale)) for name, _, precision in parts]
     return measure_cases(args, f"science-{device.type}", cases, chosen(for_device(device), args.rows), budget)

@@ -75,6 +75,13 @@ def test_cases_are_selected_by_model_and_precision() -> None:
         select("science", None, ["PaiNN half"])
 
 
+def test_a_scale_makes_cases_smaller() -> None:
+    model = SCIENCE["EGNN"]
+    small, whole = model.graph("EGNN", 0.01), model.graph("EGNN")
+    assert (small.num_nodes, small.num_edges) == (whole.num_nodes // 100, whole.num_edges // 100)
+    assert (whole.num_nodes, whole.num_edges) == model.size[:2]
+
+
 def test_the_command_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["science", "--device", "cpu", "--models", "nope"]) == 2
     assert "got nope fp32" in capsys.readouterr().err
