@@ -18,7 +18,7 @@ from gnncompile._compat.autograd import (
 from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS, broken_bounds
 from gnncompile._compat.compiles import kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
-from gnncompile._compat.cpu_products import products_table
+from gnncompile._compat.cpu_products import has_products, products_table
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
 from gnncompile._compat.dynamo import (
     ENTRY,
@@ -149,6 +149,7 @@ __all__ = [
     "graph_breaks",
     "guards_on",
     "has_hooks",
+    "has_products",
     "has_unknown_size",
     "holds_nothing",
     "hooks_of",

@@ -35,6 +35,15 @@ def products_table(dtype: torch.dtype) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * 5)(*addresses, code())
 
 
+@lru_cache(maxsize=1)
+def has_products() -> bool:
+    """Whether this torch has the functions."""
+    try:
+        return all(products_table(torch.float32))
+    except (AttributeError, OSError):
+        return False
+
+
 def _library() -> Path:
     folder = Path(torch.__file__).parent / "lib"
     found = [path for path in (folder / "libtorch_cpu.so", folder / "libtorch_cpu.dylib") if path.exists()]

@@ -12,6 +12,7 @@ from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
 
 import gnncompile
+from gnncompile import _compat
 from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Region, parse
 from gnncompile.runtime import launch
@@ -267,6 +268,11 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
+
+
+def test_a_torch_without_products_leaves_layers_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "has_products", lambda: False)
+    assert not first_regions(Aggregated("sum"))
 
 
 def test_the_option_leaves_layers_outside() -> None:

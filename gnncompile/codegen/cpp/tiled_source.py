@@ -155,7 +155,8 @@ class _PhaseWriter(RowWriter):
         self._put("int64_t p = opens < begin ? begin : opens;")
         self._put("const int64_t end = close < until ? close : until;")
         starts = [f"{self._each(n, size_of(node.shape))} = {start};" for n, node, start in self._accumulators()]
-        self._put("if (opens >= begin) {", *(f"  {line}" for line in starts).__iter__(), "}") if starts else None
+        if starts:
+            self._put("if (opens >= begin) {", *(f"  {line}" for line in starts), "}")
         self._row_pointers(self.region.by)
         for nest in self.plan.rows[0]:
             self._nest(nest)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile import tuning
+from gnncompile import _compat, tuning
 from gnncompile.device import device_of
 from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
 from gnncompile.ir.residuals import with_residuals
@@ -40,7 +40,7 @@ _KINDS = ("sum", "mean", "max", "min")
 
 def form(ctx: Context, layouts: Layouts) -> None:
     """Replaces reductions, and the layers on edges that they read, by regions."""
-    if not ctx.options.edge_layers:
+    if not ctx.options.edge_layers or not _compat.has_products():
         return
     done: set[fx.Node] = set()
     for node in list(ctx.graph.nodes):
