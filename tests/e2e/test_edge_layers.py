@@ -79,6 +79,18 @@ class Aggregated(nn.Module):
         return total(self.last(hidden), destination, x.size(0), self.kind)
 
 
+class OneLayer(nn.Module):
+    """The maximum of one layer of products of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        return total(self.layer(x[destination] * x[source]), destination, x.size(0), "amax")
+
+
 class NormedState(nn.Module):
     """A state that goes through a batch norm outside of the region and comes back as an input of the next one."""
 
@@ -268,6 +280,16 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
+
+
+def test_one_layer_in_16_bits_is_left_to_the_library() -> None:
+    def regions(model: nn.Module, dtype: torch.dtype) -> list[Region]:
+        compiled = gnncompile.compile(model.to(dtype))
+        compiled(*inputs(9, 30, dtype))
+        return tiled(compiled)
+
+    assert regions(OneLayer(), torch.float32) and not regions(OneLayer(), torch.bfloat16)
+    assert regions(Blocks(), torch.bfloat16) and regions(Positions(), torch.bfloat16)
 
 
 def test_a_torch_without_products_leaves_layers_outside(monkeypatch: pytest.MonkeyPatch) -> None:

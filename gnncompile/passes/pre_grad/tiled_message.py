@@ -38,6 +38,13 @@ class TiledMessage(Message):
         """Returns the nodes of the graph that the region computes, with their region nodes."""
         return {node: at for (node, _), at in self.known.items() if self.builder.nodes[at].op != "input"}
 
+    def depth(self) -> int:
+        """Returns the most layers one behind the other."""
+        depths: list[int] = []
+        for node in self.builder.nodes:
+            depths.append(max((depths[a] for a in node.args), default=0) + (node.op in LAYERS))
+        return max(depths, default=0)
+
     def has_layer(self, at: int) -> bool:
         """Whether a region node is computed from a linear layer."""
         return any(self.builder.nodes[k].op in LAYERS for k in behind(self.builder.nodes, [at]))

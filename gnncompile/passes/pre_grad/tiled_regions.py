@@ -131,8 +131,20 @@ class _Forming:
         for other in self._others():
             if self._shares(made, other):
                 made = self._tried([*made.reductions, other], made.message.stored) or made
+        if not self._pays(made):
+            return []
         self._place(made)
         return list(made.reductions)
+
+    def _pays(self, made: _Made) -> bool:
+        """Whether the region saves hidden rows that its layers would store.
+
+        In 16 bits the library multiplies faster than a tile, which computes in float32. One layer alone is left to it.
+        """
+        if value(self.first).dtype not in (torch.bfloat16, torch.float16) or made.states or made.message.depth() > 1:
+            return True
+        self.ctx.skip("linear layer stored per edge", "in 16 bits the library computes one layer faster", self.first)
+        return False
 
     def _others(self) -> list[fx.Node]:
         """Returns later reductions over the same edges."""
