@@ -89,7 +89,7 @@ class Context:
         fake_mode: The mode of those fake values.
         needs_grad: Nodes that a gradient flows through.
         options: The options of gnncompile; some turn passes off.
-        stored: Values with a row per edge that are stored, because they are read again and made of several others.
+        stored: Values per edge that regions read instead of computing them: other operations read them too.
         seeds: From a dropout in a message to the node of the seed that its mask is made from.
         layouts: Layouts that came with the inputs: from an index and the other ends to rowptr, col and edge. `edge` is
             missing where the edges are already in the order of the layout.
@@ -156,6 +156,8 @@ class Context:
         if like is not None:
             node.meta["origins"] = origins(like)
             node.meta.update({name: like.meta[name] for name in _HANDED_ON if name in like.meta})
+            if like in self.__dict__.get("switches", ()):  # read already
+                self.switches[node] = self.switches[like]
         return node
 
     def added(self, terms: Sequence[Any], like: fx.Node) -> Any:

@@ -85,7 +85,7 @@ def phases(region: Region) -> Phases:
     """Returns the phases of a tiled region.
 
     Raises:
-        UnsupportedRegion: The region has a softmax over edges, or reads a reduction on edges.
+        UnsupportedRegion: The region has a softmax over edges, or a product of a broadcast value.
     """
     if region.softmaxes:
         raise UnsupportedRegion("C++ kernel: a softmax over edges is not computed in tiles")

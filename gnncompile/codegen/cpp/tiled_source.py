@@ -102,7 +102,7 @@ class _PhaseWriter(RowWriter):
                     found.append((f"ties{step.node}", node, "T(0)"))
         return found
 
-    def _sums(self) -> list[tuple[str, str, int]]:
+    def _row_sums(self) -> list[tuple[str, str, int]]:
         """Returns each sum over edges, the sum of the row's earlier tiles, and their number of elements."""
         steps = [s for s in self.steps if self._adds(s)]
         return [(f"acc{s.node}", f"total{s.node}", size_of(self.nodes[s.node].shape)) for s in steps]
@@ -110,7 +110,7 @@ class _PhaseWriter(RowWriter):
     def declarations(self) -> list[str]:
         """Returns the declarations of the accumulators."""
         names = [(name, size_of(node.shape)) for name, node, _ in self._accumulators()]
-        names += [(total, size) for _, total, size in self._sums()]
+        names += [(total, size) for _, total, size in self._row_sums()]
         return [f"T {name}{'' if size == 1 else f'[{size}]'};" for name, size in names]
 
     @staticmethod
@@ -162,7 +162,7 @@ class _PhaseWriter(RowWriter):
             self._nest(nest)
         if self.plan.loops:
             self._edges()
-        sums = self._sums()
+        sums = self._row_sums()
         self._put("if (close > until) {")
         for name, total, size in sums:
             self._put(

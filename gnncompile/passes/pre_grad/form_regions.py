@@ -24,10 +24,8 @@ from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.pre_grad import dropout, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
-from gnncompile.passes.pre_grad.message import Message, size_node
+from gnncompile.passes.pre_grad.message import FLOATS, Message, size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
-
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def run(ctx: Context) -> None:
@@ -132,7 +130,7 @@ class _Forming:
         node.replace_all_uses_with(new)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
-        if value(src).dtype not in _FLOATS:
+        if value(src).dtype not in FLOATS:
             raise NotFusable(f"messages of type {value(src).dtype} have no kernel")
         if not same_size(value(src).shape[0], value(index).shape[0]):
             raise NotFusable("the index has another length than the messages")

@@ -24,6 +24,9 @@ from gnncompile.passes.pre_grad.normalize_sizes import Symbols
 
 MAX_WIDTH = 8192
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The types of messages that have kernels."""
+
 _INVERSE_DEGREE = -1
 """The index that stands for the tensor that :meth:`Message.bind` makes from the layout."""
 

@@ -82,6 +82,8 @@ class TiledMessage(Message):
             raise NotFusable("it normalises several axes")
         b, channels = self.builder, int(shape[0])
         x = self.lower(rows, slots)
+        if b.nodes[x].shape != (1, channels):
+            raise NotFusable("its rows are expanded")
         count = b.const(channels)
         away = b.op("sub", x, b.op("div", b.sum_axis(x, 1), count))
         variance = b.op("div", b.sum_axis(b.op("mul", away, away), 1), count)

@@ -1,7 +1,7 @@
 """Forms regions with linear layers of any width on edges.
 
-A region takes in reductions over the same edges whose messages share layers. A value with a layer behind it that
-others read as well (the state of an edge) becomes a result of the region, with a row per edge.
+A region takes in reductions over the same edges whose messages share layers. A value that is computed from a layer, and
+that other operations read as well (the state of an edge), becomes a result of the region, with a row per edge.
 
 Before: ``e = e + linear(relu(linear(e, w) + a[src] + b[dst]), v)``; ``segment_reduce(e, dst, n, "sum")``; `e` goes on
 After:  ``region([e, w, a, b, v], csr(dst, src), "<program>")`` with the results `e` and its sum
@@ -25,16 +25,16 @@ from gnncompile.device import device_of
 from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import aten, drop_unused, own, same_size, value
+from gnncompile.passes.analysis import aten, drop_unused, is_switch, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import NotFusable
 from gnncompile.passes.pre_grad import edge_linears
 from gnncompile.passes.pre_grad.layouts import Layouts
+from gnncompile.passes.pre_grad.message import FLOATS
 from gnncompile.passes.pre_grad.moving import to_move
 from gnncompile.passes.pre_grad.tiled_message import TiledMessage
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KINDS = ("sum", "mean", "max", "min")
 
 
@@ -57,7 +57,7 @@ def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
     src, index = args[:2]
     if not device_of(value(node).device).walks_tiles or value(src).dim() != 2:
         return False
-    return value(src).dtype in _FLOATS and index not in ctx.written
+    return value(src).dtype in FLOATS and index not in ctx.written
 
 
 def _reads_layer(ctx: Context, node: fx.Node) -> bool:
@@ -91,7 +91,7 @@ def _message(reduction: fx.Node) -> Iterator[fx.Node]:
 
 
 @dataclass
-class _Made:
+class _Draft:
     """A region, before it is placed in the graph.
 
     Attributes:
@@ -121,22 +121,23 @@ class _Forming:
     def __init__(self, ctx: Context, layouts: Layouts, first: fx.Node) -> None:
         self.ctx, self.layouts, self.first = ctx, layouts, first
         self.why = ""
+        self.better: set[fx.Node] = set()
 
     def run(self) -> list[fx.Node]:
         """Forms the region, and returns the reductions that it computes; none if there is no region."""
-        made = self._tried([self.first])
+        made = self._attempt([self.first])
         if made is None:
             self.ctx.skip("linear layer stored per edge", self.why, self.first)
             return []
         for other in self._others():
             if self._shares(made, other):
-                made = self._tried([*made.reductions, other], made.message.stored) or made
+                made = self._attempt([*made.reductions, other], made.message.stored) or made
         if not self._pays(made):
             return []
         self._place(made)
         return list(made.reductions)
 
-    def _pays(self, made: _Made) -> bool:
+    def _pays(self, made: _Draft) -> bool:
         """Whether the region saves hidden rows that its layers would store.
 
         In 16 bits the library multiplies faster than a tile, which computes in float32. One layer alone is left to it.
@@ -152,17 +153,18 @@ class _Forming:
         same = [n for n in found if n.args[1:3] == self.first.args[1:3] and n > self.first]
         return [n for n in same if _may_be_reduced(self.ctx, n) and self.ctx.same_mode(n, self.first)]
 
-    def _shares(self, made: _Made, other: fx.Node) -> bool:
+    def _shares(self, made: _Draft, other: fx.Node) -> bool:
         """Whether a reduction reads a state, or a value from which the states are computed."""
         deep = {n for n, at in made.message.computed().items() if made.message.has_layer(at)}
         return any(n in deep for n in _message(other))
 
-    def _tried(self, reductions: list[fx.Node], stored: frozenset[fx.Node] = frozenset()) -> _Made | None:
+    def _attempt(self, reductions: list[fx.Node], stored: frozenset[fx.Node] = frozenset()) -> _Draft | None:
         """Returns a region of these reductions; values that can't be its results are stored outside."""
         while True:
-            made = self._written(reductions, stored)
+            made = self._build(reductions, stored)
             if made is not None and (more := _better_stored(made.message, set(reductions))):
-                self.ctx.stored |= more
+                stored |= more
+                self.better |= more
                 continue
             if made is None or not any(map(made.message.has_layer, made.reductions.values())):
                 self.why = self.why or "its values are used where the region can't have computed them yet"
@@ -175,14 +177,14 @@ class _Forming:
                 return None
             stored |= late
 
-    def _written(self, reductions: list[fx.Node], stored: frozenset[fx.Node]) -> _Made | None:
+    def _build(self, reductions: list[fx.Node], stored: frozenset[fx.Node]) -> _Draft | None:
         message = TiledMessage(self.ctx, reductions[-1], stored)
         try:
             found = {node: self._reduced(message, node) for node in reductions}
         except NotFusable as reason:
             self.why = str(reason)
             return None
-        return _Made(message, found, _states(message, set(reductions)))
+        return _Draft(message, found, _states(message, set(reductions)))
 
     def _reduced(self, message: TiledMessage, node: fx.Node) -> int:
         src, _, _, kind = node.args
@@ -190,38 +192,44 @@ class _Forming:
         reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), value_)
         return message.builder.op("mul", reduced, message.inverse_degree()) if kind == "mean" else reduced
 
-    def _too_late(self, made: _Made) -> frozenset[fx.Node]:
+    def _too_late(self, made: _Draft) -> frozenset[fx.Node]:
         """Returns the results that are read before the last tensor that the region reads, or that can't be results."""
         layout = self.layouts.of(made.message)
-        inputs = [*layout, *(tensor for tensor, _ in made.message.tensors)]
+        inputs = self._inputs(made)
         whole = self.layouts.is_whole(layout)
         inside = set(made.message.computed()) | set(made.reductions)
         results = made.results()
         outside = {n: [u for u in n.users if u not in inside or n in made.reductions] for n in results}
         first = min((user for users in outside.values() for user in users), default=None)
-        if first is not None and max(inputs) > first:
+        if first is not None and max(inputs) > first and not self.ctx.switches:
             self._move_up(inputs, first, results)
         last = max(inputs)
         return frozenset(
             node
             for node, at in results.items()
-            if any(user < last for user in outside[node])
+            if node in inputs
+            or any(user <= last for user in outside[node])
             or (node in made.states and not (whole and _holds(made, node, at)))
         )
 
+    def _inputs(self, made: _Draft) -> list[fx.Node]:
+        """Returns the nodes after which the region may stand: what it reads, and the last switch of grad mode."""
+        tensors = [tensor for tensor, _ in made.message.tensors]
+        switches = [n for n in self.ctx.graph.nodes if n.op == "call_function" and is_switch(n) and n < self.first]
+        return [*self.layouts.of(made.message), *tensors, *switches]
+
     def _move_up(self, inputs: list[fx.Node], first: fx.Node, results: Iterable[fx.Node]) -> None:
-        """Moves what the region reads in front of the first reader of a result, if it does not depend on a result."""
+        """Moves the region's inputs before the first reader of a result. Nothing moves if one depends on a result."""
         found = to_move(inputs, first, set(results), self.ctx.written)
         for node in found or ():
             first.prepend(node)
 
     # The graph.
 
-    def _place(self, made: _Made) -> None:
-        """Puts the region into the graph, behind the last tensor that it reads."""
+    def _place(self, made: _Draft) -> None:
+        """Puts the region into the graph, after the last tensor that it reads."""
         message, ctx = made.message, self.ctx
-        layout = self.layouts.of(message)
-        last = max([*layout, *(tensor for tensor, _ in message.tensors)])
+        layout, last = self.layouts.of(message), max(self._inputs(made))
         outputs = [_output(message, node, at) for node, at in made.results().items()]
         region = message.builder.finish(outputs)
         with ctx.graph.inserting_after(last):
@@ -234,16 +242,17 @@ class _Forming:
             items = [ctx.call(operator.getitem, call, k, like=node) for k, node in enumerate(made.results())]
         ctx.graph.erase_node(marker)
         self._replace(made, items)
+        ctx.stored |= self.better & message.stored
         self._log(made, region)
 
-    def _replace(self, made: _Made, items: Iterable[fx.Node]) -> None:
+    def _replace(self, made: _Draft, items: Iterable[fx.Node]) -> None:
         inside = set(made.message.computed())
         for node, item in zip(made.results(), items, strict=True):
-            stay = inside if node in made.states else set()
+            stay = inside.union(made.reductions) if node in made.states else set()
             for user in [user for user in node.users if user not in stay]:
                 user.replace_input_with(node, item)
 
-    def _log(self, made: _Made, region: Region) -> None:
+    def _log(self, made: _Draft, region: Region) -> None:
         for what, reason, node in made.message.skipped:
             self.ctx.skip(what, reason, node)
         shape = ", ".join(str(tuple(value(node).shape)) for node in made.results())
@@ -251,7 +260,7 @@ class _Forming:
 
 
 def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, int]:
-    """Returns the values with a layer behind them that nodes outside of the region read."""
+    """Returns the values that are computed from a layer, and that nodes outside of the region read."""
     computed = message.computed()
     found = {}
     for node, at in computed.items():
@@ -262,7 +271,10 @@ def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, in
 
 
 def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.Node]:
-    """Returns sums of several values per edge that others read as well: reading the sum takes less than its terms."""
+    """Returns values computed from several edge tensors that other operations read as well.
+
+    Reading such a value costs less than reading the tensors.
+    """
     computed, nodes = message.computed(), message.builder.nodes
     found = set()
     for node, at in computed.items():
@@ -276,10 +288,10 @@ def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.No
     return found
 
 
-def _holds(made: _Made, node: fx.Node, at: int) -> bool:
+def _holds(made: _Draft, node: fx.Node, at: int) -> bool:
     """Whether a value per edge of the region has all elements of a tensor, and a type that is stored."""
     trailing = [int(size) for size in value(node).shape[1:]]
-    return value(node).dtype in _FLOATS and math.prod(trailing) == math.prod(made.message.builder.nodes[at].shape)
+    return value(node).dtype in FLOATS and math.prod(trailing) == math.prod(made.message.builder.nodes[at].shape)
 
 
 def _output(message: TiledMessage, node: fx.Node, at: int) -> Output:
