@@ -151,18 +151,18 @@ def test_a_file_of_another_user(cache: Path, builds: list[Path], monkeypatch: py
 
 def test_text_of_triton_kernels_is_not_taken_from_files(cache: Path) -> None:
     pytest.importorskip("triton")
-    from gnncompile.codegen.triton.variant import _module
+    from gnncompile.codegen.triton.module import load_module
 
     text = "VALUE = 1\n"
-    module = _module(text)
+    module = load_module(text)
     file = Path(str(module.__file__))
     assert file.read_text() == text and file.is_relative_to(cache) and stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("VALUE = 2\n")
     py_compile.compile(str(file))  # of the same size, and newer than its source
-    assert _module(text).VALUE == 1 and file.read_text() == text
+    assert load_module(text).VALUE == 1 and file.read_text() == text
     file.write_text("VALUE = 3\n")
     file.chmod(0o666)
-    assert _module(text).VALUE == 1 and file.read_text() == text and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert load_module(text).VALUE == 1 and file.read_text() == text and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 # -- folders that can't be used -----------------------------------------------------------------------------------
