@@ -188,6 +188,10 @@ class Builder:
         """Adds, for each edge feature, the sum over all edges of the feature times a value broadcast to `shape`."""
         return self.emit(Node("outer", (features, value), Space.FEATURE, shape))
 
+    def over_all_edges(self, value: int, shape: Shape) -> int:
+        """Adds the sum over all edges of a value broadcast to `shape`."""
+        return self.outer(self.on_edges(self.const(1)), value, shape)
+
     def reduce(self, kind: str, value: int) -> int:
         """Adds a reduction over the edges of each row; `kind` is ``"sum"``, ``"max"`` or ``"min"``."""
         return self.emit(Node(f"reduce_{kind}", (value,), self.by, self.nodes[value].shape))

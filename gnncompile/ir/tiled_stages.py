@@ -42,26 +42,18 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
         region: The forward.
         inputs: The inputs whose gradients are wanted.
     """
-    roots: dict[_Root, int] = {}
-    places: dict[int, list[int]] = {}
-    gathered: list[tuple[int, Node, int]] = []
-    inputs = list(inputs)
-    for position, node, total in inputs:
-        found = [roots.setdefault(root, len(roots)) for root in _roots(stages, region, node, total)]
-        if node.space is region.by.opposite:
-            gathered += [(position, node, at) for at in found]
-        else:
-            places[position] = found
-    made = stages.add(region.by, list(roots))
-    alone = {position: node.space is Space.PARAMETER for position, node, _ in inputs}
-    gradients = {
-        position: Gradient(tuple(made[at] for at in found), alone[position])
-        for position, found in places.items()
-        if found
-    }
-    for position, node, at in gathered:
-        stored = stages.load(made[at], Space.EDGE, list(roots)[at][0], node.dtype)
-        gradients[position] = Gradient(tuple(stages.add(region.by.opposite, [(stored, True, node.dtype)])), False)
+    wanted = [(position, node, _roots(stages, region, node, total)) for position, node, total in inputs]
+    roots = list(dict.fromkeys(root for _, _, found in wanted for root in found))
+    made = dict(zip(roots, stages.add(region.by, roots), strict=True))
+    gradients = {}
+    for position, node, found in wanted:
+        if found and node.space is region.by.opposite:
+            (root,) = found
+            stored = stages.load(made[root], Space.EDGE, root[0], node.dtype)
+            (summed,) = stages.add(region.by.opposite, [(stored, True, node.dtype)])
+            gradients[position] = Gradient((summed,), False)
+        elif found:
+            gradients[position] = Gradient(tuple(made[root] for root in found), node.space is Space.PARAMETER)
     return gradients
 
 
@@ -71,8 +63,7 @@ def _roots(stages: Stages, region: Region, node: Node, total: Cotangents) -> lis
     roots: list[_Root] = [(sum_, False, compute) for sum_ in total.layers]
     if node.space is Space.PARAMETER:
         if total.edge is not None:
-            one = b.on_edges(b.const(1))
-            roots.append((b.outer(one, total.edge, node.shape), False, compute))
+            roots.append((b.over_all_edges(total.edge, node.shape), False, compute))
         if total.row is not None:
             roots.append((total.row, False, compute))
         return roots

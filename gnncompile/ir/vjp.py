@@ -354,8 +354,7 @@ class Differentiation:
         for at, node in self._inputs(wanted):
             total = self.cotangents[at]
             if at in biases:
-                one = self.b.on_edges(self.b.const(1))
-                layers.append((int(node.value or 0), True, [self.b.outer(one, total.edge or 0, node.shape)]))
+                layers.append((int(node.value or 0), True, [self.b.over_all_edges(total.edge or 0, node.shape)]))
             elif total.edge is not None or total.row is not None:
                 found.append((int(node.value or 0), node, total))
             elif total.layers:

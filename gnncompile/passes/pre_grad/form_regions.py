@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from gnncompile.ir.region import Output
-from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
@@ -64,10 +61,7 @@ class _Forming:
             if kind == "mul":
                 raise NotFusable("the reduction 'mul' has no kernel yet")
             message = self._message(node, src, index, size)  # type: ignore[arg-type]
-            reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), message.root(src))  # type: ignore[arg-type]
-            if kind == "mean":
-                reduced = message.builder.op("mul", reduced, message.inverse_degree())
-            new = self._emit(node, message, reduced)
+            new = self._emit(node, message, message.reduced(str(kind), message.root(src)))  # type: ignore[arg-type]
         except NotFusable as reason:
             self.ctx.skip(f"{kind} aggregation", str(reason), node)
             return
@@ -147,11 +141,7 @@ class _Forming:
         dtype = str(fake.dtype).removeprefix("torch.")
         region = message.builder.finish([Output(result, dtype, trailing)])
         with graph.inserting_before(node):
-            layout = self.layouts.of(message)
-            region, tensors = message.bind(replace(region, whole=self.layouts.is_whole(layout)), layout)
-            region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
-            verify(region)
-            out = self.ctx.call(own.region.default, tensors, layout, region.spec, like=node)
+            region, out = self.layouts.call(message, region, like=node)
             first = self.ctx.call(operator.getitem, out, 0, like=node)
             if trailing != full:
                 first = self.ctx.call(aten.expand.default, first, [-1, *full], like=node)

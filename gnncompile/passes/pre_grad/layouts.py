@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
+from gnncompile.ir.region import Region
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, own
 from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad import wrap_negative_indices
@@ -15,7 +19,7 @@ from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
 
 class Layouts:
-    """Adds the layouts that regions walk to the graph.
+    """Adds the layouts that regions walk, and the calls of regions, to the graph.
 
     Attributes:
         made: rowptr, col and edge of each layout, by its index, the index of the other end, and the numbers of rows.
@@ -35,6 +39,14 @@ class Layouts:
         if message.source is not None and message.source_needs_grad:
             layout = layout + self._csr(source, message.index, sizes[1], sizes[0])
         return layout
+
+    def call(self, message: Message, region: Region, like: fx.Node) -> tuple[Region, fx.Node]:
+        """Adds the call of a message's region, and returns the region with its residuals, and the call."""
+        layout = self.of(message)
+        region, tensors = message.bind(replace(region, whole=self.is_whole(layout)), layout)
+        region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
+        verify(region)
+        return region, self.ctx.call(own.region.default, tensors, layout, region.spec, like=like)
 
     def forget_erased(self) -> None:
         """Forgets layouts that are no longer in the graph, because no region walks them."""

@@ -149,6 +149,11 @@ class Message:
         dtype = "float64" if value(self.at).dtype == torch.float64 else "float32"
         return self.builder.input(_INVERSE_DEGREE, Space.DESTINATION, (1, 1), dtype)
 
+    def reduced(self, kind: str, message: int) -> int:
+        """Returns the node of a reduction over the edges of each row: "sum", "mean", "max" or "min"."""
+        result = self.builder.reduce("sum" if kind == "mean" else kind, message)
+        return self.builder.op("mul", result, self.inverse_degree()) if kind == "mean" else result
+
     def bind(self, region: Region, layout: list[fx.Node]) -> tuple[Region, list[fx.Node]]:
         """Returns the region with its inputs renumbered, and the tensors that it reads, in that order."""
         tensors: list[fx.Node] = []

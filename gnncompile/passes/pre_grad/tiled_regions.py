@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +23,6 @@ from torch import fx
 from gnncompile import _compat, tuning
 from gnncompile.device import device_of
 from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
-from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, is_switch, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
@@ -108,6 +106,10 @@ class _Draft:
         """Returns all nodes of the graph that the region's results replace."""
         return {**self.reductions, **self.states}
 
+    def inside(self) -> set[fx.Node]:
+        """Returns the nodes of the graph that the region takes the place of."""
+        return {*self.message.computed(), *self.reductions}
+
 
 class _Forming:
     """Forms the region around a reduction, with as many other reductions as share its layers.
@@ -120,6 +122,8 @@ class _Forming:
 
     def __init__(self, ctx: Context, layouts: Layouts, first: fx.Node) -> None:
         self.ctx, self.layouts, self.first = ctx, layouts, first
+        nodes = ctx.graph.nodes if ctx.switches else ()
+        self.switches = [n for n in nodes if n.op == "call_function" and is_switch(n) and n < first]
         self.why = ""
         self.better: set[fx.Node] = set()
 
@@ -180,26 +184,19 @@ class _Forming:
     def _build(self, reductions: list[fx.Node], stored: frozenset[fx.Node]) -> _Draft | None:
         message = TiledMessage(self.ctx, reductions[-1], stored)
         try:
-            found = {node: self._reduced(message, node) for node in reductions}
+            found = {node: _reduced(message, node) for node in reductions}
         except NotFusable as reason:
             self.why = str(reason)
             return None
         return _Draft(message, found, _states(message, set(reductions)))
-
-    def _reduced(self, message: TiledMessage, node: fx.Node) -> int:
-        src, _, _, kind = node.args
-        value_ = message.builder.on_edges(message.lower(src, (1,), strict=True))  # type: ignore[arg-type]
-        reduced = message.builder.reduce("sum" if kind == "mean" else str(kind), value_)
-        return message.builder.op("mul", reduced, message.inverse_degree()) if kind == "mean" else reduced
 
     def _too_late(self, made: _Draft) -> frozenset[fx.Node]:
         """Returns the results that are read before the last tensor that the region reads, or that can't be results."""
         layout = self.layouts.of(made.message)
         inputs = self._inputs(made)
         whole = self.layouts.is_whole(layout)
-        inside = set(made.message.computed()) | set(made.reductions)
-        results = made.results()
-        outside = {n: [u for u in n.users if u not in inside or n in made.reductions] for n in results}
+        results, inside = made.results(), made.inside()
+        outside = {node: _readers(node, inside if node in made.states else ()) for node in results}
         first = min((user for users in outside.values() for user in users), default=None)
         if first is not None and max(inputs) > first and not self.ctx.switches:
             self._move_up(inputs, first, results)
@@ -215,8 +212,7 @@ class _Forming:
     def _inputs(self, made: _Draft) -> list[fx.Node]:
         """Returns the nodes after which the region may stand: what it reads, and the last switch of grad mode."""
         tensors = [tensor for tensor, _ in made.message.tensors]
-        switches = [n for n in self.ctx.graph.nodes if n.op == "call_function" and is_switch(n) and n < self.first]
-        return [*self.layouts.of(made.message), *tensors, *switches]
+        return [*self.layouts.of(made.message), *tensors, *self.switches]
 
     def _move_up(self, inputs: list[fx.Node], first: fx.Node, results: Iterable[fx.Node]) -> None:
         """Moves the region's inputs before the first reader of a result. Nothing moves if one depends on a result."""
@@ -229,16 +225,13 @@ class _Forming:
     def _place(self, made: _Draft) -> None:
         """Puts the region into the graph, after the last tensor that it reads."""
         message, ctx = made.message, self.ctx
-        layout, last = self.layouts.of(message), max(self._inputs(made))
+        last = max(self._inputs(made))
         outputs = [_output(message, node, at) for node, at in made.results().items()]
         region = message.builder.finish(outputs)
         with ctx.graph.inserting_after(last):
-            marker = ctx.graph.call_function(aten.sym_size.int, (layout[0], 0))
+            marker = ctx.graph.call_function(aten.sym_size.int, (last, 0))
         with ctx.graph.inserting_before(marker):
-            region, tensors = message.bind(replace(region, whole=self.layouts.is_whole(layout)), layout)
-            region = with_residuals(region, tuple(t in ctx.needs_grad for t in tensors))
-            verify(region)
-            call = ctx.call(own.region.default, tensors, layout, region.spec, like=self.first)
+            region, call = self.layouts.call(message, region, like=self.first)
             items = [ctx.call(operator.getitem, call, k, like=node) for k, node in enumerate(made.results())]
         ctx.graph.erase_node(marker)
         self._replace(made, items)
@@ -246,10 +239,9 @@ class _Forming:
         self._log(made, region)
 
     def _replace(self, made: _Draft, items: Iterable[fx.Node]) -> None:
-        inside = set(made.message.computed())
+        inside = made.inside()
         for node, item in zip(made.results(), items, strict=True):
-            stay = inside.union(made.reductions) if node in made.states else set()
-            for user in [user for user in node.users if user not in stay]:
+            for user in _readers(node, inside if node in made.states else ()):
                 user.replace_input_with(node, item)
 
     def _log(self, made: _Draft, region: Region) -> None:
@@ -259,15 +251,23 @@ class _Forming:
         self.ctx.log.regions.append(RegionRecord(region.spec, user_line(self.first), shape))
 
 
+def _reduced(message: TiledMessage, node: fx.Node) -> int:
+    """Returns the region node of a reduction."""
+    src, _, _, kind = node.args
+    return message.reduced(str(kind), message.builder.on_edges(message.lower(src, (1,), strict=True)))  # type: ignore[arg-type]
+
+
 def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, int]:
     """Returns the values that are computed from a layer, and that nodes outside of the region read."""
     computed = message.computed()
-    found = {}
-    for node, at in computed.items():
-        outside = [user for user in node.users if user not in computed and user not in reductions]
-        if outside and message.has_layer(at):
-            found[node] = message.builder.on_edges(at)
-    return found
+    inside = reductions.union(computed)
+    read = {node: at for node, at in computed.items() if _readers(node, inside) and message.has_layer(at)}
+    return {node: message.builder.on_edges(at) for node, at in read.items()}
+
+
+def _readers(node: fx.Node, inside: Container[fx.Node]) -> list[fx.Node]:
+    """Returns the users of a node that a region does not take the place of."""
+    return [user for user in node.users if user not in inside]
 
 
 def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.Node]:
@@ -276,14 +276,16 @@ def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.No
     Reading such a value costs less than reading the tensors.
     """
     computed, nodes = message.computed(), message.builder.nodes
+    inside = reductions.union(computed)
     found = set()
     for node, at in computed.items():
+        if not _readers(node, inside):
+            continue
         needed = [nodes[k] for k in behind(nodes, [at])]
         read = [n for n in needed if n.op == "input" and n.space is not Space.PARAMETER]
         alone = all(n.space is Space.EDGE and n.shape == nodes[at].shape for n in read)
         plain = not any(n.op in LAYERS or n.op == "dropout" for n in needed)
-        outside = any(user not in computed and user not in reductions for user in node.users)
-        if len(read) > 1 and alone and plain and outside:
+        if len(read) > 1 and alone and plain:
             found.add(node)
     return found
 
