@@ -15,7 +15,8 @@ from gnncompile import _compat
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.phases import phases
 from gnncompile.codegen.cpp.plan import plan
-from gnncompile.codegen.cpp.source import positions, source
+from gnncompile.codegen.cpp.rows import positions
+from gnncompile.codegen.cpp.source import source
 from gnncompile.codegen.cpp.tiled_source import tiled_source
 from gnncompile.exc import ArgumentError, KernelMemoryError, UnsupportedRegion
 from gnncompile.ir.bits import tensor_type

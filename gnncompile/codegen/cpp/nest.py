@@ -26,6 +26,11 @@ def _lanes(channels: int) -> int:
     return min(16, 1 << (channels.bit_length() - 1))
 
 
+def to_storage(value: str, dtype: str) -> str:
+    """Returns an expression of a number, in the type with which C++ stores a float dtype."""
+    return f"to_{dtype}(float({value}))" if dtype in ("bfloat16", "float16") else f"{STORAGE[dtype]}({value})"
+
+
 class NestWriter:
     """Writes one loop nest after the other.
 
@@ -241,12 +246,10 @@ class NestWriter:
         size, index = size_of(node.shape), self._index(node.shape)
         at = where if size == 1 else f"{where} * {size} + {index}"
         value = self._ref(step.node)
-        if out.dtype == BOOL:
-            value = value if node.boolean else f"{value} != 0"
-        elif out.dtype in ("bfloat16", "float16"):
-            value = f"to_{out.dtype}(float({value}))"
-        else:
-            value = f"{STORAGE[out.dtype]}({value})"
+        if out.dtype != BOOL:
+            value = to_storage(value, out.dtype)
+        elif not node.boolean:
+            value = f"{value} != 0"
         self.inner.append(f"{name}[{at}] = {value};")
 
     def _target(self, step: Step) -> tuple[str, str]:

@@ -10,10 +10,26 @@ from gnncompile.codegen.cpp.plan import Kind, Step
 from gnncompile.codegen.cpp.prelude import STORAGE
 from gnncompile.ir import bits
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, Node, Shape, Space
+from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 
 WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
 """The number of bytes of each storage type."""
+
+
+INDEX = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
+"""The C++ types and names of the tensors of a layout."""
+
+
+def positions(region: Region) -> tuple[int, ...]:
+    """Returns the positions of the tensors that the kernel reads, in the order of its arguments."""
+    return tuple(sorted({int(n.value or 0) for n in region.inputs}))
+
+
+def tensors(region: Region) -> list[tuple[str, str]]:
+    """Returns the (C++ pointer type, name) of every tensor argument, the layout aside."""
+    dtypes = {int(n.value or 0): n.dtype for n in region.inputs}
+    found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in positions(region)]
+    return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(region.outputs)]
 
 
 def _stored(node: Node) -> Shape:
@@ -40,6 +56,23 @@ class RowWriter(NestWriter):
         kind, size = STORAGE[node.dtype], size_of(node.shape)
         offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
         self._put(f"const {kind}* const p{i} = t{node.value}{offset};")
+
+    def _edge_pointers(self, gathered: dict[int, Node], stored: list[int], numbered: bool) -> None:
+        """Writes the prefetches for the edge ``p``, and the pointers to the rows of tensors that it reads.
+
+        Args:
+            gathered: The inputs, by node index.
+            stored: The outputs whose rows are prefetched.
+            numbered: Whether a step needs the edge's index in the edge list.
+        """
+        self._prefetch(list(gathered.values()), stored)
+        read = {node.space for node in gathered.values()}
+        if self.region.by.opposite in read:
+            self._put("const int64_t j = col[p];")
+        if Space.EDGE in read or numbered:
+            self._put("const int64_t e = edge[p];")
+        for i, node in gathered.items():
+            self._pointer(i, node, {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j"))
 
     def _adds(self, step: Step) -> bool:
         return step.kind is Kind.REDUCE and REDUCTIONS[self.nodes[step.node].op].adds

@@ -1,7 +1,8 @@
 """Writes a region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t* arguments)``.
 
 The arguments are the number of rows, the number of threads, and addresses. The addresses are those of rowptr, col and
-edge, of the tensors at :func:`positions`, and of the outputs. The result is 0, or 1 if there was no memory for scratch.
+edge, of the tensors at :func:`gnncompile.codegen.cpp.rows.positions`, and of the outputs. The result is 0, or 1 if
+there was no memory for scratch.
 
 Names in the source:
 
@@ -21,18 +22,13 @@ from gnncompile.codegen.cpp import long_rows
 from gnncompile.codegen.cpp.nest import size_of
 from gnncompile.codegen.cpp.plan import Kind, Plan, Step, is_buffered, plan
 from gnncompile.codegen.cpp.prelude import STORAGE, prelude
-from gnncompile.codegen.cpp.rows import RowWriter
+from gnncompile.codegen.cpp.rows import INDEX, RowWriter, tensors
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, Region, Space
 
 LARGEST_TILE = 1 << 14
 """The most elements (heads * channels) of a value. The arrays of a row live on the stack."""
-
-
-def positions(region: Region) -> tuple[int, ...]:
-    """Returns the positions of the tensors that the kernel reads, in the order of its arguments."""
-    return tuple(sorted({int(n.value or 0) for n in region.inputs}))
 
 
 def source(region: Region) -> str:
@@ -97,17 +93,10 @@ class _Writer(RowWriter):
 
     # The kernel, from the outermost function inwards.
 
-    def _tensors(self) -> list[tuple[str, str]]:
-        """Returns the (C++ pointer type, name) of every tensor argument."""
-        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
-        found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in positions(self.region)]
-        return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
-
     def _walk(self) -> None:
         """Writes the function that computes a range of rows."""
-        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
         sums = [("T*", "sums")] if self.region.sums_all else []
-        arguments = [f"    {kind} __restrict__ {name}" for kind, name in index + self._tensors() + sums]
+        arguments = [f"    {kind} __restrict__ {name}" for kind, name in INDEX + tensors(self.region) + sums]
         self._put("// Computes the rows from `first` up to `last`; false if memory ran out.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,")
         self._put(*(f"{line}," for line in arguments[:-1]))
@@ -158,15 +147,10 @@ class _Writer(RowWriter):
         self._open("for (int64_t p = part; p < until; ++p)" if sums else "for (int64_t p = begin; p < end; ++p)")
         if any(nest.shape != (1, 1) for nest in self.plan.loops[k]):
             self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
-        gathered = [(i, self.nodes[i]) for i in self.plan.gathered[k]]
-        self._prefetch([node for _, node in gathered], [s.output for s in steps if self._on_edges(s)])
-        read = {node.space for _, node in gathered}
-        if self.region.by.opposite in read:
-            self._put("const int64_t j = col[p];")
-        if Space.EDGE in read or any(self._numbers_edges(s) for s in steps):
-            self._put("const int64_t e = edge[p];")
-        for i, node in gathered:
-            self._pointer(i, node, {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j"))
+        gathered = {i: self.nodes[i] for i in self.plan.gathered[k]}
+        self._edge_pointers(
+            gathered, [s.output for s in steps if self._on_edges(s)], any(map(self._numbers_edges, steps))
+        )
         for nest in self.plan.loops[k]:
             self._nest(nest)
         self._close()
@@ -180,14 +164,13 @@ class _Writer(RowWriter):
         walks = bool(self.plan.loops)
         self._open('extern "C" int run(const int64_t* arguments)')
         self._put("const int64_t rows = arguments[0];")
-        index = [("const int32_t*", name) for name in ("rowptr", "col", "edge")]
-        tensors = index + self._tensors()
-        for at, (kind, name) in enumerate(tensors, 2):
+        arguments = INDEX + tensors(self.region)
+        for at, (kind, name) in enumerate(arguments, 2):
             self._put(f"{kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
         self._put(f"const int64_t work = rows{' + rowptr[rows]' if walks else ''};")
         self._put(f"const int64_t useful = 1 + work * {size_of(self.region.grid)} / {tuning.LOOPS.serial_work};")
         self._put("const int64_t threads = arguments[1] < useful ? arguments[1] : useful;")
-        names = ", ".join(name for _, name in tensors)
+        names = ", ".join(name for _, name in arguments)
         if self.region.sums_all:
             self._shares(names)
             return

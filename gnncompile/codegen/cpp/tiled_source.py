@@ -18,11 +18,11 @@ from __future__ import annotations
 from itertools import accumulate
 
 from gnncompile import tuning
-from gnncompile.codegen.cpp.nest import size_of
+from gnncompile.codegen.cpp.nest import size_of, to_storage
 from gnncompile.codegen.cpp.phases import Phase, Phases, Product, phases
 from gnncompile.codegen.cpp.plan import Kind, Step, plan
-from gnncompile.codegen.cpp.prelude import STORAGE, prelude
-from gnncompile.codegen.cpp.rows import RowWriter
+from gnncompile.codegen.cpp.prelude import prelude
+from gnncompile.codegen.cpp.rows import INDEX, RowWriter, tensors
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Node, Region, Space
 
@@ -181,21 +181,15 @@ class _PhaseWriter(RowWriter):
     def _edges(self) -> None:
         """Writes the loop over the edges ``p`` of a row, up to ``end``."""
         self._open("for (; p < end; ++p)")
-        gathered = [(i, self.nodes[i]) for i in self.plan.gathered[0]]
-        rows = [(i, node) for i, node in gathered if not self._is_buffer(node)]
+        gathered = {i: self.nodes[i] for i in self.plan.gathered[0]}
         if any(nest.shape != (1, 1) for nest in self.plan.loops[0]):
             self._put('asm volatile("");  // otherwise gcc may vectorise over edges, with gathers')
-        self._prefetch([node for _, node in rows], [])
-        read = {node.space for _, node in rows}
-        if self.region.by.opposite in read:
-            self._put("const int64_t j = col[p];")
-        stores = any(s.kind is Kind.STORE and s.output >= len(self.phase.fills) for s in self.steps)
-        drops = any(s.kind is Kind.VALUE and self.nodes[s.node].op == "dropout" for s in self.steps)
-        if Space.EDGE in read or drops or stores:
-            self._put("const int64_t e = edge[p];")
-        for i, node in gathered:
-            at = "(p - begin)" if self._is_buffer(node) else {Space.EDGE: "e", Space.ORDERED: "p"}.get(node.space, "j")
-            self._pointer(i, node, at)
+        rows = {i: node for i, node in gathered.items() if not self._is_buffer(node)}
+        self._edge_pointers(rows, [], any(self._numbers_edges(s) for s in self.steps if not self._fills(s)))
+        for i, node in gathered.items():
+            if self._is_buffer(node):
+                at = f"b{int(node.value or 0) - self.count} + (p - begin) * {size_of(node.shape)}"
+                self._put(f"const T* const p{i} = {at};")
         for nest in self.plan.loops[0]:
             self._nest(nest)
         self._close()
@@ -203,14 +197,12 @@ class _PhaseWriter(RowWriter):
     def _is_buffer(self, node: Node) -> bool:
         return node.op == "input" and int(node.value or 0) >= self.count
 
-    def _pointer(self, i: int, node: Node, index: str) -> None:
-        if not self._is_buffer(node):
-            super()._pointer(i, node, index)
-            return
-        self._put(f"const T* const p{i} = b{int(node.value or 0) - self.count} + {index} * {size_of(node.shape)};")
+    def _fills(self, step: Step) -> bool:
+        """Whether a step stores to a buffer."""
+        return step.kind is Kind.STORE and step.output < len(self.phase.fills)
 
     def _target(self, step: Step) -> tuple[str, str]:
-        if step.output < len(self.phase.fills):
+        if self._fills(step):
             return f"b{self.phase.fills[step.output]}", "(p - begin)"
         output = self.phase.stores[step.output - len(self.phase.fills)]
         return f"o{output}", "e" if self._on_edges(step) else "row"
@@ -224,6 +216,7 @@ class _Writer:
         last = len(made.phases) - 1
         self.writers = [_PhaseWriter(p, region.count, k == last, 3) for k, p in enumerate(made.phases)]
         self.lines: list[str] = []
+        self.arguments = INDEX + tensors(region)
         # Sums over all edges: those of the last loop, then those of products.
         sizes = [size_of(self.nodes[at].shape) * region.features(at) for at in made.sums]
         starts = list(accumulate(sizes, initial=self.writers[-1].length))
@@ -240,21 +233,12 @@ class _Writer:
     def _put(self, *lines: str) -> None:
         self.lines += lines
 
-    def _tensors(self) -> list[tuple[str, str]]:
-        """Returns the C++ pointer type and the name of every tensor argument."""
-        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
-        found = [(f"const {STORAGE[dtypes[at]]}*", f"t{at}") for at in sorted(dtypes)]
-        return found + [(f"{STORAGE[out.dtype]}*", f"o{i}") for i, out in enumerate(self.region.outputs)]
-
-    def _arguments(self) -> list[tuple[str, str]]:
-        return [("const int32_t*", name) for name in ("rowptr", "col", "edge")] + self._tensors()
-
     def _matrices(self) -> list[str]:
         return [f"w{at}" for at in self.weights]
 
     def _walk(self) -> None:
         """Writes the function that computes a range of rows, tile by tile."""
-        given = [f"    {kind} __restrict__ {name}," for kind, name in self._arguments()]
+        given = [f"    {kind} __restrict__ {name}," for kind, name in self.arguments]
         given += [f"    T* {name}," for name in self._matrices()]
         self._put("// Computes the rows from `first` up to `last`; false if a product failed.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,", *given)
@@ -287,16 +271,16 @@ class _Writer:
 
     def _entry(self) -> None:
         self._put('extern "C" int run(const int64_t* arguments) {', "  const int64_t rows = arguments[0];")
-        for at, (kind, name) in enumerate(self._arguments(), 2):
+        for at, (kind, name) in enumerate(self.arguments, 2):
             self._put(f"  {kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
-        table = 2 + len(self._arguments())
+        table = 2 + len(self.arguments)
         self._put(f"  const Products& with = *reinterpret_cast<const Products*>(arguments[{table}]);")
         self._put("  const int64_t work = rows + rowptr[rows];")
         self._put(f"  const int64_t useful = 1 + rowptr[rows] / {4 * tuning.LOOPS.tile_edges};")
         self._put(f"  const int64_t shares = useful < {tuning.LOOPS.shares} ? useful : {tuning.LOOPS.shares};")
         self._put("  const int64_t threads = arguments[1] < shares ? arguments[1] : shares;")
         self._scratch()
-        names = ", ".join([name for _, name in self._arguments()] + self._matrices())
+        names = ", ".join([name for _, name in self.arguments] + self._matrices())
         self._put("  int failed = 0;", "#pragma omp parallel num_threads(threads) reduction(| : failed)", "  {")
         buffers = tuning.LOOPS.tile_edges * sum(buffer.width for buffer in self.made.buffers)
         self._put(f"    T* const buffers = static_cast<T*>(__builtin_malloc(({buffers} + 16) * sizeof(T)));")
@@ -342,8 +326,7 @@ class _Writer:
         if node.op != "outer":
             return
         last = self.made.phases[-1]
-        small = [n for n, o in zip(last.stores, last.region.outputs[len(last.fills) :], strict=True) if n == k]
-        if small:
+        if k in last.stores:  # the last loop adds it up
             place = last.region.outputs[len(last.fills) + last.stores.index(k)].node
             start = self.writers[-1].sums[place]
         else:
@@ -351,7 +334,4 @@ class _Writer:
         size = size_of(node.shape) * self.region.features(at)
         self._put(f"  for (int64_t i = 0; i < {size}; ++i) {{", "    T total = 0;")
         self._put(f"    for (int64_t t = 0; t < shares; ++t) total += sums[t * {self.length} + {start} + i];")
-        value = (
-            f"to_{out.dtype}(float(total))" if out.dtype in ("bfloat16", "float16") else f"{STORAGE[out.dtype]}(total)"
-        )
-        self._put(f"    o{k}[i] = {value};", "  }")
+        self._put(f"    o{k}[i] = {to_storage('total', out.dtype)};", "  }")
