@@ -11,7 +11,7 @@ them. Lanes after the last edge of a row hold arbitrary values too; reductions o
 from __future__ import annotations
 
 from gnncompile.codegen.triton.plan import Schedule, edgewise, every_step
-from gnncompile.codegen.triton.text import literal
+from gnncompile.codegen.triton.text import constant
 from gnncompile.codegen.triton.tile import Tile, power_of_two
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Node, Region, Shape, Space
@@ -121,12 +121,7 @@ class KernelText:
     def operand(self, i: int, bare: bool = False) -> str:
         """Returns the expression for a value. A constant has its type, unless `bare`."""
         node = self.region.nodes[i]
-        if node.op != "const":
-            return self.names[i]
-        if node.negative_zero:  # Triton's literals of 0 are positive
-            return f"(tl.full((), 0.0, {self.compute}) * -1.0)"
-        number = literal(node.number)
-        return number if bare else f"tl.full((), {number}, {self.compute})"
+        return self.names[i] if node.op != "const" else constant(node, self.compute, "()", bare)
 
     def over_lanes(self, i: int, text: str) -> str:
         """Returns a tile reduced over its edge axis if the reduction does so at every step, else the tile itself."""

@@ -24,6 +24,14 @@ def literal(value: float) -> str:
     return f'float("{value!r}")'
 
 
+def constant(node: Node, compute: str, shape: str, bare: bool) -> str:
+    """Returns a constant as Triton code: a block of this shape and type, or a literal if `bare`."""
+    if node.negative_zero:  # Triton's literals of 0 are positive
+        return f"(tl.full({shape}, 0.0, {compute}) * -1.0)"
+    number = literal(node.number)
+    return number if bare else f"tl.full({shape}, {number}, {compute})"
+
+
 def without_parentheses(text: str) -> str:
     """Removes a pair of parentheses that encloses the whole expression, if there is one."""
     if not text.startswith("("):

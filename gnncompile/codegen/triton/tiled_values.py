@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gnncompile.codegen.triton.text import literal, masked, pointwise_arguments, pointwise_text
+from gnncompile.codegen.triton.text import constant, literal, masked, pointwise_arguments, pointwise_text
 from gnncompile.codegen.triton.tiled_plan import TiledPlan, padded
 from gnncompile.codegen.triton.tiled_tile import TiledTile
 from gnncompile.exc import UnsupportedRegion
@@ -71,12 +71,7 @@ class TileValues:
     def operand(self, i: int, bare: bool = False) -> str:
         """Returns the expression for a value. A constant has its type, unless `bare`."""
         node = self.region.nodes[i]
-        if node.op != "const":
-            return self.names[i]
-        if node.negative_zero:  # Triton's literals of 0 are positive
-            return f"(tl.full([1, 1], 0.0, {self.compute}) * -1.0)"
-        number = literal(node.number)
-        return number if bare else f"tl.full([1, 1], {number}, {self.compute})"
+        return self.names[i] if node.op != "const" else constant(node, self.compute, "[1, 1]", bare)
 
     def edgewise(self, i: int, length: int) -> str:
         """Returns a value as a block with a row per edge, and `length` channels, 1 or those of the value."""
