@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from gnncompile.codegen.gemm.kernels import dot, parts
+from gnncompile.codegen.gemm.kernels import product_of_parts as gemm_of_parts
 
 BLOCK = tl.constexpr(64)
 """Most inputs of a layer whose weights are read at a time, and most rows of a sum of products at a time."""
@@ -80,15 +81,7 @@ def layer_of_parts(x, weights, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: t
 def product_of_parts(x, y_high, y_middle, y_low):
     """``x @ y`` in float32. The right matrix is given in three bfloat16 parts."""
     high, middle, low = parts(x)
-    total = tl.zeros((x.shape[0], y_high.shape[1]), tl.float32)
-    total = dot(high, y_low, total)
-    total = dot(middle, y_middle, total)
-    total = dot(low, y_high, total)
-    total = dot(high, y_middle, total)
-    total = dot(middle, y_high, total)
-    # What is left of an infinity is no number. Without it, the first terms say what the sum is.
-    total = tl.where(total == total, total, 0.0)
-    return dot(high, y_high, total)
+    return gemm_of_parts(high, middle, low, y_high, y_middle, y_low)
 
 
 @triton.jit
