@@ -10,7 +10,9 @@ To tune for another kind of device, measure (``python -m benchmarks tiles``), an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 Choices = tuple[tuple[int, int], ...]
 """Pairs of a size and the choice from this size on, in ascending order: see :func:`choice`."""
@@ -26,6 +28,20 @@ class Step(NamedTuple):
 
     elements: int
     stages: int
+
+
+class WalkTile(NamedTuple):
+    """The work of a program that walks edges in tiles.
+
+    Attributes:
+        edges: Edges of a tile, a power of two. With 64 and more, Triton multiplies by Hopper's ``wgmma``.
+        warps: Warps of the program.
+        programs: Programs that a multiprocessor runs at a time.
+    """
+
+    edges: int
+    warps: int
+    programs: int
 
 
 class ProductTile(NamedTuple):
@@ -225,25 +241,37 @@ class TileTable:
     edge_sum_steps: int
     """Fewest steps of such a program, if there are enough edges."""
 
-    # -- walks in tiles (codegen/triton/tiled_*.py); all are first guesses, not tuned yet ------------------------------
+    # -- walks in tiles (codegen/triton/tiled_*.py) ------------------------------------------------------------------
 
-    tiled_edges: Choices
-    """Edges of a tile, by the padded channels of the widest value; twice the channels in float64. A first guess."""
+    tiled_floats: tuple[tuple[int, WalkTile], ...]
+    """Tiles of walks, by the padded channels of the widest value; twice the channels in float64. Measured."""
 
-    tiled_warps: Choices
-    """Warps of a program that walks tiles, by the same width. A first guess."""
+    tiled_halves: tuple[tuple[int, WalkTile], ...]
+    """The same where the factors of products have 16 bits. Measured."""
 
-    tiled_programs: Choices
-    """Programs that walk tiles for each multiprocessor, by the same width. A first guess."""
+    registers: int
+    """Registers of a multiprocessor."""
 
-    tiled_sums: int
-    """Most sums over all edges that a warp keeps in registers. A first guess."""
+    tiled_widest: int
+    """Most channels of a value. A program holds whole rows of the edges of a tile."""
 
-    finish_rows: int
-    """Rows that a program checks for edges after a walk in tiles. A first guess."""
+    tiled_widest_floats: int
+    """The same in float32, if the walk gives no values per edge. Measured."""
 
-    finish_step: int
-    """Partial results of a row that a program joins at a time after a walk in tiles. A first guess."""
+    tiled_weights: int
+    """Most bytes of weights that a program keeps in shared memory. Two programs fit on a multiprocessor with these."""
+
+    tiled_layers: Choices
+    """Most layers that one walk computes in float32 and float64, by the padded channels of the widest value.
+
+    With more, values would not fit into registers. Measured.
+    """
+
+    tiled_layers_of_halves: Choices
+    """The same in types of 16 bits. Measured."""
+
+    most_tiled_layers: int
+    """Most layers of a region that is walked in tiles on a GPU. With more, nearly every value would be stored."""
 
     # -- linear layers of edge features in regions (passes/pre_grad/edge_linears.py) -----------------------------------
 
@@ -410,12 +438,15 @@ H200 = TileTable(
     edge_sum_warps=8,
     edge_sum_programs=2048,
     edge_sum_steps=8,
-    tiled_edges=((0, 32), (256, 16)),
-    tiled_warps=((0, 4), (128, 8)),
-    tiled_programs=((0, 4), (64, 2), (128, 1)),
-    tiled_sums=256,
-    finish_rows=64,
-    finish_step=16,
+    tiled_floats=((0, WalkTile(64, 4, 3)), (128, WalkTile(64, 4, 2)), (256, WalkTile(32, 8, 1))),
+    tiled_halves=((0, WalkTile(32, 4, 4)), (128, WalkTile(32, 8, 2)), (256, WalkTile(32, 8, 1))),
+    registers=2**16,
+    tiled_widest=256,
+    tiled_widest_floats=64,
+    tiled_weights=2**16,
+    tiled_layers=((0, 1),),
+    tiled_layers_of_halves=((0, 1), (128, 2)),
+    most_tiled_layers=4,
     layer_features=32,
     layer_width=16,
     layer_weights=8192,
@@ -463,6 +494,6 @@ LOOPS = XEON
 """The table that all processors use."""
 
 
-def choice(choices: Choices, size: int) -> int:
+def choice(choices: tuple[tuple[int, _T], ...], size: int) -> _T:
     """Returns the choice for a size: that of the largest size in `choices` that is not above it."""
     return next(one for least, one in reversed(choices) if size >= least)

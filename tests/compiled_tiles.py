@@ -18,12 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gnncompile import tuning
-from gnncompile.codegen.triton import tiled_finish, tiled_writer
+from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.module import load_module
-from gnncompile.codegen.triton.tiled_finish import FinishWriter
+from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
-from gnncompile.codegen.triton.tiled_tile import choose_tiled_tile
+from gnncompile.codegen.triton.tiled_tile import TiledTile, choose_tiled_tile
 from gnncompile.codegen.triton.tiled_writer import TiledWriter
 from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
@@ -54,12 +53,13 @@ def signature(plan: TiledPlan, names: list[str]) -> dict[str, str]:
     """The types of a kernel's pointers."""
     region = plan.region
     inputs = {int(n.value or 0): n.dtype for n in region.inputs}
-    stored = {s.name: s.dtype for s in plan.stored} | {f"out{k}": o.dtype for k, o in enumerate(region.outputs)}
+    stored = {place: plan.stored[i] for i, place in plan.places.items()}
+    stored |= {f"out{k}": o.dtype for k, o in enumerate(region.outputs)}
     found = {}
     for name in names:
         if name in ("rowptr", "col", "edge", "rows"):
             found[name] = "*i32"
-        elif name in ("partial", "sums"):
+        elif name == "sums":
             found[name] = POINTERS[region.compute]
         else:
             found[name] = POINTERS[stored[name]] if name in stored else "*bf16" if name[0] == "w" else ""
@@ -73,11 +73,11 @@ def compiled(function: Any, pointers: dict[str, str], numbers: tuple[str, ...], 
     aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(pointers))}
     source = ASTSource(function, pointers | dict.fromkeys(numbers, "i32"), {}, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
-        file.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "kernel.ptx"
+        text.write_text(made.asm["ptx"])
         ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-        command = [str(ptxas), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        command = [str(ptxas), "-v", "-arch=sm_90a", str(text), "-o", str(text.with_suffix(".cubin"))]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers, spilled = re.search(r"Used (\d+) registers", told), re.search(r"(\d+) bytes spill stores", told)
     assert registers and spilled
@@ -87,34 +87,40 @@ def compiled(function: Any, pointers: dict[str, str], numbers: tuple[str, ...], 
     )
 
 
-def report(region: Region) -> str:
-    """What ptxas says of the walk of a region, and of the kernel that finishes its rows."""
+def report(region: Region, tile: TiledTile | None) -> str:
+    """What ptxas says of the walks of a region."""
     plan = TiledPlan(region)
-    tile = choose_tiled_tile(plan)
-    walk = TiledWriter(plan, tile)
-    function = getattr(load_module(walk.module()), tiled_writer.KERNEL)
+    return "\n    ".join(report_phase(plan, phase, tile or choose_tiled_tile(plan, phase)) for phase in plan.phases)
+
+
+def report_phase(plan: TiledPlan, phase: Phase, tile: TiledTile) -> str:
+    """What ptxas says of one walk."""
+    writer = TiledWriter(plan, phase, tile)
+    function = getattr(load_module(writer.module()), tiled_writer.KERNEL)
+    options = {"num_warps": tile.num_warps, "num_stages": 1, "maxnreg": tile.registers}
     told = compiled(
         function,
-        signature(plan, walk.parameters),
+        signature(plan, writer.parameters),
         tiled_writer.NUMBERS,
-        num_warps=tile.num_warps,
-        num_stages=1,
-        enable_fp_fusion=region.contracts,
+        enable_fp_fusion=plan.region.contracts,
+        **options,
     )
-    lines = [f"{tile.edges} edges, {tile.num_warps} warps: {told}"]
-    if plan.results:
-        finish = FinishWriter(plan, tuning.TILES.finish_rows, tuning.TILES.finish_step)
-        function = getattr(load_module(finish.module()), tiled_finish.KERNEL)
-        told = compiled(function, signature(plan, finish.parameters), tiled_finish.NUMBERS, num_warps=4)
-        lines.append(f"finish: {told}")
-    return "\n    ".join(lines)
+    return f"{tile.edges} edges, {tile.num_warps} warps, {tile.programs} programs: {told}"
 
 
-def main(name: str, channels: str, *dtypes: str) -> None:
-    """Prints the reports of a region's forward and backward for each dtype."""
-    for dtype in dtypes:
-        for way, region in both_ways(name, int(channels), dtype).items():
-            print(f"{name} {channels} {dtype} {way}\n    {report(region)}", flush=True)
+def main(name: str, channels: str, *words: str) -> None:
+    """Prints the reports of a region's forward and backward for each dtype.
+
+    A word of numbers is a tile, ``edges:warps:programs:keeps_weights``, for the dtypes behind it.
+    """
+    tile = None
+    for word in words:
+        if ":" in word:
+            edges, warps, programs, keeps = map(int, word.split(":"))
+            tile = TiledTile(edges, warps, programs, bool(keeps))
+            continue
+        for way, region in both_ways(name, int(channels), word).items():
+            print(f"{name} {channels} {word} {way}\n    {report(region, tile)}", flush=True)
 
 
 if __name__ == "__main__":

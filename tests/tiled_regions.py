@@ -102,11 +102,19 @@ def states(make: Maker, channels: int = 33) -> Region:
     return make.finish(make.layer(rules.silu(b, make.layer(both, channels)), 7))
 
 
+def skip(make: Maker, channels: int = 20) -> Region:
+    """A residual block: a hidden row that a layer and a sum read, and a norm behind it."""
+    b = make.b
+    first = rules.silu(b, b.op("add", make.layer(make.input(E, channels), channels), make.input(S, channels)))
+    return make.finish(b.reduce("sum", make.norm(b.op("add", rules.silu(b, make.layer(first, channels)), first))))
+
+
 REGIONS: dict[str, Callable[[Maker], Region]] = {
     "mesh_graph_net": mesh_graph_net,
     "equivariant": equivariant,
     "filters": filters,
     "maximum": maximum,
     "states": states,
+    "skip": skip,
 }
 """Functions that make a region, by name."""

@@ -242,8 +242,8 @@ class Region:
 
     @cached_property
     def numbers_edges(self) -> bool:
-        """Whether a walk needs the index of its edges in the edge list."""
-        return any(n.numbers_edges for n in self.nodes) or any(map(self.per_edge, self.outputs))
+        """Whether a walk needs the index of its edges in the edge list. A walk in tiles may store values per edge."""
+        return self.tiled or any(n.numbers_edges for n in self.nodes) or any(map(self.per_edge, self.outputs))
 
     @cached_property
     def cotangents(self) -> tuple[tuple[bool, ...], ...]:

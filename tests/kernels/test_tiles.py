@@ -127,10 +127,16 @@ def test_masked_edges_count_nowhere(name: str, graph: str) -> None:
 @pytest.fixture(params=[pytest.param(DEVICE, marks=GPU)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of Triton's kernels. Few programs share the edges, so each walks several tiles."""
-    tune(monkeypatch, processors=1, tiled_programs=((0, 3),))
+    tune(monkeypatch, processors=1)
     with kernels("triton"):
         yield request.param
         assert not launch.fallbacks
+
+
+@INTERPRETED
+@pytest.mark.parametrize("name", REGIONS)
+def test_triton_counts_no_masked_edge(name: str, device: str) -> None:
+    check(name, "hub", "float32", False, by_op, 2e-5, device)
 
 
 @INTERPRETED

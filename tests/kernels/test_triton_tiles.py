@@ -17,6 +17,7 @@ from gnncompile.ir import reference
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import BITS, BOOL, SEED, Output, Region, Space
 from gnncompile.ir.verify import verify
+from gnncompile.tuning import WalkTile
 from tests.graphs import layout
 from tests.harness import tune
 from tests.tiled_regions import REGIONS, D, E, Maker, P, S, W
@@ -25,6 +26,7 @@ from tests.triton_regions import DEVICE, GPU, INTERPRETED, TOLERANCE
 pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import triton_kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
+from gnncompile.codegen.triton.tiled_plan import TiledPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [*GPU, INTERPRETED]
@@ -100,19 +102,30 @@ def wide(make: Maker) -> Region:
     return make.finish(y, b.reduce("sum", x), b.outer(y, x, (1, 200)), b.sum_axis(x, 1))
 
 
+def shared_sums(make: Maker) -> Region:
+    """Sums that several outputs read, in an order in which one output joins two others."""
+    b = make.b
+    x = make.layer(make.input(E, 6), 7)
+    one, two = b.reduce("sum", x), b.reduce("sum", b.op("mul", x, x))
+    return make.finish(one, two, b.op("add", one, two))
+
+
 EXTRA: dict[str, Callable[[Maker], Region]] = {
     "minimum": minimum,
     "narrow_layers": narrow_layers,
     "transposes": transposes,
     "wide": wide,
+    "shared_sums": shared_sums,
 }
 
 
-@pytest.mark.parametrize("programs", [1, 2, 100])
+@pytest.mark.parametrize("programs, kept", [(1, 0), (2, 2**16), (100, 2**10)])
 @pytest.mark.parametrize("hub", [False, True])
 @pytest.mark.parametrize("name", EXTRA)
-def test_equals_the_reference(monkeypatch: pytest.MonkeyPatch, name: str, hub: bool, programs: int) -> None:
-    tune(monkeypatch, processors=1, tiled_programs=((0, programs),), tiled_edges=((0, 16),), tiled_sums=0)
+def test_equals_the_reference(monkeypatch: pytest.MonkeyPatch, name: str, hub: bool, programs: int, kept: int) -> None:
+    """With few and many programs, and with weights that are kept or loaded for each tile."""
+    tile = WalkTile(16, 4, 1)
+    tune(monkeypatch, processors=programs, tiled_floats=((0, tile),), tiled_weights=kept)
     torch.manual_seed(0)
     make = Maker()
     region = EXTRA[name](make)
@@ -133,6 +146,27 @@ def test_bools_dropout_and_ordered_rows() -> None:
     words = torch.randint(-(2**31), 2**31, (150, 2)).int()
     tensors = [words, torch.rand(150) < 0.5, torch.tensor([12345678901]), torch.randn(150, 40)]
     compare(b.finish(outputs), [*tensors, torch.randn(150), torch.randn(150)], walk)
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "float32"])
+def test_rows_are_as_exact_as_their_type(kept: str) -> None:
+    """A region with weights of 16 bits whose other values are float32 rounds the inputs of layers only."""
+    make, (walk, _, _) = Maker("bfloat16"), edges()
+    b = make.b
+    y = b.op("add", make.layer(make.input(E, 8), 8, bias=False), b.input(2, E, (1, 8), "float32"))
+    region = b.finish([Output(b.reduce("sum", y), kept, (8,)), Output(b.on_edges(y), "float32", (8,))])
+    tensors = [torch.randn(150, 8).bfloat16(), torch.randn(8, 8).bfloat16(), 1000 * torch.randn(150, 8)]
+    found, right = run(region, tensors, walk)[0], reference.run(region, tensors, walk)[0]
+    limit = 1e-5 if kept == "float32" else 1e-2
+    torch.testing.assert_close(found.double(), right.double().view_as(found), rtol=limit, atol=limit * 1000)
+
+
+def test_a_long_chain_is_planned_quickly() -> None:
+    make = Maker()
+    x = make.layer(make.input(E, 4), 4)
+    for _ in range(40):
+        x = make.b.op("mul", make.b.op("tanh", x), x)
+    assert len(TiledPlan(make.finish(make.layer(x, 4))).phases) == 2
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
@@ -159,6 +193,14 @@ def test_the_same_bits_every_time(name: str, dtype: str) -> None:
         assert torch.equal(one, other)
 
 
+def test_layouts_keep_the_numbers_of_edges_for_values_that_a_walk_stores() -> None:
+    make = Maker()
+    region = make.finish(make.b.reduce("sum", make.layer(make.input(S, 8), 8)))
+    kernel = triton_kernel(region)
+    assert isinstance(kernel, TiledKernel) and "edge_at" in kernel.listing
+    assert region.numbers_edges and not any(node.numbers_edges for node in region.nodes)
+
+
 def test_regions_without_kernel_say_why() -> None:
     make = Maker()
     with pytest.raises(UnsupportedRegion, match="300 channels, expected at most 256"):
@@ -167,8 +209,8 @@ def test_regions_without_kernel_say_why() -> None:
     with pytest.raises(UnsupportedRegion, match="2 heads"):
         triton_kernel(make.finish(make.b.reduce("sum", make.input(S, 4, heads=2))))
     make = Maker()
-    with pytest.raises(UnsupportedRegion, match="'softmax'"):
-        triton_kernel(make.finish(make.b.reduce("sum", make.b.softmax(make.input(S, 1)))))
+    with pytest.raises(UnsupportedRegion, match="reads a reduction"):
+        triton_kernel(make.finish(make.layer(make.b.softmax(make.input(S, 8)), 8)))
 
 
 def test_another_dtype_is_refused() -> None:
@@ -183,9 +225,10 @@ def test_the_walk_is_printed_and_counted() -> None:
     region = REGIONS["mesh_graph_net"](Maker())
     kernel = triton_kernel(region)
     assert isinstance(kernel, TiledKernel)
-    assert "def walk_tiles" in kernel.listing and "def finish_rows" in kernel.listing
-    read = {region.nodes[i].space for i in kernel.gathered[0]}
-    assert read == {E, S} and kernel.generator == "triton"
+    assert len(kernel.walks) == kernel.listing.count("def walk_tiles") == len(kernel.gathered) == 2
+    assert "def region_kernel" in kernel.listing
+    read = [{region.nodes[i].space for i in gathered} for gathered in kernel.gathered]
+    assert read == [{E, S}, {E}] and kernel.generator == "triton"
 
 
 @pytest.mark.parametrize("name, dtypes", [("states", ("float32", "float64")), ("maximum", ("bfloat16",))])

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import kernels as gemm
-from gnncompile.codegen.triton import tiled_finish, tiled_writer
+from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.launcher import Kernel, on_device
 from gnncompile.codegen.triton.module import load_module
-from gnncompile.codegen.triton.tiled_finish import FinishWriter
-from gnncompile.codegen.triton.tiled_plan import TiledPlan, padded
+from gnncompile.codegen.triton.tiled_layers import matrix, padded
+from gnncompile.codegen.triton.tiled_phases import Phase
+from gnncompile.codegen.triton.tiled_plan import TiledPlan
+from gnncompile.codegen.triton.tiled_products import write_product
 from gnncompile.codegen.triton.tiled_tile import TiledTile, choose_tiled_tile
 from gnncompile.codegen.triton.tiled_writer import TiledWriter
 from gnncompile.codegen.triton.variant import complaint
@@ -27,11 +29,12 @@ from gnncompile.layout.csr import rows_of_edges
 
 _split = Kernel(gemm.split, num_warps=tuning.TILES.short_warps)
 
-_GIVEN = (*Layout._fields, "rows", "partial", "sums")
+_GIVEN = (*Layout._fields, "rows", "sums")
+_SUMS = len(_GIVEN) - 1
 
 
 class RowKernel(Protocol):
-    """The kernel of a region that walks no edges."""
+    """The kernel of a region that is not tiled."""
 
     @property
     def listing(self) -> str:
@@ -41,61 +44,76 @@ class RowKernel(Protocol):
         """Writes the outputs."""
 
 
+class _Walk:
+    """The kernel of one phase."""
+
+    def __init__(self, plan: TiledPlan, phase: Phase, places: dict[str, int], tile: TiledTile | None) -> None:
+        self.tile = tile or choose_tiled_tile(plan, phase)
+        writer = TiledWriter(plan, phase, self.tile)
+        self.text = writer.module()
+        function = getattr(load_module(self.text), tiled_writer.KERNEL)
+        options = {"num_warps": self.tile.num_warps, "num_stages": 1, "maxnreg": self.tile.registers}
+        self._kernel = Kernel(function, enable_fp_fusion=plan.region.contracts, **options)
+        self._pick = _pick([places[name] for name in writer.parameters])
+        self.reads_rows = "rows" in writer.parameters
+        self._compute = tensor_type(plan.region.compute)
+        offsets, self._size = phase.offsets(plan.region)
+        outputs = enumerate(plan.region.outputs)
+        self._sums = [(places[f"out{k}"], offsets[out.node]) for k, out in outputs if out.node in offsets]
+
+    def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
+        """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
+        programs = min(-(-edges // self.tile.edges), self.tile.programs * tuning.TILES.processors)
+        given[_SUMS] = sums = given[0].new_empty((programs, self._size), dtype=self._compute)
+        self._kernel(programs, self._pick(given), (rows,), ())
+        total = sums.sum(0) if self._sums else sums
+        for place, first in self._sums:
+            given[place].view(-1).copy_(total[first : first + given[place].numel()])
+
+
 class TiledKernel:
     """The Triton kernels of a region that is walked in tiles of edges.
 
-    The first kernel walks the edges: see :mod:`gnncompile.codegen.triton.tiled_writer`. The second kernel finishes
-    rows that several programs share, and rows without edges. A kernel per row then computes what follows from row
-    results. Sums over all edges are added up over the programs by ``torch.sum``.
+    The first kernels walk the edges, phase by phase: see :mod:`gnncompile.codegen.triton.tiled_plan`. They store values
+    per edge, which kernels per row then reduce, and which products over all edges read.
 
     Args:
         region: The region to compute.
-        of_rows: Returns the kernel of a region that walks no edges.
-        tile: The tile. None chooses a tile by the region.
+        of_rows: Returns the kernel of a region that is not tiled.
+        tile: The tile of every phase. None chooses a tile for each phase.
 
     Attributes:
-        text: The generated module of the walk.
-        tile: The tile.
+        walks: The kernels that walk the edges.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as Triton kernels.
     """
 
     def __init__(self, region: Region, of_rows: Callable[[Region], RowKernel], tile: TiledTile | None = None) -> None:
-        plan, table = TiledPlan(region), tuning.TILES
+        plan = TiledPlan(region)
         self._region, self._plan = region, plan
-        self.tile = tile or choose_tiled_tile(plan)
-        walk = TiledWriter(plan, self.tile)
-        self.text = walk.module()
-        options = {"enable_fp_fusion": region.contracts}
-        function = getattr(load_module(self.text), tiled_writer.KERNEL)
-        self._walk = Kernel(function, num_warps=self.tile.num_warps, num_stages=1, **options)
         self._places = {name: at for at, name in enumerate(self._names())}
-        self._picked = _pick([self._places[name] for name in walk.parameters])
-        self._reads_rows = "rows" in walk.parameters
-        self._finish, self._finished, self._finish_text = None, self._picked, ""
-        if plan.results:
-            finish = FinishWriter(plan, table.finish_rows, table.finish_step)
-            self._finish_text = finish.module()
-            self._finish = Kernel(getattr(load_module(self._finish_text), tiled_finish.KERNEL), num_warps=4)
-            self._finished = _pick([self._places[name] for name in finish.parameters])
-        self._rows = of_rows(plan.rows) if plan.rows is not None else None
-        self._compute = tensor_type(region.compute)
+        self.walks = [_Walk(plan, phase, self._places, tile) for phase in plan.phases]
+        self._reads_rows = any(walk.reads_rows for walk in self.walks)
+        self._parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
         self._types = {
             int(n.value or 0) + k: tensor_type(n.dtype) for n in region.inputs for k in range(len(n.positions))
         }
 
     def _names(self) -> list[str]:
-        """The names of all tensors of a launch, in the order of :meth:`_launch`."""
-        parts, region = self._parts(), self._region
+        """The names of all tensors of a launch, in the order of :meth:`trusted`."""
+        region = self._region
         outputs = [f"out{k}" for k in range(len(region.outputs))]
-        temporaries = [f"row{s}" for s in range(len(self._plan.temporaries))]
-        return [*_GIVEN, *outputs, *temporaries, *parts, *(f"t{p}" for p in range(region.count))]
+        return [*_GIVEN, *outputs, *self._temporaries(), *self._weights(), *(f"t{p}" for p in range(region.count))]
 
-    def _parts(self) -> dict[str, tuple[int, int]]:
+    def _temporaries(self) -> dict[str, int]:
+        """The names of the stored values that are no outputs, with their nodes."""
+        return {place: i for i, place in self._plan.places.items() if place.startswith("temp")}
+
+    def _weights(self) -> dict[str, tuple[int, int]]:
         """The arguments that hold bfloat16 parts of weights, with the weights' rows and columns."""
-        nodes = self._region.nodes
-        return {name: self._plan.matrix(nodes[i]) for i, name in self._plan.layers.items() if name[0] == "w"}
+        region, layers = self._region, self._plan.layers
+        return {name: matrix(region, region.nodes[i]) for i, name in layers.items() if name[0] == "w"}
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernels on the current stream of the tensors' device.
@@ -124,41 +142,36 @@ class TiledKernel:
     @property
     def listing(self) -> str:
         """The generated code of all kernels."""
-        found = [self.text, *([self._finish_text] if self._finish_text else [])]
-        return "\n\n".join([*found, *([self._rows.listing] if self._rows is not None else [])])
+        return "\n\n".join([*(walk.text for walk in self.walks), *(kernel.listing for kernel, _ in self._parts)])
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """The inputs that the walk reads per edge or at the edge's other end."""
+        """The inputs that each walk reads per edge or at the edge's other end."""
         nodes, gathered = self._region.nodes, (Space.EDGE, Space.ORDERED, self._region.by.opposite)
-        return (tuple(i for i in self._plan.need if nodes[i].op == "input" and nodes[i].space in gathered),)
+        return tuple(
+            tuple(i for i in phase.need if nodes[i].op == "input" and nodes[i].space in gathered)
+            for phase in self._plan.phases
+        )
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
         rowptr, edges, plan = layout[0], layout[1].size(0), self._plan
         rows, device = rowptr.size(0) - 1, rowptr.device
-        share, programs = self._shares(edges)
         owners = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
-        partial = torch.empty(programs * 2 * plan.offsets[1], dtype=self._compute, device=device)
-        make = torch.empty if self._region.whole else torch.zeros  # programs may have masked edges only
-        sums = make((programs, plan.sum_offsets[1]), dtype=self._compute, device=device)
-        widths = [self._region.nodes[i].shape[1] for i in plan.temporaries]
-        temporaries = [torch.empty((rows, width), dtype=self._compute, device=device) for width in widths]
-        parts = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self._parts().items()]
-        given = (*layout, owners, partial, sums, *outputs, *temporaries, *parts, *tensors)
-        self._walk(programs, self._picked(given), (rows, share), ())
-        if self._finish is not None:
-            count = programs + -(-rows // tuning.TILES.finish_rows)
-            self._finish(count if rows else 0, self._finished(given), (rows, max(share, 1), programs), ())
-        self._join_sums(sums, outputs)
-        if self._rows is not None and rows:
-            self._rows.trusted([*tensors, *temporaries], layout, [outputs[k] for k in plan.late])
-
-    def _shares(self, edges: int) -> tuple[int, int]:
-        """Returns the edges that a program walks, and the number of programs."""
-        tiles = -(-edges // self.tile.edges)
-        share = -(-tiles // self.tile.programs) * self.tile.edges
-        return share, -(-edges // share) if edges else 0
+        # Rows of edges that are masked out are not written. They must not count in products.
+        make = torch.empty if self._region.whole else torch.zeros
+        temporaries = [
+            make((edges, self._region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
+            for i in self._temporaries().values()
+        ]
+        weights = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self._weights().items()]
+        given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *tensors]
+        for walk in self.walks:
+            walk(given, rows, edges)
+        self._write_products(given, outputs)
+        for kernel, part in self._parts if rows else ():
+            leaves = [given[self._places[plan.places[i]]] for i in sorted(part.leaves)]
+            kernel.trusted([*tensors[: self._region.count], *leaves], layout, [outputs[k] for k in part.outputs])
 
     @staticmethod
     def _split_weights(weights: Tensor, rows: int, columns: int) -> Tensor:
@@ -168,14 +181,16 @@ class TiledKernel:
         _split(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, *size), (False, block))
         return parts
 
-    def _join_sums(self, sums: Tensor, outputs: Sequence[Tensor]) -> None:
-        if not self._plan.outers:
-            return
-        total, offsets = sums.sum(0), self._plan.sum_offsets[0]
+    def _write_products(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        nodes, edges = self._region.nodes, given[1].size(0)
         for out, output in zip(self._region.outputs, outputs, strict=True):
-            if out.node in offsets:
-                first = offsets[out.node]
-                output.view(-1).copy_(total[first : first + output.numel()])
+            if out.node in self._plan.products:
+                factors = [self._factor(i, given).view(edges, nodes[i].shape[1]) for i in nodes[out.node].args]
+                write_product(factors[0], factors[1], output.view(matrix(self._region, nodes[out.node])))
+
+    def _factor(self, i: int, given: Sequence[Tensor]) -> Tensor:
+        name = self._plan.places.get(i, f"t{self._region.nodes[i].value}")
+        return given[self._places[name]].to(tensor_type(self._plan.factor))
 
 
 def _pick(places: Sequence[int]) -> Callable[[Any], tuple[Tensor, ...]]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gnncompile.codegen.triton.text import constant, literal, masked, pointwise_arguments, pointwise_text
-from gnncompile.codegen.triton.tiled_plan import TiledPlan, padded
+from gnncompile.codegen.triton.tiled_layers import is_product, matrix, padded
+from gnncompile.codegen.triton.tiled_phases import Phase
+from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import TiledTile
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BITS, BOOL, FEATURE_SUMS, SEED, Node, Space
+from gnncompile.ir.region import BITS, FEATURE_SUMS, SEED, Node, Space
 
 WIDE = 32
 """Fewest channels of a row that is loaded again after a product."""
@@ -33,8 +35,8 @@ class TileValues:
         lines: The statements so far.
     """
 
-    def __init__(self, plan: TiledPlan, tile: TiledTile) -> None:
-        self.plan, self.region, self.tile = plan, plan.region, tile
+    def __init__(self, plan: TiledPlan, phase: Phase, tile: TiledTile) -> None:
+        self.plan, self.phase, self.region, self.tile = plan, phase, plan.region, tile
         self.compute = f"tl.{plan.region.compute}"
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
@@ -93,13 +95,15 @@ class TileValues:
         node = self.region.nodes[i]
         if node.op == "const" or (node.space is Space.FEATURE and not self._is_vector(i)):
             return
-        self.load_again(node.args)
-        if node.op == "dropout":
-            text = self._dropout(node)
-        elif node.op == "input":
-            text = self._load(node)
+        is_read = node.op == "input" or i in self.phase.loads
+        if not is_read:
+            self.load_again(node.args)
+        if is_read:
+            text = self._read(i)
             if self._is_wide_row(node):
                 self.recent.add(i)
+        elif node.op == "dropout":
+            text = self._dropout(node)
         elif node.op in ("linear", "transposed"):
             text = self._layer(i, node)
         elif node.op == "on_edges":
@@ -112,7 +116,7 @@ class TileValues:
         letter = {Space.PARAMETER: "p", Space.FEATURE: "p"}.get(node.space, "e")
         self.names[i] = f"{letter}{i}"
         self.line(f"{letter}{i} = {text}")
-        if i in self.plan.layers:
+        if i in self.plan.layers and not is_read:
             self.age()
 
     def age(self) -> None:
@@ -123,7 +127,7 @@ class TileValues:
     def load_again(self, values: Iterable[int]) -> None:
         """Writes loads of wide rows that were loaded before the last product. They need not wait in registers."""
         for i in sorted(self.old.intersection(values)):
-            self.line(f"{self.names[i]} = {self._load(self.region.nodes[i], again=True)}")
+            self.line(f"{self.names[i]} = {self._read(i, again=True)}")
             self.old.remove(i)
             self.recent.add(i)
 
@@ -133,30 +137,36 @@ class TileValues:
 
     def _is_vector(self, weights: int) -> bool:
         """Whether a layer reads weights as one row of numbers."""
-        readers = [self.region.nodes[i] for i in self.plan.need if weights in self.region.nodes[i].args[1:]]
-        return any(n.op in ("linear", "transposed") and not self.plan.is_product(n) for n in readers)
+        readers = self._readers(weights)
+        return any(n.op in ("linear", "transposed") and not is_product(self.region, n) for n in readers)
 
-    def _load(self, node: Node, again: bool = False) -> str:
+    def _readers(self, weights: int) -> list[Node]:
+        found = [i for i in self.phase.need if i not in self.phase.loads]
+        return [self.region.nodes[i] for i in found if weights in self.region.nodes[i].args[1:]]
+
+    def _read(self, i: int, again: bool = False) -> str:
+        """Returns the load of an input, or of a value that an earlier phase stored."""
+        node = self.region.nodes[i]
+        if i in self.phase.loads:
+            return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again)
         if node.dtype == SEED:
             return f"tl.load(t{node.value})"
-        length = node.shape[1]
-        if node.space is Space.FEATURE:
-            length = max(self.plan.matrix(self._reader(node)))
         if node.dtype == BITS:
             return self._load_bits(node)
+        weights = node.space is Space.FEATURE
+        length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
+        return self._load(f"t{node.value}", length, node.space, node.boolean, again)
+
+    def _load(self, tensor: str, length: int, space: Space, boolean: bool, again: bool) -> str:
         offset, masks = self.columns(length)
         at = offset or " + tl.zeros([1, 1], tl.int32)"
-        if node.space not in (Space.PARAMETER, Space.FEATURE):
-            at = f" + {self.index(node.space)}{f' * {length}' if length > 1 else ''}{offset}"
+        if space not in (Space.PARAMETER, Space.FEATURE):
+            at = f" + {self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"
             masks = ["alive", *masks]
         # An equal load would be merged with the first one.
         policy = ', eviction_policy="evict_last"' if again else ""
-        text = f"tl.load(t{node.value}{at}{masked(masks, other='0')}{policy})"
-        return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
-
-    def _reader(self, weights: Node) -> Node:
-        at = self.region.nodes.index(weights)
-        return next(self.region.nodes[i] for i in self.plan.need if at in self.region.nodes[i].args[1:])
+        text = f"tl.load({tensor}{at}{masked(masks, other='0')}{policy})"
+        return f"{text} != 0" if boolean else f"{text}.to({self.compute})"
 
     def _load_bits(self, node: Node) -> str:
         length = node.shape[1]
@@ -192,9 +202,9 @@ class TileValues:
     def _layer(self, i: int, node: Node) -> str:
         """Returns the text of a layer. A layer of one feature or one channel is no product of matrices."""
         value, weights = node.args
-        rows, columns = self.plan.matrix(node)
+        rows, columns = matrix(self.region, node)
         taken = rows if node.op == "linear" else columns
-        if not self.plan.is_product(node):
+        if i not in self.plan.layers:
             product = f"{self.edgewise(value, taken)} * {self.names[weights]}"
             if taken == 1:
                 return product
@@ -202,11 +212,50 @@ class TileValues:
             product = f"tl.where({masks[0]}, {product}, 0.0)" if masks else product
             return f"tl.sum({product}, 1, keep_dims=True)"
         x = self.zeroed(value, taken, edges=False)
-        start, given = f"{self.plan.layers[i]} + never", columns if node.op == "linear" else rows
+        if self.tile.keeps_weights:
+            name = self.kept_weights(i)
+            if self.plan.factor == "float32":
+                return f"product_of_parts({x}, {name}_high, {name}_middle, {name}_low)"
+            return f"product(({x}).to(tl.{self.plan.factor}), {name})"
         if self.plan.factor == "float32":
-            stride = padded(columns)
-            down, across = (stride, 1) if node.op == "linear" else (1, stride)
-            return f"layer_of_parts({x}, {start}, {padded(rows) * stride}, {down}, {across}, {padded(given)})"
-        down, across = (columns, 1) if node.op == "linear" else (1, columns)
-        x = f"({x}).to(tl.{self.plan.factor})"
-        return f"layer({x}, {start}, {taken}, {given}, {down}, {across}, {padded(given)})"
+            return f"layer_of_parts({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"
+        return f"layer(({x}).to(tl.{self.plan.factor}), {self.plan.layers[i]} + never, {self._sizes(node)})"
+
+    def kept_weights(self, i: int) -> str:
+        """Returns the name of the block with a layer's weights."""
+        letters = self.plan.layers[i]
+        return f"{letters}_{self.region.nodes[i].op}"
+
+    def keep_weights(self) -> None:
+        """Writes the loads of weights that stay for all tiles."""
+        done: set[str] = set()
+        for i in [i for i in self.phase.need if i in self.plan.layers and i not in self.phase.loads]:
+            name, node = self.kept_weights(i), self.region.nodes[i]
+            if name in done:
+                continue
+            done.add(name)
+            rows, columns = matrix(self.region, node)
+            depth = padded(rows if node.op == "linear" else columns)
+            if self.plan.factor == "float32":
+                size = padded(rows) * padded(columns)
+                for k, part in enumerate(("high", "middle", "low")):
+                    start = f"{self.plan.layers[i]} + {k * size}"
+                    self.line(f"{name}_{part} = weights_of_part({start}, {depth}, {self._sizes(node)})")
+            else:
+                block = f"weights({self.plan.layers[i]}, {depth}, {self._sizes(node)})"
+                self.line(f"{name} = {block}.to(tl.{self.plan.factor})")
+
+    def _sizes(self, node: Node) -> str:
+        """Returns the last arguments of the functions that read weights.
+
+        For parts, these are the distance of two parts, the steps to the next input and to the next column, and the
+        padded columns. Otherwise they are the inputs, the columns, these steps, and the padded columns.
+        """
+        rows, columns = matrix(self.region, node)
+        forward = node.op == "linear"
+        given = columns if forward else rows
+        stride = padded(columns) if self.plan.factor == "float32" else columns
+        down, across = (stride, 1) if forward else (1, stride)
+        if self.plan.factor == "float32":
+            return f"{padded(rows) * stride}, {down}, {across}, {padded(given)}"
+        return f"{rows if forward else columns}, {given}, {down}, {across}, {padded(given)}"

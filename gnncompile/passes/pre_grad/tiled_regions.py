@@ -38,7 +38,7 @@ _KINDS = ("sum", "mean", "max", "min")
 
 def form(ctx: Context, layouts: Layouts) -> None:
     """Replaces reductions, and the layers on edges that they read, by regions."""
-    if not ctx.options.edge_layers or not _compat.has_products():
+    if not ctx.options.edge_layers:
         return
     done: set[fx.Node] = set()
     for node in list(ctx.graph.nodes):
@@ -53,7 +53,8 @@ def _may_be_reduced(ctx: Context, node: fx.Node) -> bool:
     if node.target is not own.segment_reduce.default or args[3] not in _KINDS or node in ctx.written:
         return False
     src, index = args[:2]
-    if not device_of(value(node).device).walks_tiles or value(src).dim() != 2:
+    device = device_of(value(node).device)
+    if not device.walks_tiles or not (device.runs_triton or _compat.has_products()) or value(src).dim() != 2:
         return False
     return value(src).dtype in FLOATS and index not in ctx.written
 
@@ -142,14 +143,25 @@ class _Forming:
         return list(made.reductions)
 
     def _pays(self, made: _Draft) -> bool:
-        """Whether the region saves hidden rows that its layers would store.
+        """Whether the region saves more than the library would save that multiplies faster."""
+        why = self._cost(made)
+        if why:
+            self.ctx.skip("linear layer stored per edge", why, self.first)
+        return not why
 
-        In 16 bits the library multiplies faster than a tile, which computes in float32. One layer alone is left to it.
-        """
-        if value(self.first).dtype not in (torch.bfloat16, torch.float16) or made.states or made.message.depth() > 1:
-            return True
-        self.ctx.skip("linear layer stored per edge", "in 16 bits the library computes one layer faster", self.first)
-        return False
+    def _cost(self, made: _Draft) -> str:
+        """Returns why the region does not pay; empty if it does."""
+        nodes, first = made.message.builder.nodes, value(self.first)
+        device, widest = device_of(first.device), max(n.shape[1] for n in nodes)
+        most = device.widest_tile(first.dtype, bool(made.states))
+        layers = sum(n.op == "linear" and min(n.shape[1], nodes[n.args[0]].shape[1]) > 1 for n in nodes)
+        if widest > most:
+            return f"found a value of {widest} channels, a walk takes at most {most}"
+        if layers > device.most_tiled_layers:
+            return f"found {layers} layers, a walk pays for at most {device.most_tiled_layers}"
+        if not made.states and made.message.depth() <= 1 and not device.walks_one_layer(first.dtype):
+            return "the library computes one layer faster"
+        return ""
 
     def _others(self) -> list[fx.Node]:
         """Returns later reductions over the same edges."""

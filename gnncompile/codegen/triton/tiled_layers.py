@@ -1,0 +1,47 @@
+"""Shapes and types of the layers of a tiled region."""
+
+from __future__ import annotations
+
+from gnncompile.codegen.triton.tile import power_of_two
+from gnncompile.ir.region import SEED, Node, Region, Space
+
+NARROWEST = 16
+"""Fewest columns of a block, other than a single column: the least that ``tl.dot`` takes."""
+
+HALVES = ("bfloat16", "float16")
+
+
+def padded(length: int) -> int:
+    """Returns the columns of the block that holds this number of channels."""
+    return 1 if length == 1 else max(power_of_two(length), NARROWEST)
+
+
+def matrix(region: Region, node: Node) -> tuple[int, int]:
+    """Returns the rows and columns of the weights of a layer, or of the sum of an ``outer``."""
+    nodes = region.nodes
+    if node.op == "transposed":
+        return node.shape[1], nodes[node.args[1]].shape[1]
+    return nodes[node.args[0]].shape[1], node.shape[1]
+
+
+def is_product(region: Region, node: Node) -> bool:
+    """Whether a layer has several features and several channels. Others are sums or products of vectors."""
+    return min(matrix(region, node)) > 1
+
+
+def is_layer(region: Region, node: Node) -> bool:
+    """Whether a node is the product of a value per edge and a matrix of weights."""
+    return node.op in ("linear", "transposed") and is_product(region, node)
+
+
+def factor(region: Region) -> str:
+    """Returns the type of the factors of matrix products.
+
+    It is a type of 16 bits if all weights have this type or, in a region without weights, all tensors. It is float32,
+    whose products are computed in bfloat16 parts, or float64 otherwise.
+    """
+    if region.double:
+        return "float64"
+    floats = [n for n in region.inputs if not n.boolean and n.dtype != SEED]
+    types = {n.dtype for n in floats if n.space is Space.FEATURE} or {n.dtype for n in floats}
+    return types.pop() if len(types) == 1 and types <= {*HALVES} else "float32"

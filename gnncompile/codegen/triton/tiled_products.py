@@ -1,0 +1,38 @@
+"""Products over all edges, ``left.T @ right``: the gradients of the weights of layers on edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnncompile import tuning
+from gnncompile.codegen.gemm import launch
+from gnncompile.device import device_of
+
+
+def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Writes ``left.T @ right``.
+
+    Args:
+        left: ``[edges, rows]``, contiguous.
+        right: ``[edges, columns]``, contiguous, of the dtype of `left`.
+        out: ``[rows, columns]``, contiguous, of any floating dtype.
+    """
+    if _is_tuned(left, right):
+        found = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        launch.over_rows(launch.OverRows(left, right, found, None))
+    else:
+        found = left.t() @ right
+    if found is not out:
+        out.copy_(found)
+
+
+def _is_tuned(left: Tensor, right: Tensor) -> bool:
+    """Whether our product in bfloat16 parts is faster than the library's."""
+    return (
+        left.dtype is torch.float32
+        and device_of(left.device).has_tuned_products
+        and torch.backends.cuda.matmul.fp32_precision != "tf32"
+        and left.size(1) % 4 == right.size(1) % 4 == 0
+        and left.numel() * right.size(1) >= tuning.TILES.least_over_rows
+    )

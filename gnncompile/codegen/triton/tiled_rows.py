@@ -1,0 +1,117 @@
+"""Splits off what a tiled region computes per row, as regions that are not tiled.
+
+Such a region reads values per edge that the walk in tiles stores, and reduces them over the edges of each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.pointwise import POINTWISE
+from gnncompile.ir.reductions import REDUCTIONS
+from gnncompile.ir.region import LAYERS, Output, Region, Space
+
+ROW_RESULTS = (*REDUCTIONS, "ties")
+"""Operations that give a value per row from values per edge."""
+
+_COMPARING = ("reduce_max", "reduce_min", "ties", "softmax", "eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass
+class RowPart:
+    """Some outputs per row that are computed together.
+
+    Attributes:
+        outputs: Their positions among the outputs of the tiled region.
+        nodes: The nodes that the part computes.
+        leaves: The values per edge that the part reads from memory.
+        compares: Whether values are compared. Then leaves must not be rounded.
+    """
+
+    outputs: list[int]
+    nodes: set[int] = field(default_factory=set)
+    leaves: set[int] = field(default_factory=set)
+    compares: bool = False
+
+    def region(self, whole: Region, dtypes: dict[int, str]) -> Region:
+        """Returns the part as a region. Its tensors are those of the region `whole`, then the leaves in order."""
+        b, copies = Builder(whole.by, whole.whole), dict[int, int]()
+        leaves = sorted(self.leaves)
+        for i in sorted(self.nodes | self.leaves):
+            node = whole.nodes[i]
+            if i in self.leaves:
+                copies[i] = b.input(whole.count + leaves.index(i), Space.EDGE, node.shape, dtypes[i])
+            else:
+                copies[i] = b.emit(replace(node, args=tuple(copies[a] for a in node.args)))
+        outputs = [whole.outputs[k] for k in self.outputs]
+        return b.finish([Output(copies[out.node], out.dtype, out.trailing) for out in outputs])
+
+
+def row_parts(region: Region) -> list[RowPart]:
+    """Returns the parts of the outputs per row. Outputs that share a reduction are in one part."""
+    cutter, parts = _Cutter(region), list[RowPart]()
+    for k, out in enumerate(region.outputs):
+        if region.per_row(out):
+            part = cutter.part(k)
+            for other in [p for p in parts if cutter.shares(p, part)]:
+                parts.remove(other)
+                part = RowPart(
+                    [*other.outputs, *part.outputs],
+                    other.nodes | part.nodes,
+                    other.leaves | part.leaves,
+                    other.compares or part.compares,
+                )
+            parts.append(part)
+    return parts
+
+
+class _Cutter:
+    """Finds where the part of an output ends: at values behind layers, which the walk in tiles computes."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.nodes = region, region.nodes
+        self.layered, self.by_row = set[int](), set[int]()
+        self.near = set[int]()
+        """Values that follow from inputs and from outputs per edge, which are stored anyway."""
+        kept = {out.node for out in region.outputs if region.per_edge(out)}
+        for i, node in enumerate(region.nodes):
+            if node.op in LAYERS or not self.layered.isdisjoint(node.args):
+                self.layered.add(i)
+            if node.op in (*ROW_RESULTS, "softmax") or not self.by_row.isdisjoint(node.args):
+                self.by_row.add(i)
+            if i not in self.layered or i in kept or (node.op in POINTWISE and self.near.issuperset(node.args)):
+                self.near.add(i)
+        self.kept = kept & self.layered
+
+    def part(self, k: int) -> RowPart:
+        """Returns the part of one output."""
+        part = RowPart([k])
+        todo = [self.region.outputs[k].node]
+        while todo:
+            i = todo.pop()
+            if i in part.nodes or i in part.leaves:
+                continue
+            if self._is_leaf(i):
+                part.leaves.add(i)
+            else:
+                part.nodes.add(i)
+                todo.extend(self.nodes[i].args)
+        part.compares = any(self.nodes[i].op in _COMPARING for i in part.nodes)
+        return part
+
+    def shares(self, one: RowPart, other: RowPart) -> bool:
+        """Whether two parts reduce the same value."""
+        return any(self.nodes[i].op in (*ROW_RESULTS, "softmax") for i in one.nodes & other.nodes)
+
+    def _is_leaf(self, i: int) -> bool:
+        node = self.nodes[i]
+        if i not in self.layered or i in self.by_row:
+            return False
+        # A gradient finds a maximum again only if a walk computes it as well: kernels by rows round otherwise.
+        if node.op not in POINTWISE or i in self.kept or self.region.exact:
+            return True
+        if i in self.near:
+            return False
+        behind = [self.nodes[a].shape[1] for a in set(node.args) if a in self.layered]
+        return sum(behind) >= node.shape[1]
