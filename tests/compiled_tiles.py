@@ -54,6 +54,8 @@ def signature(plan: TiledPlan, names: list[str]) -> dict[str, str]:
     region = plan.region
     inputs = {int(n.value or 0): n.dtype for n in region.inputs}
     stored = {place: plan.stored[i] for i, place in plan.places.items()}
+    if region.double:  # walks take bools as numbers
+        inputs = {p: "float64" if dtype == "bool" else dtype for p, dtype in inputs.items()}
     stored |= {f"out{k}": o.dtype for k, o in enumerate(region.outputs)}
     found = {}
     for name in names:

@@ -148,6 +148,18 @@ def test_bools_dropout_and_ordered_rows() -> None:
     compare(b.finish(outputs), [*tensors, torch.randn(150), torch.randn(150)], walk)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bool_chooses_what_a_layer_reads(dtype: str) -> None:
+    """As Triton can't compile this for bools from memory in float64, walks take them as numbers there."""
+    make, (walk, _, _) = Maker(dtype), edges()
+    b, of = make.b, getattr(torch, dtype)
+    x = b.op("where", b.input(0, E, (1, 8), BOOL), b.input(1, E, (1, 8), dtype), b.const(2.0))
+    y = b.linear(x, b.input(2, W, (1, 8), dtype))
+    both = b.op("and", b.input(0, E, (1, 8), BOOL), b.op("gt", y, b.const(0)))
+    region = b.finish([Output(b.reduce("sum", y), dtype, (8,)), Output(both, BOOL, (8,))])
+    compare(region, [torch.rand(150, 8) < 0.5, torch.randn(150, 8, dtype=of), torch.randn(8, 8, dtype=of)], walk)
+
+
 @pytest.mark.parametrize("kept", ["bfloat16", "float32"])
 def test_rows_are_as_exact_as_their_type(kept: str) -> None:
     """A region with weights of 16 bits whose other values are float32 rounds the inputs of layers only."""

@@ -165,7 +165,7 @@ class TiledKernel:
             for i in self._temporaries().values()
         ]
         weights = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self._weights().items()]
-        given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *tensors]
+        given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
         for walk in self.walks:
             walk(given, rows, edges)
         self._write_products(given, outputs)
@@ -180,6 +180,12 @@ class TiledKernel:
         parts = torch.empty((3, *size), dtype=torch.bfloat16, device=weights.device)
         _split(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, *size), (False, block))
         return parts
+
+    def _without_bools(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the tensors that walks read. In float64, bools become numbers: see :attr:`TiledPlan.stored`."""
+        if not self._region.double:
+            return tensors
+        return [t.to(torch.float64) if t.dtype is torch.bool else t for t in tensors]
 
     def _write_products(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         nodes, edges = self._region.nodes, given[1].size(0)

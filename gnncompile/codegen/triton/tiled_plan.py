@@ -29,7 +29,9 @@ class TiledPlan:
         parts: The regions that compute the outputs per row.
         products: The sums over all edges that are products of two stored values.
         phases: The walks, in order.
-        stored: The dtype of each value per edge that is stored for other kernels or for a later walk.
+        stored: The dtype of each value per edge that is stored for other kernels or for a later walk. In float64, a
+            bool is stored as a number: Triton 3.6 and 3.7 can't compile a float64 product of a value that a bool from
+            memory has chosen.
         places: The name of the tensor of each stored value: an output ``out<position>``, or ``temp<node>``.
 
     Raises:
@@ -69,7 +71,6 @@ class TiledPlan:
         A factor is rounded to the type of factors. So is what gives rows of that type. Eager rounds them as well.
         """
         if self.region.nodes[i].boolean:
-            # Triton 3.6 can't compile a float64 product of a value that was chosen by a bool from memory.
             return self.region.compute if self.region.double else BOOL
         exact = any(i in part.leaves and self._is_exact(part) for part in self.parts)
         read = any(i in phase.loads and self._reads(phase, i) for phase in self.phases)
