@@ -151,6 +151,7 @@ def test_bools_dropout_and_ordered_rows() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_bool_chooses_what_a_layer_reads(dtype: str) -> None:
     """As Triton can't compile this for bools from memory in float64, walks take them as numbers there."""
+    torch.manual_seed(0)
     make, (walk, _, _) = Maker(dtype), edges()
     b, of = make.b, getattr(torch, dtype)
     x = b.op("where", b.input(0, E, (1, 8), BOOL), b.input(1, E, (1, 8), dtype), b.const(2.0))
@@ -163,6 +164,7 @@ def test_a_bool_chooses_what_a_layer_reads(dtype: str) -> None:
 @pytest.mark.parametrize("kept", ["bfloat16", "float32"])
 def test_rows_are_as_exact_as_their_type(kept: str) -> None:
     """A region with weights of 16 bits whose other values are float32 rounds the inputs of layers only."""
+    torch.manual_seed(0)
     make, (walk, _, _) = Maker("bfloat16"), edges()
     b = make.b
     y = b.op("add", make.layer(make.input(E, 8), 8, bias=False), b.input(2, E, (1, 8), "float32"))

@@ -17,7 +17,7 @@ from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, LAYERS, Region, Space, behind
+from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, LAYERS, SEED, Region, Space, behind
 
 
 class TiledPlan:
@@ -68,7 +68,7 @@ class TiledPlan:
     def _dtype(self, i: int) -> str:
         """Returns the type of a stored value.
 
-        A factor is rounded to the type of factors. So is what gives rows of that type. Eager rounds them as well.
+        A factor is rounded to the type of factors. So is what is reduced, if all tensors have that type.
         """
         if self.region.nodes[i].boolean:
             return self.region.compute if self.region.double else BOOL
@@ -77,8 +77,10 @@ class TiledPlan:
         return self.region.compute if exact or read or self.factor not in HALVES else self.factor
 
     def _is_exact(self, part: RowPart) -> bool:
-        """Whether a part must read values that are not rounded."""
-        return part.compares or any(self.region.outputs[k].dtype != self.factor for k in part.outputs)
+        """Whether a part must read values that are not rounded. Eager rounds them if all tensors have 16 bits."""
+        types = {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
+        types |= {self.region.outputs[k].dtype for k in part.outputs}
+        return part.compares or types != {self.factor}
 
     def _reads(self, phase: Phase, i: int) -> bool:
         """Whether a phase reads a value otherwise than as a factor."""
