@@ -104,6 +104,15 @@ class Device:
         return not self.has_streams or torch.cuda.get_device_capability(self.place) == tuning.TILES.capability
 
     @property
+    def multiplies_in_parts(self) -> bool:
+        """Whether float32 products should be computed as sums of bfloat16 products.
+
+        They are where that is faster, unless the user chose the less accurate TensorFloat32
+        (``torch.backends.cuda.matmul.fp32_precision``).
+        """
+        return self.has_tuned_products and torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+    @property
     def is_capturing(self) -> bool:
         """Whether the current stream's work goes into a CUDA graph.
 

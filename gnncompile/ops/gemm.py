@@ -25,15 +25,6 @@ MOST = 2**31
 """Limit of rows for our kernels, which count rows and the elements of a weight in int32."""
 
 
-def in_parts(device: torch.device) -> bool:
-    """Whether float32 products on a device should be computed as sums of bfloat16 products.
-
-    They are where that is faster, unless the user chose the less accurate TensorFloat32
-    (``torch.backends.cuda.matmul.fp32_precision``).
-    """
-    return device_of(device).has_tuned_products and torch.backends.cuda.matmul.fp32_precision != "tf32"
-
-
 def write_product(
     left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
 ) -> None:

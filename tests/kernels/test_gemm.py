@@ -20,6 +20,7 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 import gnncompile
 from gnncompile.codegen.gemm import launch
 from gnncompile.codegen.gemm.launch import OverRows
+from gnncompile.device import device_of
 from gnncompile.ops import gemm
 from gnncompile.options import DEFAULTS
 from gnncompile.passes.manager import run_post_grad
@@ -398,7 +399,7 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
         assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))
     with monkeypatch.context() as other:
         tune(other, capability=(1, 0))
-        assert gemm.in_parts(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)) == (DEVICE == "cpu")
+        assert device_of(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)).multiplies_in_parts == (DEVICE == "cpu")
     with monkeypatch.context() as small:
         tune(small, least_by_rows=2**30)
         assert BY_ROWS.search(_code_of())  # nobody knows how many rows there will be

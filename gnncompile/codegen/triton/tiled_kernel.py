@@ -64,9 +64,13 @@ class _Walk:
     def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
         """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
         programs = min(-(-edges // self.tile.edges), self.tile.programs * tuning.TILES.processors)
-        given[_SUMS] = sums = given[0].new_empty((programs, self._size), dtype=self._compute)
+        if self._sums:
+            given[_SUMS] = given[0].new_empty((programs, self._size), dtype=self._compute)
         self._kernel(programs, self._pick(given), (rows,), ())
-        total = sums.sum(0) if self._sums else sums
+        if self._sums:
+            self._write_sums(given[_SUMS].sum(0), given)
+
+    def _write_sums(self, total: Tensor, given: Sequence[Tensor]) -> None:
         for place, first in self._sums:
             given[place].view(-1).copy_(total[first : first + given[place].numel()])
 

@@ -103,6 +103,10 @@ class TiledPlan:
         found = sorted(i for i in set[int]().union(*(p.need for p in self.phases)) if is_layer(self.region, nodes[i]))
         return {i: f"{letter}{nodes[nodes[i].args[1]].value}" for i in found}
 
+    def layers_of(self, phase: Phase) -> list[int]:
+        """Returns the layers that a phase computes as products of matrices, in order."""
+        return [i for i in phase.need if i in self.layers and i not in phase.loads]
+
 
 def check(region: Region) -> None:
     """Checks that a tiled region can be expressed as Triton kernels.

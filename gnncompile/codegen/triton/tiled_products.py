@@ -31,8 +31,7 @@ def _is_tuned(left: Tensor, right: Tensor) -> bool:
     """Whether our product in bfloat16 parts is faster than the library's."""
     return (
         left.dtype is torch.float32
-        and device_of(left.device).has_tuned_products
-        and torch.backends.cuda.matmul.fp32_precision != "tf32"
+        and device_of(left.device).multiplies_in_parts
         and left.size(1) % 4 == right.size(1) % 4 == 0
         and left.numel() * right.size(1) >= tuning.TILES.least_over_rows
     )

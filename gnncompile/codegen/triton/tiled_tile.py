@@ -46,7 +46,7 @@ def choose_tiled_tile(plan: TiledPlan, phase: Phase) -> TiledTile:
     tiles, region = tuning.TILES, plan.region
     width = max((padded(region.nodes[i].shape[1]) for i in phase.need), default=1)
     wide = tiles.tiled_widest if region.exact else width * (2 if region.double else 1)
-    layers = [(plan.layers[i], region.nodes[i]) for i in phase.need if i in plan.layers and i not in phase.loads]
+    layers = [(plan.layers[i], region.nodes[i]) for i in plan.layers_of(phase)]
     weights = {(name, node.op, matrix(region, node)) for name, node in layers}
     size = sum(padded(rows) * padded(columns) for _, _, (rows, columns) in weights) * _BYTES.get(plan.factor, 2)
     tile = tuning.choice(tiles.tiled_halves if plan.factor in HALVES else tiles.tiled_floats, wide)

@@ -64,10 +64,6 @@ class TileValues:
             return "", []
         return f" + c{length}", [f"c{length}_in"] if padded(length) != length else []
 
-    def shape(self, length: int, rows: int | None = None) -> str:
-        """Returns the lengths of a block with this number of channels, as text."""
-        return f"[{self.tile.edges if rows is None else rows}, {padded(length)}]"
-
     # -- operands -------------------------------------------------------------------------------------------------
 
     def operand(self, i: int, bare: bool = False) -> str:
@@ -80,13 +76,12 @@ class TileValues:
         node = self.region.nodes[i]
         if node.space is not Space.PARAMETER and node.shape[1] == length:
             return self.operand(i)
-        return f"tl.broadcast_to({self.operand(i)}, {self.shape(length)})"
+        return f"tl.broadcast_to({self.operand(i)}, [{self.tile.edges}, {padded(length)}])"
 
-    def zeroed(self, i: int, length: int, edges: bool) -> str:
-        """Returns the same with zeros in padded columns and, if `edges`, in rows without an edge."""
-        masks = [*(["alive"] if edges else []), *self.columns(length)[1]]
-        value = self.edgewise(i, length)
-        return f"tl.where({' & '.join(masks)}, {value}, 0.0)" if masks else value
+    def zeroed(self, i: int, length: int) -> str:
+        """Returns the same with zeros in padded columns."""
+        masks, value = self.columns(length)[1], self.edgewise(i, length)
+        return f"tl.where({masks[0]}, {value}, 0.0)" if masks else value
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -211,7 +206,7 @@ class TileValues:
             masks = self.columns(taken)[1]
             product = f"tl.where({masks[0]}, {product}, 0.0)" if masks else product
             return f"tl.sum({product}, 1, keep_dims=True)"
-        x = self.zeroed(value, taken, edges=False)
+        x = self.zeroed(value, taken)
         if self.tile.keeps_weights:
             name = self.kept_weights(i)
             if self.plan.factor == "float32":
@@ -229,7 +224,7 @@ class TileValues:
     def keep_weights(self) -> None:
         """Writes the loads of weights that stay for all tiles."""
         done: set[str] = set()
-        for i in [i for i in self.phase.need if i in self.plan.layers and i not in self.phase.loads]:
+        for i in self.plan.layers_of(self.phase):
             name, node = self.kept_weights(i), self.region.nodes[i]
             if name in done:
                 continue

@@ -50,8 +50,7 @@ class TiledWriter(TileValues):
         self.parameters += sorted({plan.places[i] for i in phase.loads} - set(self.parameters))
 
     def _tensors(self) -> list[str]:
-        layers = [i for i in self.phase.need if i in self.plan.layers and i not in self.phase.loads]
-        weights = {self.plan.layers[i] for i in layers}
+        weights = {self.plan.layers[i] for i in self.plan.layers_of(self.phase)}
         parts = {int(name[1:]) for name in weights if name[0] == "w"}
         positions = {int(n.value or 0) for n in self.inputs}
         return [*(f"t{p}" for p in sorted(positions - parts)), *sorted(n for n in weights if n[0] == "w")]

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from gnncompile import tuning
-from gnncompile.ops.gemm import in_parts
+from gnncompile.device import device_of
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 NARROWEST = 16
@@ -123,7 +123,9 @@ def _fits(left: Any, right: Any) -> bool:
     if not is_tensor(left) or not is_tensor(right):
         return False
     one, other = value(left), value(right)
-    if one.dim() != 2 or one.dtype != torch.float32 or other.dtype != torch.float32 or not in_parts(one.device):
+    if one.dim() != 2 or one.dtype != torch.float32 or other.dtype != torch.float32:
+        return False
+    if not device_of(one.device).multiplies_in_parts:
         return False
     widths = one.shape[1], other.shape[1]
     if not all(isinstance(width, int) and width >= NARROWEST for width in widths):
