@@ -86,7 +86,7 @@ def patch_dynamic_reshape_indexer() -> None:
 
     Inductor compares the dimensions of both shapes. If two happen to be equal, as when a batch holds one graph, it
     guards on this. If they are not equal, it reshapes to one dimension and from there to the new shape. This works
-    unless a size is 0: each index is then computed on its own.
+    unless a size is 0, or all happen to be 1: each index is then computed on its own, from the position in memory.
     """
     reshape: Any = ir.View.dynamic_reshape_indexer.__func__  # type: ignore[attr-defined]
     check: Any = SizeVarAllocator.check_equals
@@ -98,8 +98,11 @@ def patch_dynamic_reshape_indexer() -> None:
         outer, _thread.strict = _thread.strict, True
         try:
             return reshape(cls, *args, **kwargs)
-        except (AssertionError, IndexError):  # that the shapes fit is asserted but not known, or a size is 0
-            _thread.strict = False
+        except (AssertionError, IndexError):
+            old, new = args[:2]
+            if V.graph.sizevars.statically_known_equals(utils.sympy_product(old), utils.sympy_product(new)):  # sizes of 0 or 1 happen to be equal
+                return _by_position(old, new)
+            _thread.strict = False  # that the shapes fit is asserted but not known
             return _reshaped(functools.partial(reshape, cls), *args, **kwargs)
         finally:
             _thread.strict = outer
@@ -126,7 +129,11 @@ def _reshaped(reshape: Callable[..., _Indices], old: Sequence[Any], new: Sequenc
     try:
         return reshape(old, new, *args)
     except (AssertionError, IndexError):
-        return lambda indices: _indices_at(_position(indices, new), old)
+        return _by_position(old, new)
+
+
+def _by_position(old: Sequence[Any], new: Sequence[Any]) -> _Indices:
+    return lambda indices: _indices_at(_position(indices, new), old)
 
 
 def _position(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:

@@ -104,14 +104,19 @@ RESHAPES: dict[str, Callable[..., Tensor]] = {
     "transposed": lambda x, index: (x.t().relu().reshape(-1) * 2).view(x.size(0), 4),
     "repeated": lambda x, index: x.repeat(1, 2).view(-1, 2).relu(),
     "heads": lambda x, index: x.view(-1, 2, 2).transpose(1, 2).relu().reshape(x.size(0), 4) + x,
+    "a product of columns": lambda x, index: x.unsqueeze(-1) @ x.new_ones(1, 3) + x.cumsum(-1).unsqueeze(-1) * 2,
 }
 
 
 @pytest.mark.parametrize("case", RESHAPES)
-def test_reshapes_of_no_rows(case: str, device: str):
-    """Inductor compares sizes of the first call while it works out a reshape: those of no rows it can't match."""
+@pytest.mark.parametrize("rows", [(0, 5, 1, 9), (1, 5, 0, 9)], ids=["none first", "one first"])
+def test_reshapes_of_few_rows(case: str, rows: tuple[int, ...], device: str):
+    """Inductor compares sizes of the first call while it works out a reshape: those of no rows it can't match.
+
+    Two sizes may both be 1 in the first call, and differ in the next.
+    """
     torch._dynamo.reset()
-    compare(RESHAPES[case], [(0, 4), (5, 4), (1, 4), (9, 4)], 1, device)
+    compare(RESHAPES[case], [(n, 4) for n in rows], 1, device)
 
 
 def test_no_rows_of_a_kernel_along_two_axes(device: str):
