@@ -100,7 +100,8 @@ def patch_dynamic_reshape_indexer() -> None:
             return reshape(cls, *args, **kwargs)
         except (AssertionError, IndexError):
             old, new = args[:2]
-            if V.graph.sizevars.statically_known_equals(utils.sympy_product(old), utils.sympy_product(new)):  # sizes of 0 or 1 happen to be equal
+            sizes = utils.sympy_product(old), utils.sympy_product(new)
+            if V.graph.sizevars.statically_known_equals(*sizes):  # dimensions of 0 or 1 happen to be equal
                 return _by_position(old, new)
             _thread.strict = False  # that the shapes fit is asserted but not known
             return _reshaped(functools.partial(reshape, cls), *args, **kwargs)

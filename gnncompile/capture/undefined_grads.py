@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gnncompile import _compat
@@ -54,22 +53,39 @@ def _with_history(tensor: Tensor) -> Tensor:
 
 
 def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset[int]], behind: set[int]) -> None:
-    found = [(m, s) for m, s in zip(made, sources, strict=True) if isinstance(m, Tensor) and m.grad_fn is not None]
-    nodes = {m.grad_fn for m, _ in found}
-    if len(nodes) != 1:  # none, or views of results, whose gradients take another path
+    given = [a for a in args if isinstance(a, Tensor)]
+    outside = {a.grad_fn for a in given} | {a._base.grad_fn for a in given if a._base is not None}
+    found = [(_origin(m, outside), s) for m, s in zip(made, sources, strict=True) if isinstance(m, Tensor)]
+    results = [(*origin, s) for origin, s in found if origin is not None]
+    nodes = {node for node, _, _ in results}
+    if len(nodes) != 1:  # no result has a gradient
         return
-    node: torch.autograd.graph.Node = nodes.pop()  # type: ignore[assignment]
+    node = nodes.pop()
     graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
     edges = [e for e, (following, _) in enumerate(node.next_functions) if following is not None]
     if len(graded) != len(edges):  # one tensor is two inputs
         return
     # Inputs with hooks are left out: a hook would be called with None, which eager never does.
     inputs = {e: k for e, k in zip(edges, graded, strict=True) if k in behind or not _compat.has_hooks(args[k])}
-    results = [(m.output_nr, s) for m, s in found]
+    reads: dict[int, frozenset[int]] = {}
+    for _, number, inputs_of_result in results:
+        reads[number] = reads.get(number, frozenset()) | inputs_of_result
 
     def leave_out(gradients: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Any:
-        reached = frozenset[int]().union(*(s for number, s in results if cotangents[number] is not None))
+        asked = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
+        if not all(number in reads for number in asked):  # a tensor that the model writes
+            return None
+        reached = frozenset[int]().union(*(reads[number] for number in asked))
         left_out = {e for e, k in inputs.items() if k not in reached}
         return tuple([None if e in left_out else gradient for e, gradient in enumerate(gradients)])
 
     node.register_hook(leave_out)
+
+
+def _origin(result: Tensor, outside: set[Any]) -> tuple[Any, int] | None:
+    """Returns the compiled graph's node and the number of its output that a result is, or is a view of.
+
+    None for an input or a view of one: it hangs on one of the nodes `outside` or on a leaf.
+    """
+    whole = result._base if result._base is not None else result
+    return None if whole.grad_fn is None or whole.grad_fn in outside else (whole.grad_fn, whole.output_nr)

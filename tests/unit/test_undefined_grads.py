@@ -119,30 +119,35 @@ class Keeps(nn.Module):
 
     mean: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, beside: str = "nothing") -> None:
         super().__init__()
+        self.beside = beside
         self.linear = nn.Linear(6, 6)
         self.register_buffer("mean", torch.zeros(6))
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, ...]:
         h = self.linear(x)
         self.mean = 0.9 * self.mean + 0.1 * h.mean(0)
-        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+        summed = torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+        beside = {"a view of an input": x[:, :2], "an input": x, "a view of a result": summed.view(-1, 2, 3)}
+        return (summed, beside[self.beside]) if self.beside in beside else (summed,)
 
 
 @pytest.mark.parametrize("through", [False, True])
-def test_a_model_keeps_a_result_with_its_history(device: str, through: bool) -> None:
+@pytest.mark.parametrize("beside", ["nothing", "an input", "a view of an input", "a view of a result"])
+def test_a_model_keeps_a_result_with_its_history(device: str, through: bool, beside: str) -> None:
     """Each call's backward is its own; where the kept result is differentiated, the calls before are gone through."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    eager = Keeps().double().to(device)
+    eager = Keeps(beside).double().to(device)
     ours = copy.deepcopy(eager)
     compiled = gnncompile.compile(ours, options={"inductor": device != "cpu"})
     for sizes in ((12, 40), (7, 0), (1, 0), (5, 9)):
         x, edge_index = graph(device, *sizes)
         for model, run in ((eager, eager), (ours, compiled)):
             model.zero_grad()
-            total = run(x, edge_index).square().sum()
+            given = x.clone().requires_grad_() * 1  # has a history of its own, as what a layer makes
+            total = torch.stack([result.square().sum() for result in run(given, edge_index)]).sum()
             if through:
                 total.backward(retain_graph=True)
                 model.mean.square().sum().backward(retain_graph=True)
