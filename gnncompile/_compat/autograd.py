@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -106,9 +107,24 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
     def as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(gm.forward)
 
+    def backward_as_traced(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in gm.graph.find_nodes(op="call_function", target=operator.truediv):
+            node.target = _quotient
+        gm.recompile()
+        return as_traced(gm, inputs)
+
     with told_apart():
         written_out = {**get_decompositions(_NORMALISE), **OF_NO_ROWS}
-        return aot_autograd(fw_compiler=as_traced, bw_compiler=as_traced, decompositions=written_out)(gm, inputs)
+        made = aot_autograd(fw_compiler=as_traced, bw_compiler=backward_as_traced, decompositions=written_out)
+        return made(gm, inputs)
+
+
+def _quotient(dividend: float, divisor: float) -> float:
+    """Divides two numbers as torch's derivatives do in C++, where a division by zero gives infinity or NaN.
+
+    The derivative of ``var`` divides by the number of rows less one.
+    """
+    return dividend / divisor if divisor else dividend * math.copysign(math.inf, divisor)
 
 
 def _batch_norm_backward(

@@ -41,6 +41,7 @@ from gnncompile.substitutes import data, decompositions, sparse
 from gnncompile.substitutes.nn import layers
 from gnncompile.substitutes.registry import FUNCTIONS, METHODS, substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
+from gnncompile.substitutes.self_loops import loop_attributes
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -180,7 +181,6 @@ def add_remaining_self_loops(
     Existing self loops are marked dead, and their attribute moves to the new loop of their node.
     """
     number = fill_value is None or isinstance(fill_value, (int, float))
-    # If a node has several self loops, the last one's attribute counts. In PyG on a GPU the choice is undefined.
     if capturing() != MASKED or not is_edge_list(edge_index) or num_nodes is None or not number:
         return _add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     alive = edge_index[0] != edge_index[1]
@@ -189,16 +189,8 @@ def add_remaining_self_loops(
     full = torch.cat([kept, torch.stack([nodes, nodes])], dim=1)
     if edge_attr is None:
         return full, None
-    loops = edge_attr.new_full((num_nodes, *edge_attr.shape[1:]), 1.0 if fill_value is None else fill_value)
-    place = torch.arange(edge_index.size(1), device=edge_index.device, dtype=edge_index.dtype)
-    padded = torch.cat([place.new_full((num_nodes,), -1), torch.where(alive, place.new_full((1,), -1), place)])
-    owner = torch.cat([nodes, edge_index[0]])
-    last = place.new_full((num_nodes,), -1).scatter_reduce(0, owner, padded, "amax", include_self=True)
-    shape = [-1] + [1] * (edge_attr.dim() - 1)
-    # A zero row after the attributes keeps the look-up in range for nodes without a loop, and for graphs without edges.
-    behind = torch.cat([edge_attr, edge_attr.new_zeros((1, *edge_attr.shape[1:]))])
-    found = behind.index_select(0, torch.where(last < 0, place.new_full((1,), 1) * edge_index.size(1), last))
-    return full, torch.cat([edge_attr, torch.where((last < 0).view(shape), loops, found)])
+    loops = loop_attributes(edge_index, edge_attr, 1.0 if fill_value is None else fill_value, num_nodes)
+    return full, torch.cat([edge_attr, loops])
 
 
 def _while_capturing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:

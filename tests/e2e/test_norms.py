@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -111,6 +112,21 @@ def test_no_rows_of_a_standard_deviation(device: str):
     """Torch's gradient of one over all dimensions asks whether there are any elements."""
     with light():
         compare(lambda: pyg.LayerNorm(C), True, device, graphs=2)
+
+
+class Spread(nn.Module):
+    """A variance and a standard deviation over all rows. Their gradients divide by the number of rows less one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.var(0) + (2 * x).std(0)
+
+
+@pytest.mark.parametrize("inductor", [False, True])
+def test_variances_of_one_row(inductor: bool, device: str):
+    """They are NaN, as in eager."""
+    torch._dynamo.reset()
+    with nullcontext() if inductor else light():
+        compare(Spread, True, device, (5, 1, 0, 7))
 
 
 @pytest.mark.parametrize("sizes", [SIZES, SIZES[1:]])

@@ -18,6 +18,7 @@ from torch_geometric.utils import scatter, softmax
 from gnncompile._compat import copy_of
 from gnncompile.substitutes.registry import substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
+from gnncompile.substitutes.self_loops import loop_attributes
 from gnncompile.substitutes.utils import merged
 
 _augment_adj = copy_of(GraphUNet.augment_adj)
@@ -95,7 +96,7 @@ def augment_adj(self: Any, edge_index: Any, edge_weight: Tensor, num_nodes: int)
 def with_loops(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: Any) -> tuple[Tensor, Tensor | None]:
     """See :func:`torch_geometric.utils.add_remaining_self_loops`; new loops have weight 1.
 
-    Edges are removed, not masked, which costs a look at the data. If a node has several loops, the last one counts.
+    Edges are removed, not masked, which costs a look at the data.
     """
     row, col = edge_index[0], edge_index[1]
     kept = (row != col).nonzero().view(-1)
@@ -103,9 +104,7 @@ def with_loops(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: Any) -
     full = torch.cat([edge_index.index_select(1, kept), torch.stack([nodes, nodes])], dim=1)
     if edge_weight is None:
         return full, None
-    place = torch.where(row == col, torch.arange(1, row.size(0) + 1, device=row.device), 0)
-    last = torch.zeros_like(nodes).scatter_reduce(0, row, place, "amax", include_self=True)
-    loops = torch.cat([edge_weight.new_ones(1), edge_weight]).index_select(0, last)
+    loops = loop_attributes(edge_index, edge_weight, 1.0, num_nodes)
     return full, torch.cat([edge_weight.index_select(0, kept), loops])
 
 
