@@ -97,6 +97,11 @@ class Device:
         return not self.runs_triton and dtype not in HALVES
 
     @property
+    def small_product(self) -> int:
+        """Most multiplications per matrix of a product of many matrices that is written out."""
+        return tuning.TILES.small_product if self.runs_triton else tuning.TILES.small_product_on_cpu
+
+    @property
     def has_tuned_products(self) -> bool:
         """Whether our float32 products are faster than the library's. Triton's interpreter runs ours, for tests."""
         if not self.runs_triton:

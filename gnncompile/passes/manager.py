@@ -22,6 +22,7 @@ from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.post_grad import (
     delay_row_sums,
+    expand_small_products,
     fuse_epilogue,
     fuse_gemm_pairs,
     gemm_epilogue,
@@ -119,6 +120,7 @@ PRE_GRAD: tuple[Pass, ...] = (
 """These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
 
 POST_GRAD: tuple[Pass, ...] = (
+    _after(expand_small_products),
     _after(round_compared),
     _after(fuse_epilogue, "epilogues"),
     _after(gemm_epilogue, "epilogues"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import fx
 
+from gnncompile import tuning
 from gnncompile.ir.region import LAYERS, behind
 from gnncompile.passes.analysis import aten, is_tensor, own, value
 from gnncompile.passes.context import Context
@@ -39,10 +41,11 @@ class TiledMessage(Message):
         return {node: at for (node, _), at in self.known.items() if self.builder.nodes[at].op != "input"}
 
     def depth(self) -> int:
-        """Returns the most layers one behind the other."""
+        """Returns the most layers one behind the other. Narrow ones do not count: their rows cost little to store."""
         depths: list[int] = []
         for node in self.builder.nodes:
-            depths.append(max((depths[a] for a in node.args), default=0) + (node.op in LAYERS))
+            counts = node.op in LAYERS and math.prod(node.shape) >= tuning.TILES.layer_width
+            depths.append(max((depths[a] for a in node.args), default=0) + counts)
         return max(depths, default=0)
 
     def has_layer(self, at: int) -> bool:
