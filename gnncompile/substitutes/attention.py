@@ -37,26 +37,28 @@ def attention_forward(
         return _ordinary(
             self, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
-    mask = _mask(key_padding_mask, attn_mask, query)
+    inputs = [given if self.batch_first else given.transpose(0, 1) for given in (query, key, value)]
+    mask = _mask(key_padding_mask, attn_mask, inputs[0], inputs[1].size(1))
     separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
     weights = self.in_proj_weight.chunk(3) if self._qkv_same_embed_dim else separate
     biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
     q, k, v = (
-        F.linear(given if self.batch_first else given.transpose(0, 1), weight, bias).unsqueeze(1)
-        for given, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        F.linear(given, weight, bias).unsqueeze(1) for given, weight, bias in zip(inputs, weights, biases, strict=True)
     )
     found = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0).squeeze(1)
     found = F.linear(found, self.out_proj.weight, self.out_proj.bias)
     return found if self.batch_first else found.transpose(0, 1), None
 
 
-def _mask(of_keys: Tensor | None, of_pairs: Tensor | None, query: Tensor) -> Tensor:
+def _mask(of_keys: Tensor | None, of_pairs: Tensor | None, query: Tensor, keys: int) -> Tensor:
     """Returns the sum of both masks, which are added to the weights, with an axis for the head."""
+    batch, rows = query.shape[:2]
     masks = []
     if of_keys is not None:
-        masks.append(_added(of_keys, query)[:, None, None])
+        masks.append(_added(of_keys, query).view(batch, 1, 1, keys))
     if of_pairs is not None:
-        masks.append(_added(of_pairs, query)[:, None] if of_pairs.dim() == 3 else _added(of_pairs, query))
+        added = _added(of_pairs, query)
+        masks.append(added.view(batch, 1, rows, keys) if added.dim() == 3 else added)
     return masks[0] if len(masks) == 1 else masks[0] + masks[1]
 
 

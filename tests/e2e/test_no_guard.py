@@ -200,6 +200,16 @@ def test_attention_with_one_head_that_is_left_alone(call: dict[str, Any], kwargs
     assert not found.wrong and not found.breaks, found
 
 
+@pytest.mark.usefixtures("_light")
+def test_attention_with_one_head_refuses_the_mask_of_another_batch():
+    attention = nn.MultiheadAttention(CHANNELS, 1, batch_first=True)
+    x = torch.randn(3, 5, CHANNELS)
+    for mask in ({"key_padding_mask": torch.zeros(1, 5) > 0}, {"attn_mask": torch.zeros(1, 5, 5) > 0}):
+        for fn in (attention, gnncompile.compile(attention)):
+            with pytest.raises((RuntimeError, AssertionError)):
+                fn(x, x, x, need_weights=False, **mask)
+
+
 class Recurrent(nn.Module):
     """A recurrent layer over the edges as one sequence, of which every node starts one more."""
 
