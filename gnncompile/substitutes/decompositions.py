@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,8 +83,45 @@ def batch_norm(
     return out
 
 
+def variance(
+    ordinary: Callable[..., Tensor], x: Tensor, dims: Sequence[int] | None, unbiased: bool, keepdim: bool, root: bool
+) -> Tensor:
+    """See :func:`torch.var` and, if `root`, :func:`torch.std`.
+
+    Their gradients compare the number of values with the correction, or divide by the difference on the host. Here the
+    device divides.
+    """
+    dims = list(dims) if dims else list(range(x.dim()))
+    values: Any = math.prod(x.shape[dim] for dim in dims)
+    if isinstance(values, int) or not (x.is_floating_point() and x.requires_grad):
+        return ordinary()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = (wide - wide.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    freedom = torch.full((), values, dtype=wide.dtype, device=x.device) - int(unbiased)
+    found = squares / freedom.clamp(min=0)
+    if root:  # the gradient of equal values is 0
+        equal = found == 0
+        found = torch.where(equal, found.detach(), torch.where(equal, 1, found).sqrt())
+    return found.to(x.dtype)
+
+
+def _decompose_variance(kind: Any, root: bool) -> None:
+    def of_all(ordinary: Callable[..., Tensor], x: Tensor, unbiased: bool = True) -> Tensor:
+        return variance(partial(ordinary, x, unbiased), x, None, unbiased, False, root)
+
+    def of_dims(
+        ordinary: Callable[..., Tensor], x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False
+    ) -> Tensor:
+        return variance(partial(ordinary, x, dim, unbiased, keepdim), x, dim, unbiased, keepdim, root)
+
+    _compat.decompose(kind.default, of_all)
+    _compat.decompose(kind.dim, of_dims)
+
+
 def install() -> None:
     """Registers the decompositions with torch."""
     _compat.decompose(aten.cdist.default, cdist)
     _compat.decompose(aten.scaled_dot_product_attention.default, attention)
     _compat.decompose(aten.batch_norm.default, batch_norm)
+    _decompose_variance(aten.var, root=False)
+    _decompose_variance(aten.std, root=True)

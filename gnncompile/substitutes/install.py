@@ -25,6 +25,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.nn import WLConv
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
+import gnncompile.substitutes.attention
 import gnncompile.substitutes.embedding
 import gnncompile.substitutes.nn.aggr
 import gnncompile.substitutes.nn.conv.film

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
+from torch_geometric.utils import to_dense_batch
 
 import gnncompile
 from gnncompile.capture.compile import callable_of
@@ -96,12 +97,117 @@ def test_what_torch_decides_by_sizes(fn: Callable[[Tensor, Tensor, Tensor], Tens
     one_capture(fn)
 
 
+Spread = Callable[[Tensor], Tensor]
+"""A function of rows whose number may be 0 or 1."""
+
+SPREADS: dict[str, Spread] = {
+    "std of all": lambda rows: rows.std(),
+    "std of all, biased": lambda rows: rows.std(unbiased=False),
+    "std of all, corrected": lambda rows: rows.std(correction=0),
+    "var of all": lambda rows: rows.var(unbiased=False),
+    "std of rows": lambda rows: torch.std(rows, 0),
+    "var of rows": lambda rows: rows.var(0, keepdim=True),
+    "var of both axes, corrected": lambda rows: torch.var(rows, dim=(0, -1), correction=1, keepdim=True),
+    "std of equal values": lambda rows: (rows * 0 + 2).std(unbiased=False),
+    "var of features": lambda rows: rows.var(-1).sum(),
+    "var corrected by two": lambda rows: torch.cat([rows, rows.new_ones(3, CHANNELS)]).var(0, correction=2),
+}
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("spread", SPREADS)
+def test_spreads_of_no_row_and_of_one(spread: str):
+    """Torch's gradients compare the number of values with the correction, or divide by the difference on the host."""
+    one_capture(lambda x, edge_index, weight: x * SPREADS[spread]((x @ weight[0])[edge_index[0]]))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_spreads_by_inductor():
+    fn = SPREADS["std of all"]
+    found = check(Case("a spread", lambda: Layer(lambda x, e, w: x * fn((x @ w[0])[e[0]]))), inductor=True)
+    assert found.passes, found
+
+
 def test_other_distances_are_as_they_are():
     x = torch.randn(5, 3)
     for p in (1.0, float("inf")):
         fn = functools.partial(torch.cdist, p=p)
         torch.testing.assert_close(torch.compile(fn, fullgraph=True, backend="aot_eager")(x, x), fn(x, x))
         torch.testing.assert_close(gnncompile.compile(lambda x, f=fn: f(x, x))(x), fn(x, x))
+
+
+class OneHead(nn.Module):
+    """Attention over graphs as dense batches, with one head.
+
+    Args:
+        call: The masks of the call, and other arguments, for the mask of the nodes that are there.
+        kwargs: Arguments of the attention.
+    """
+
+    def __init__(self, call: Callable[[Tensor], dict[str, Any]], **kwargs: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(CHANNELS, 1, **kwargs)
+        self.call = call
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        dense, there = to_dense_batch(x, batch)
+        keys = (dense if self.attention._qkv_same_embed_dim else dense[..., :3]).sin()
+        given = [dense, keys, keys] if self.attention.batch_first else [t.transpose(0, 1) for t in (dense, keys, keys)]
+        out = self.attention(*given, **{"need_weights": False, **self.call(there)})[0]
+        return (out if self.attention.batch_first else out.transpose(0, 1))[there]  # type: ignore[no-any-return]
+
+
+def of_pairs(there: Tensor) -> Tensor:
+    """A mask for each graph: a node does not attend to nodes after it."""
+    return torch.ones(there.size(1), there.size(1), dtype=torch.bool).triu(1).expand(there.size(0), -1, -1)
+
+
+def added(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask, -2.0)
+
+
+MASKS: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+    "of keys": lambda there: {"key_padding_mask": ~there},
+    "of pairs": lambda there: {"attn_mask": of_pairs(there)},
+    "of both": lambda there: {"key_padding_mask": ~there, "attn_mask": of_pairs(there)},
+    "of keys and of all pairs": lambda there: {"key_padding_mask": ~there, "attn_mask": of_pairs(there)[0]},
+    "of numbers": lambda there: {"key_padding_mask": added(~there), "attn_mask": added(of_pairs(there))},
+}
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize(
+    "kwargs", [{"batch_first": True}, {"bias": False}, {"kdim": 3, "vdim": 3, "batch_first": True}], ids=str
+)
+def test_attention_with_one_head(kwargs: dict[str, Any], masks: str):
+    """Torch asks whether the first size of a mask is 1, which is the number of graphs."""
+    for inference in (False, True):
+        found = check(Case("one head", lambda: OneHead(MASKS[masks], **kwargs), ("x", "batch")), inference)
+        assert found.passes, found
+
+
+@pytest.mark.usefixtures("_light")
+@pytest.mark.parametrize(
+    ("call", "kwargs"),
+    [({"need_weights": True}, {}), ({}, {"add_bias_kv": True}), ({}, {"add_zero_attn": True})],
+    ids=str,
+)
+def test_attention_with_one_head_that_is_left_alone(call: dict[str, Any], kwargs: dict[str, Any]):
+    make = functools.partial(OneHead, lambda there: {"key_padding_mask": ~there, **call}, batch_first=True, **kwargs)
+    found = check(Case("one head", make, ("x", "batch")))
+    assert not found.wrong and not found.breaks, found
+
+
+@pytest.mark.usefixtures("_light")
+def test_attention_with_one_head_refuses_the_mask_of_another_batch():
+    attention = nn.MultiheadAttention(CHANNELS, 1, batch_first=True)
+    x = torch.randn(3, 5, CHANNELS)
+    for mask in ({"key_padding_mask": torch.zeros(1, 5) > 0}, {"attn_mask": torch.zeros(1, 5, 5) > 0}):
+        for fn in (attention, gnncompile.compile(attention)):
+            with pytest.raises((RuntimeError, AssertionError)):
+                fn(x, x, x, need_weights=False, **mask)
 
 
 class Recurrent(nn.Module):

@@ -2,8 +2,9 @@
 
 Before: ``x[idx]``, ``index_select(x, -2, idx)``, ``gather(x, 0, idx.expand_as(x))``; ``x[edge_index][0]``; ``x[mask]``,
         ``e[:, mask]``; ``zeros.scatter_add_(0, idx.expand_as(m), m)``, ``x.index_add_(0, idx, m)``, ``scatter_reduce``,
-        ``index_reduce``, ``zeros.index_put_([idx], m, accumulate=True)``
-After:  ``index_select(x, 0, idx)``, where ``idx`` may be ``nonzero(mask)``; ``segment_reduce(m, idx, n, reduce)``
+        ``index_reduce``, ``zeros.index_put_([idx], m, accumulate=True)``; ``x.std(0, correction=0)``
+After:  ``index_select(x, 0, idx)``, where ``idx`` may be ``nonzero(mask)``; ``segment_reduce(m, idx, n, reduce)``;
+        ``x.std(0, unbiased=False)``
 Why it pays: region forming has one pattern to match, and the host waits only once for the size that a mask selects.
 """
 
@@ -171,6 +172,19 @@ def _repetition(ctx: Context, node: fx.Node) -> fx.Node | None:
     return new
 
 
+def _variance(ctx: Context, node: fx.Node) -> fx.Node | None:
+    """Returns a variance or its root with a correction of 0 or 1 as the operation that torch composes. Else None."""
+    if node.target not in (aten.var.correction, aten.std.correction):
+        return None
+    correction = node.kwargs.get("correction")
+    correction = 1 if correction is None else correction
+    if correction not in (0, 1):
+        return None
+    of_dims = aten.var.dim if node.target is aten.var.correction else aten.std.dim
+    source, dims = (*node.args, None)[:2]
+    return ctx.call(of_dims, source, dims, correction == 1, node.kwargs.get("keepdim", False), like=node)
+
+
 def _meta(node: fx.Node) -> dict[str, Any]:
     kept: dict[str, Any] = {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
     return {**kept, "origins": origins(node)}
@@ -336,4 +350,4 @@ def _is_zero(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] in (0, 0.0, False)
 
 
-_RULES = (_gather, _selection, _repetition, _segments, _reduction)
+_RULES = (_gather, _selection, _repetition, _segments, _reduction, _variance)
