@@ -157,6 +157,9 @@ def _check_masks(ctx: Context) -> None:
     masked = MaskedEdges(ctx)
     for node in ctx.graph.nodes:
         sources = [n for n in node.all_input_nodes if n in masked]
+        counting = masked.counted(node) if node.op == "output" else None
+        if counting is not None:
+            raise _counted("a number of edges", counting)
         if node.target is own.mark_dead.default:
             masked.add(node)
         elif not sources:

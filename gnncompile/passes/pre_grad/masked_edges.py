@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +67,27 @@ class MaskedEdges:
             self._alive[edges.mask] = self.ctx.call(aten.select.int, places, 1, 0, like=node)
         return self.ctx.call(aten.index_select.default, node, edges.axis, self._alive[edges.mask], like=node)
 
+    def counted(self, output: fx.Node) -> fx.Node | None:
+        """Returns a node that counts dead edges by the size of a masked tensor, or None.
+
+        The size is returned or computed with, or is that of a result without a mask. A size that a graph without masked
+        results may have from its inputs, the number of edges, is not suspected.
+        """
+        returned = [self.found[n] for n in output.all_input_nodes if n in self.found]
+        joined = [one for one in self.found.values() if one is not None and one.mask[0] == "cat"]
+        sizes = {_key(one.size): one.size for one in (*returned, *joined) if one is not None}
+        if not sizes:
+            return None
+        for node in output.all_input_nodes:
+            shape = () if node in self.found else getattr(node.meta.get("val"), "shape", ())
+            if any(_key(size) in sizes for size in shape if isinstance(size, torch.SymInt)):
+                return node
+        for node in self.ctx.graph.nodes:
+            size = node.meta.get("val")
+            if isinstance(size, torch.SymInt) and _key(size) in sizes and any(map(_computes, _readers(node))):
+                return node  # type: ignore[no-any-return]
+        return None
+
     def _marked(self, node: fx.Node) -> Edges | None:
         rows: Any = node.args[0]
         alive: Any = node.args[1]
@@ -100,7 +122,7 @@ class MaskedEdges:
             edges = self.found.get(part)  # type: ignore[arg-type]
             if edges is None:
                 size = value(part).shape[axis]  # type: ignore[arg-type]
-                key = size.node.expr if isinstance(size, torch.SymInt) else size
+                key = _key(size)
                 self._unmasked.setdefault(key, (part, axis))  # type: ignore[arg-type]
                 masks.append(("all", key))
             elif edges.axis != axis:
@@ -128,3 +150,21 @@ def _placed(node: fx.Node, mask: Mask, size: Any) -> Edges:
     made = value(node)
     axes = [axis for axis, length in enumerate(getattr(made, "shape", ())) if same_size(length, size)]
     return Edges(mask, size, axes[0] if len(axes) == 1 else None)
+
+
+def _key(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _readers(size: fx.Node) -> Iterator[fx.Node]:
+    """Yields the operations that read a size, or a number computed from it."""
+    for user in size.users:
+        if isinstance(user.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a reader of a size uses it as a number, not as the shape of a result."""
+    return node.op == "output" or torch.Tag.pointwise in getattr(node.target, "tags", ())
