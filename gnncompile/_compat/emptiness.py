@@ -12,7 +12,7 @@ import torch
 import torch._dynamo.symbolic_convert as symbolic_convert
 from torch import fx
 from torch._dynamo.variables.tensor import SymNodeVariable
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.dynamo import calling_file
@@ -79,6 +79,28 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
     guard: Any = getattr(symbolic_convert, "guard_bool", None)  # called by an `if` on a size
     if guard is not None:
         symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
+    _patch_answers(left_alone)
+
+
+def _patch_answers(left_alone: Callable[[str], bool]) -> None:
+    """Answers a library's question whether a data-dependent size is 0. Torch would break the graph there."""
+    answer = SymNodeVariable.evaluate_expr
+
+    def watched(self: Any, *args: Any) -> Any:
+        found = _if_not_empty(self.sym_num) if compiling.calls and not compiling.empty_is_special else None
+        return answer(self, *args) if found is None or not left_alone(calling_file(skip="")) else found
+
+    SymNodeVariable.evaluate_expr = watched  # type: ignore[method-assign,assignment]
+
+
+def _if_not_empty(question: Any) -> bool | None:
+    """The answer to whether a data-dependent size is 0 for a size that is not; None for other questions.
+
+    Torch has no answer. For other sizes it would assume that they are positive.
+    """
+    asked = question.node.expr if isinstance(question, torch.SymBool) else None
+    is_zero = isinstance(asked, (sympy.Eq, sympy.Ne)) and 0 in asked.args and free_unbacked_symbols(asked)
+    return isinstance(asked, sympy.Ne) if is_zero else None
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)

@@ -273,7 +273,7 @@ def test_dropout_in_training_is_random():
 
 @pytest.mark.usefixtures("_light")
 def test_attention_weights_are_returned():
-    """The edges with self loops removed are wanted themselves: the model is captured again with exact sizes."""
+    """The edges with self loops removed are wanted themselves: one graph returns them for all sizes."""
     model = GATConv(CHANNELS, 4, heads=2)
     compiled = gnncompile.compile(model)
     for size in [(12, 40), (7, 0), (9, 20)]:
@@ -283,7 +283,7 @@ def test_attention_weights_are_returned():
         assert torch.equal(edges, expected_edges)
         torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(alpha, expected_alpha, rtol=2e-5, atol=2e-5)
-    assert "the output" in callable_of(compiled).backend.notes[0].what
+    assert len(callable_of(compiled).backend.captured) == 1 and not callable_of(compiled).backend.notes
 
 
 class Pooling(nn.Module):

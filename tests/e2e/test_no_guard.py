@@ -270,11 +270,12 @@ def test_layers_that_compare_sizes_or_look_at_data(name: str):
     assert found.passes, found
 
 
-def one_graph_over_groups(model: nn.Module, groups: int | None = None) -> None:
+def one_graph_over_groups(model: nn.Module, groups: int | None = None, heads: tuple[int, ...] = ()) -> None:
     compiled = gnncompile.compile(model)
     for index in ([0, 0, 1, 1, 1, 3], [0, 1, 1], [0, 0, 1, 2], *([] if groups else [[0]])):
-        x, rows = torch.randn(len(index), 3), torch.tensor(index)
-        torch.testing.assert_close(compiled(x, rows, dim_size=groups), model(x, rows, dim_size=groups))
+        x, rows = torch.randn(len(index), *heads, 3), torch.tensor(index)
+        found, expected = (m(x, rows, dim_size=groups, dim=-x.dim()) for m in (compiled, model))
+        torch.testing.assert_close(found, expected)
     assert graphs(compiled) == 1
 
 
@@ -283,6 +284,7 @@ def one_graph_over_groups(model: nn.Module, groups: int | None = None) -> None:
 def test_quantiles(interpolation: str):
     one_graph_over_groups(pyg.aggr.QuantileAggregation([0.2, 0.9], interpolation, fill_value=7.0))
     one_graph_over_groups(pyg.aggr.QuantileAggregation(0.4, interpolation), groups=4)
+    one_graph_over_groups(pyg.aggr.QuantileAggregation([0.2, 0.9], interpolation), groups=4, heads=(2,))
 
 
 @pytest.mark.usefixtures("_light")

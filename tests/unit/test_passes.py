@@ -332,7 +332,6 @@ def test_masked_softmax_that_is_not_fused():
 
 READERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean over edges": lambda x, e: x - x[e[0]].mean(0),
-    "edges are returned": lambda x, e: x[e[0]],
     "sort": lambda x, e: x[e[1].sort().values].sum(0),
 }
 

@@ -21,6 +21,7 @@ from gnncompile.passes.analysis import aten, drop_unused, is_one, mutates, own, 
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import user_line
 from gnncompile.passes.pointwise import POINTWISE
+from gnncompile.passes.pre_grad.masked_edges import MaskedEdges
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
 _MARKERS = (own.segment_reduce.default, own.segment_softmax.default)
@@ -149,46 +150,71 @@ def _say_who_lives(ctx: Context, node: fx.Node) -> None:
 
 
 def _check_masks(ctx: Context) -> None:
-    """Follows masked edge tensors. Raises Recapture at an operation that would mix dead edges with live ones."""
-    tainted: set[fx.Node] = set()
+    """Follows masked edge tensors, and takes the dead edges out of results.
+
+    Raises Recapture at an operation that would mix dead edges with live ones.
+    """
+    masked = MaskedEdges(ctx)
     for node in ctx.graph.nodes:
-        sources = [n for n in node.all_input_nodes if n in tainted]
+        sources = [n for n in node.all_input_nodes if n in masked]
+        counting = masked.counted(node) if node.op == "output" else None
+        if counting is not None:
+            raise _counted("a number of edges", counting)
         if node.target is own.mark_dead.default:
-            tainted.add(node)
-        elif sources and not _safe(node, tainted):
-            reason = "reads edges whose removed self loops are only masked; captured with exact sizes"
-            what = "the output" if node.op == "output" else str(node.target)
-            raise _compat.Recapture(_compat.Setting.SELF_LOOPS, "exact", reason, what, user_line(sources[0]))
-        elif sources and not _ends_mask(node):
-            tainted.add(node)
+            masked.add(node)
+        elif not sources:
+            continue
+        elif node.op == "output":
+            _take_out_dead(ctx, node, masked)
+        elif not _safe(node, masked):
+            raise _counted(str(node.target), sources[0])
+        elif not _ends_mask(node):
+            masked.add(node)
 
 
-def _safe(node: fx.Node, tainted: set[fx.Node]) -> bool:
-    if node.op == "output":
-        return False
+def _take_out_dead(ctx: Context, output: fx.Node, masked: MaskedEdges) -> None:
+    """Makes a graph return its masked edge tensors without their dead edges."""
+    taken: dict[fx.Node, fx.Node] = {}
+    with ctx.graph.inserting_before(output):
+        for node in output.all_input_nodes:
+            if node not in masked:
+                continue
+            live = None if ctx.padded is not None else masked.without_dead(node)
+            if live is None:
+                raise _counted("the output", node)
+            taken[node] = live
+    output.args = fx.map_arg(output.args, lambda n: taken.get(n, n))
+
+
+def _counted(what: str, edges: fx.Node) -> _compat.Recapture:
+    reason = "reads edges whose removed self loops are only masked; captured with exact sizes"
+    return _compat.Recapture(_compat.Setting.SELF_LOOPS, "exact", reason, what, user_line(edges))
+
+
+def _safe(node: fx.Node, masked: MaskedEdges) -> bool:
     if node.target is aten.cat.default:
         return True  # appending edges, or features to them, keeps a row per edge
     if node.target in (aten.linear.default, aten.mm.default):
-        return not any(n in tainted for n in node.all_input_nodes if n is not node.args[0])
+        return not any(n in masked for n in node.all_input_nodes if n is not node.args[0])
     if node.target is aten.index_select.default:
-        return node.args[0] not in tainted
+        return node.args[0] not in masked
     if node.target in (aten.softmax.int, aten.log_softmax.int):
         axis: Any = node.args[1]
         return bool(axis % value(node).dim() != 0)
     if node.target in (aten.matmul.default, aten.bmm.default):
         second: Any = node.args[1]
-        return _all_keep_rows(node, tainted) and not (second in tainted and value(second).dim() < 3)
+        return _all_keep_rows(node, masked) and not (second in masked and value(second).dim() < 3)
     if node.target in _ALONG:
         return _leaves_first_axis(node)
     if torch.Tag.pointwise in getattr(node.target, "tags", ()) and not mutates(node):
-        return _all_keep_rows(node, tainted)
+        return _all_keep_rows(node, masked)
     return node.target in _ROWWISE or node.target in _FILLS
 
 
-def _all_keep_rows(node: fx.Node, tainted: set[fx.Node]) -> bool:
-    """Whether all tainted arguments have the rows of the result: no argument is broadcast or reduced."""
+def _all_keep_rows(node: fx.Node, masked: MaskedEdges) -> bool:
+    """Whether all masked arguments have the rows of the result: no argument is broadcast or reduced."""
     rows = value(node).shape
-    found = [value(n).shape for n in node.all_input_nodes if n in tainted]
+    found = [value(n).shape for n in node.all_input_nodes if n in masked]
     return all(len(f) == len(rows) > 0 and same_size(f[0], rows[0]) for f in found)
 
 

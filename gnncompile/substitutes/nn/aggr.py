@@ -83,8 +83,9 @@ def quantile_forward(
     dim: int = -2,
 ) -> Any:
     """See :class:`torch_geometric.nn.aggr.QuantileAggregation`; rows per segment are counted by a segment reduction."""
-    if index is None or dim_size is None or x.dim() != 2 or dim not in (-2, 0):
+    if index is None or dim_size is None or x.dim() < 2 or dim not in (-x.dim(), 0):
         return _quantile_forward(self, x, index, ptr, dim_size, dim)
+    features, x = x.shape[1:], x.flatten(1)
     count, first = sizes_and_starts(index, dim_size)
     place = (self.q * (count - 1) + first.clamp(max=x.size(0) - 1)).t().reshape(-1)
     x, by_value = torch.sort(x, dim=0)
@@ -100,7 +101,7 @@ def quantile_forward(
     points = self.q.numel()
     empty = (count == 0).unsqueeze(1).expand(-1, points).reshape(-1, 1)
     found = found.masked_fill(empty, self.fill_value)
-    return found if points == 1 else found.view(dim_size, -1)
+    return found.view(dim_size, points * features[0], *features[1:])
 
 
 @substitute(EquilibriumAggregation.forward)
