@@ -50,6 +50,8 @@ def run(model: nn.Module, called: Any, name: str, inputs: tuple[torch.Tensor, ..
 @pytest.mark.parametrize("name", LAYERS)
 def test_weights_of_several_loops_at_a_node(name: str, device: str) -> None:
     """One loop's weight counts; the gradient goes to all of them, as eager's assignment gives it."""
+    if name == "ASAPooling" and torch.__version__ < "2.12":
+        pytest.skip("a selection by a data-dependent size breaks the graph")
     torch.manual_seed(0)
     eager = LAYERS[name]().double().to(device)
     ours = copy.deepcopy(eager)

@@ -134,7 +134,8 @@ def test_rows_and_columns_are_summed_at_once_where_there_are_many(rows: int, dty
     compiled = gnncompile.compile(lambda x: ((x * x).sum(0), (x * 2).sum(1)))
     x = torch.randn(rows, 64, device="cuda", dtype=dtype)
     before = metrics.codegen_mix_order_reduction
-    found = compiled(x)
+    with torch._inductor.config.patch(force_disable_caches=True):  # code for few rows serves many as well
+        found = compiled(x)
     at_once = metrics.codegen_mix_order_reduction - before
     assert at_once == (rows == 200_000 and dtype is torch.float32)
     torch.testing.assert_close(found, ((x * x).sum(0), (x * 2).sum(1)), rtol=1e-4, atol=1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
@@ -48,8 +48,17 @@ def run(product: Callable[[Tensor, Tensor], Tensor], given: tuple[Tensor, Tensor
     return [found.double() for found in (out.detach(), *grads)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("name", PRODUCTS)
+CASES = [(name, torch.float64) for name in PRODUCTS] + [("matmul", torch.float32), ("einsum", torch.bfloat16)]
+
+
+@pytest.fixture(autouse=True)
+def no_caches() -> Iterator[None]:
+    """What these tests patch is no part of the keys of Inductor's caches."""
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_products(name: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers and gradients are those of float64, for any number of matrices."""
     torch._dynamo.reset()
