@@ -41,11 +41,24 @@ def run(ctx: Context) -> None:
             forming.softmax(node)
     dropout.settle(ctx)
     for node in list(ctx.graph.nodes):
-        if node.target is aten.linear.default and node.args[0].target in POINTWISE:
+        if _reads_rows(node):
             forming.arithmetic(node.args[0])
     for node in list(ctx.graph.nodes):
         if node.target is aten.index_select.default and forming.feeds_regions(node):
             forming.gather(node)
+
+
+_PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.slice.Tensor)
+
+
+def _reads_rows(node: fx.Node) -> bool:
+    """Whether a node is a linear layer of arithmetic, or takes columns of it. No region takes such a node in."""
+    if node.target in _PARTS:
+        dim = node.args[1:2] if node.target is aten.slice.Tensor else node.args[2:3]
+        columns = bool(dim) and dim[0] in (1, -1)
+    else:
+        columns = node.target is aten.linear.default
+    return columns and bool(node.users) and node.args[0].target in POINTWISE  # type: ignore[union-attr]
 
 
 class _Forming:
@@ -79,7 +92,7 @@ class _Forming:
         node.replace_all_uses_with(new)
 
     def arithmetic(self, node: fx.Node) -> None:
-        """Replaces arithmetic on gathered rows, read by a linear layer per edge, by a region that stores its rows.
+        """Replaces arithmetic on gathered rows, which is stored for what reads it, by a region that stores its rows.
 
         The gradient becomes a walk by each end of the edges instead of additions with atomics.
         """

@@ -1,0 +1,64 @@
+"""Rows of edges that are computed from gathered rows and then cut into columns: a region stores them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gnncompile
+from tests.harness import light
+
+CUTS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "split": lambda rows: rows.split(4, dim=-1),  # type: ignore[dict-item,return-value]
+    "split by sizes": lambda rows: rows.split([3, 5], dim=1),  # type: ignore[dict-item,return-value]
+    "chunk": lambda rows: rows.chunk(2, dim=1),  # type: ignore[dict-item,return-value]
+    "slices": lambda rows: (rows[:, :3], rows[:, 3:]),
+}
+
+
+class Messages(nn.Module):
+    """Messages of two parts, as those of PaiNN: one is summed as it is, the other along a direction of each edge."""
+
+    def __init__(self, cut: str) -> None:
+        super().__init__()
+        self.cut, self.filter = CUTS[cut], nn.Linear(3, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, away: Tensor) -> Tensor:
+        source, destination = edge_index
+        one, other = self.cut(x[source] * self.filter(away))
+        plain = x.new_zeros(x.size(0), one.size(1)).index_add(0, destination, one)
+        along = other.unsqueeze(1) * away.unsqueeze(2)
+        return torch.cat([plain, x.new_zeros(x.size(0), *along.shape[1:]).index_add(0, destination, along).sum(1)], 1)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_parts_of_messages(cut: str, device: str) -> None:
+    torch.manual_seed(0)
+    eager = Messages(cut).double().to(device)
+    ours = copy.deepcopy(eager)
+    with light():
+        compiled = gnncompile.compile(ours)
+        for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
+            edge_index = torch.randint(nodes, (2, edges), device=device)
+            given = [torch.randn(n, m, dtype=torch.float64, device=device) for n, m in ((nodes, 8), (edges, 3))]
+            found = []
+            for model, called in ((eager, eager), (ours, compiled)):
+                x, away = (t.clone().requires_grad_() for t in given)
+                model.zero_grad()
+                out = called(x, edge_index, away)
+                (out * torch.arange(out.numel(), device=device).view_as(out).cos()).sum().backward()
+                found.append([out.detach(), x.grad, away.grad, *(p.grad for p in model.parameters())])
+            torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_gradients_of_the_gathered_rows_are_sums_of_a_region(cut: str) -> None:
+    """The gather is part of a region, so its gradient is a walk by source, without atomics."""
+    edge_index = torch.randint(6, (2, 20))
+    x, away = torch.randn(6, 8, requires_grad=True), torch.randn(20, 3, requires_grad=True)
+    report = gnncompile.explain(Messages(cut), x, edge_index, away)
+    assert any("gather of 1x8" in str(line) for line in str(report).splitlines())
