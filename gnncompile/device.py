@@ -99,7 +99,7 @@ class Device:
     @property
     def small_product(self) -> int:
         """Most multiplications per matrix of a product of many matrices that is written out."""
-        return tuning.TILES.small_product if self.runs_triton else tuning.TILES.small_product_on_cpu
+        return tuning.TILES.small_product if self.runs_triton else tuning.LOOPS.small_product
 
     @property
     def has_tuned_products(self) -> bool:

@@ -10,54 +10,14 @@ To tune for another kind of device, measure (``python -m benchmarks tiles``), an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from gnncompile.tile_sizes import ProductTile, Step, WalkTile
 
 _T = TypeVar("_T")
 
 Choices = tuple[tuple[int, int], ...]
 """Pairs of a size and the choice from this size on, in ascending order: see :func:`choice`."""
-
-
-class Step(NamedTuple):
-    """A step of a Triton program that walks one row.
-
-    Attributes:
-        elements: Elements of the step's tile for each warp.
-        stages: Triton's ``num_stages``: the loads of a step are issued ``stages - 1`` steps ahead.
-    """
-
-    elements: int
-    stages: int
-
-
-class WalkTile(NamedTuple):
-    """The work of a program that walks edges in tiles.
-
-    Attributes:
-        edges: Edges of a tile, a power of two. With 64 and more, Triton multiplies by Hopper's ``wgmma``.
-        warps: Warps of the program.
-        programs: Programs that a multiprocessor runs at a time.
-    """
-
-    edges: int
-    warps: int
-    programs: int
-
-
-class ProductTile(NamedTuple):
-    """The size of the work of one program that computes a product with a weight.
-
-    Attributes:
-        rows: Rows of the result that a program computes.
-        columns: Columns of the result that a program computes.
-        depth: Columns of the left matrix that a step reads.
-        stages: Triton's ``num_stages``: a step's loads are issued ``stages - 1`` steps ahead.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    stages: int
 
 
 @dataclass(frozen=True)
@@ -287,11 +247,7 @@ class TileTable:
     # -- products of many small matrices (passes/post_grad/expand_small_products.py) -----------------------------------
 
     small_product: int
-    """Most multiplications per matrix of a product that is written out, on a GPU."""
-
-    small_product_on_cpu: int
-    """The same on a CPU. Measured with 40,000 matrices: of 3 x 3, written out 1.5 ms and by the library 2.9 ms, in
-    float32; from 256 multiplications on, the library is as fast or faster."""
+    """Most multiplications per matrix of a product that is written out."""
 
     # -- float32 products on tensor cores (codegen/gemm, ops/gemm.py, passes/post_grad/lower_gemm.py) ------------------
 
@@ -391,6 +347,10 @@ class LoopTable:
     serial_work: int
     """Feature elements below which a thread costs more time than it saves."""
 
+    small_product: int
+    """Most multiplications per matrix of a product of many matrices that is written out. With 256, the library is as
+    fast. Measured."""
+
 
 H200 = TileTable(
     warps=((0, 1), (512, 2), (1024, 4), (4096, 8)),
@@ -460,7 +420,6 @@ H200 = TileTable(
     layer_width=16,
     layer_weights=8192,
     small_product=4096,
-    small_product_on_cpu=64,
     capability=(9, 0),
     processors=132,
     least_over_rows=2**25,
@@ -495,6 +454,7 @@ XEON = LoopTable(
     shares=64,
     tile_edges=128,
     serial_work=2**14,
+    small_product=64,
 )
 """Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``."""
 

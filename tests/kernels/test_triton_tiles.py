@@ -17,7 +17,7 @@ from gnncompile.ir import reference
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import BITS, BOOL, SEED, Output, Region, Space
 from gnncompile.ir.verify import verify
-from gnncompile.tuning import WalkTile
+from gnncompile.tile_sizes import WalkTile
 from tests.graphs import layout
 from tests.harness import tune
 from tests.tiled_regions import REGIONS, D, E, Maker, P, S, W

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gnncompile
+from gnncompile import tuning
 from gnncompile.passes.post_grad import expand_small_products
 from tests.harness import tune
 
@@ -62,7 +64,7 @@ def no_caches() -> Iterator[None]:
 def test_products(name: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers and gradients are those of float64, for any number of matrices."""
     torch._dynamo.reset()
-    tune(monkeypatch, small_product=4096, small_product_on_cpu=4096)
+    monkeypatch.setattr(tuning, "LOOPS", replace(tuning.LOOPS, small_product=4096))
     product, left, right = PRODUCTS[name]
     shaped = Shaped(product, left, right)
     compiled = gnncompile.compile(shaped)
@@ -82,7 +84,7 @@ def test_large_products_are_left_to_the_library(
     sizes: tuple[int, int, int], expands: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    tune(monkeypatch, small_product=64, small_product_on_cpu=64)
+    tune(monkeypatch, small_product=64)
     rows, inner, columns = sizes
     compiled = gnncompile.compile(Shaped(torch.matmul, (rows, inner), (inner, columns)))
     with mock.patch.object(expand_small_products, "_expand", wraps=expand_small_products._expand) as expanded:

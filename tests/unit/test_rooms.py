@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
-    ("exc", "tuning"),
+    ("exc", "tile_sizes"),
+    ("tuning",),
     ("device",),
     ("_compat", "debug_dir", "testing"),
     ("options", "ir"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.gemm import kernels
 from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.tile_sizes import ProductTile
 
 _split = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
 _sums = Kernel(kernels.sums, num_warps=tuning.TILES.short_warps)
@@ -56,7 +57,7 @@ def by_rows(
 
 
 @lru_cache(maxsize=2)
-def _by_rows(tile: tuning.ProductTile) -> Kernel:
+def _by_rows(tile: ProductTile) -> Kernel:
     return Kernel(kernels.by_rows, num_warps=tuning.TILES.product_warps, num_stages=tile.stages)
 
 
@@ -74,7 +75,7 @@ class _Term(NamedTuple):
     constants: tuple[int, bool, str]
 
 
-def _term(left: Tensor, right: Tensor, tile: tuning.ProductTile, split: bool) -> _Term:
+def _term(left: Tensor, right: Tensor, tile: ProductTile, split: bool) -> _Term:
     """Returns the arguments for one product. `split` says whether the weight is split beforehand."""
     depth, columns = right.shape
     transposed = not right.is_contiguous()

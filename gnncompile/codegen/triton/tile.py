@@ -24,6 +24,7 @@ from gnncompile.codegen.triton.costs import (
 from gnncompile.codegen.triton.plan import Schedule
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.region import LAYERS, Region
+from gnncompile.tile_sizes import Step
 
 T = TypeVar("T")
 
@@ -84,6 +85,16 @@ def _shares_heads(region: Region, plan: Schedule) -> bool:
     return wide and region.grid[0] > 1 and dots_per_edge(region, plan) and not joined and not packs(region)
 
 
+def _sums_heads(region: Region) -> bool:
+    """Whether a region sums rows with several heads, without a softmax. One warp is then fastest, however wide they are.
+
+    More warps take different edges or heads of a step, and Triton joins their parts through shared memory in each step.
+    With 20,000 rows of 9 x 64 channels and 400,000 edges, four warps took 1.2 to 4.2 ms on an H100, one 0.15 to 0.76.
+    """
+    plain = not any(n.op in LAYERS for n in region.nodes) and not packs(region)
+    return region.grid[0] > 1 and not region.softmaxes and plain
+
+
 def warps_of(width: int) -> int:
     """Returns the number of warps of a program that has `width` elements of an edge."""
     return tuning.choice(tuning.TILES.warps, width)
@@ -121,6 +132,8 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         needed = power_of_two(-(-sums(region) // tiles.edge_sums))
         num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
         return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
+    if num_warps > 1 and not shared and _sums_heads(region):
+        return Tile(1, 2 if dots_per_edge(region, plan) else 1, channels, 1)
     rows = _rows(region, plan, width)
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
@@ -164,7 +177,7 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
     return tiles.elements_of_several_softmaxes
 
 
-def _step(region: Region, plan: Schedule, width: int) -> tuning.Step:
+def _step(region: Region, plan: Schedule, width: int) -> Step:
     """Returns the step of a program that walks one row.
 
     More edges per step hide more latency. But they take registers, so fewer rows run at the same time, and those would
@@ -189,7 +202,7 @@ def _step(region: Region, plan: Schedule, width: int) -> tuning.Step:
     return tiles.step_of_one_head if one_head else tiles.step
 
 
-def _step_of_heads(region: Region, plan: Schedule) -> tuning.Step:
+def _step_of_heads(region: Region, plan: Schedule) -> Step:
     """The same if several wide rows are gathered, or channels are reduced, as in attention with several heads."""
     if region.grid[0] > 1 and not _shares_heads(region, plan):
         if region.softmaxes:

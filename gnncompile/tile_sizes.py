@@ -1,0 +1,47 @@
+"""The sizes of the tiles and steps of Triton programs, which :mod:`gnncompile.tuning` has numbers for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """A step of a Triton program that walks one row.
+
+    Attributes:
+        elements: Elements of the step's tile for each warp.
+        stages: Triton's ``num_stages``: the loads of a step are issued ``stages - 1`` steps ahead.
+    """
+
+    elements: int
+    stages: int
+
+
+class WalkTile(NamedTuple):
+    """The work of a program that walks edges in tiles.
+
+    Attributes:
+        edges: Edges of a tile, a power of two. With 64 and more, Triton multiplies by Hopper's ``wgmma``.
+        warps: Warps of the program.
+        programs: Programs that a multiprocessor runs at a time.
+    """
+
+    edges: int
+    warps: int
+    programs: int
+
+
+class ProductTile(NamedTuple):
+    """The size of the work of one program that computes a product with a weight.
+
+    Attributes:
+        rows: Rows of the result that a program computes.
+        columns: Columns of the result that a program computes.
+        depth: Columns of the left matrix that a step reads.
+        stages: Triton's ``num_stages``: a step's loads are issued ``stages - 1`` steps ahead.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
