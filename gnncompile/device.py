@@ -12,6 +12,7 @@ import torch
 from gnncompile import tuning
 
 HALVES = (torch.bfloat16, torch.float16)
+"""The floating-point types of 16 bits."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
 def _quotient(dividend: float, divisor: float) -> float:
     """Divides two numbers as torch's derivatives do in C++, where a division by zero gives infinity or NaN.
 
-    The derivative of ``var`` divides by the number of rows less one.
+    The derivative of ``var_mean`` divides by the number of rows less one.
     """
     return dividend / divisor if divisor else dividend * math.copysign(math.inf, divisor)
 

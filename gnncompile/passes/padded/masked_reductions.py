@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_HALF = (torch.float16, torch.bfloat16)
+from gnncompile.device import HALVES
 
 
 def cleared(x: Tensor, mask: Tensor, fill: float | bool = 0) -> Tensor:
@@ -23,7 +23,7 @@ def total(x: Tensor, mask: Tensor, dims: list[int], keepdim: bool, dtype: torch.
 def mean(x: Tensor, mask: Tensor, number: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """Returns the mean of the valid rows; `number` counts them, or the valid pairs of padded rows and columns."""
     others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
-    wide = x.float() if x.dtype in _HALF else x
+    wide = x.float() if x.dtype in HALVES else x
     return (cleared(wide, mask).sum(dims, keepdim) / (number.to(wide.dtype) * others)).to(x.dtype)
 
 
@@ -32,7 +32,7 @@ def variance(
 ) -> Tensor:
     """Returns the variance of the valid rows, or its square root if `root`."""
     others = math.prod(x.shape[d] for d in dims if mask.shape[d] == 1)
-    wide = x.float() if x.dtype in _HALF else x
+    wide = x.float() if x.dtype in HALVES else x
     many = number.to(wide.dtype) * others
     centre = cleared(wide, mask).sum(dims, True) / many
     found = cleared(wide - centre, mask).square().sum(dims, keepdim) / (many - correction).clamp(min=0)
@@ -56,7 +56,7 @@ def batch_norm(
     """
     dims = [0, *range(2, x.dim())]
     shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
-    wide = x.float() if x.dtype in _HALF else x
+    wide = x.float() if x.dtype in HALVES else x
     many = number.clamp(min=1).to(wide.dtype) * math.prod(x.shape[2:])
     centre = cleared(wide, mask).sum(dims) / many
     centred = wide - centre.view(shape)

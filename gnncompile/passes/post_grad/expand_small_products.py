@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.device import device_of
+from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import aten, known_size, own, value
 
 _CONVERT = torch.ops.prims.convert_element_type.default
-_LOW = (torch.bfloat16, torch.float16)
 
 
 def run(graph: fx.Graph) -> None:
@@ -49,7 +48,7 @@ def _expand(graph: fx.Graph, product: fx.Node, stored: dict[fx.Node, fx.Node]) -
     left, right = _factors(product)
     batch, rows, inner = value(left).shape
     columns, dtype = value(right).shape[2], value(product).dtype
-    wide = torch.float32 if dtype in _LOW else dtype
+    wide = torch.float32 if dtype in HALVES else dtype
 
     def call(target: Any, shape: tuple[Any, ...], *args: Any, dtype: torch.dtype = wide) -> fx.Node:
         made = graph.call_function(target, args)

@@ -9,13 +9,12 @@ maximum: no value is equal, and the gradient is 0 / 0.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
+from gnncompile.device import HALVES
 from gnncompile.passes.analysis import aten, is_tensor, own, value
 
 _TESTS = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
-_LOW = (torch.bfloat16, torch.float16)
 
 
 def run(graph: fx.Graph) -> None:
@@ -32,7 +31,7 @@ def run(graph: fx.Graph) -> None:
 
 def _is_computed(node: fx.Node) -> bool:
     """Whether a node may be computed in a higher precision than that of its dtype."""
-    return node.op == "call_function" and is_tensor(node) and value(node).dtype in _LOW
+    return node.op == "call_function" and is_tensor(node) and value(node).dtype in HALVES
 
 
 def _round(graph: fx.Graph, node: fx.Node) -> fx.Node:
