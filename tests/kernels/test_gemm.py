@@ -441,6 +441,20 @@ def test_a_sum_waits_for_two_products_in_one(on_tensor_cores: None):
     assert order.index(own.sum_of_products.default) < order.index(own.sums_over_rows.default)
 
 
+def test_the_view_that_is_kept_may_be_the_transpose(on_tensor_cores: None):
+    def gradients(kept: Tensor, dy: Tensor) -> Tensor:
+        return torch.mm(kept, dy)
+
+    own = torch.ops.gnncompile
+    given = torch.randn(70, 16, device=DEVICE).t(), torch.randn(70, 32, device=DEVICE)
+    gm = make_fx(gradients, tracing_mode="fake")(*given)
+    run_post_grad(gm.graph, DEFAULTS)
+    gm.graph.lint()
+    gm.recompile()
+    torch.testing.assert_close(gm(*given), gradients(*given), rtol=1e-5, atol=1e-5)
+    assert gm.graph.find_nodes(op="call_function", target=own.product_over_rows.default)
+
+
 def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.utils.counters.clear()
     rows: list[int] = []

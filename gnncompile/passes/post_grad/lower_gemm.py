@@ -58,8 +58,8 @@ def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
-    transposed, right = node.args
-    left = _before_transposing(transposed)
+    right = node.args[1]
+    left = _before_transposing(graph, node)
     if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not is_packed(value(right)):
         return
     columns = value(right).shape[1]
@@ -158,10 +158,20 @@ def _is_written_by_us(matrix: Any) -> bool:
     return made_by.target in (own.product.default, own.region.default)
 
 
-def _before_transposing(node: Any) -> fx.Node | None:
-    """Returns the matrix that a node transposes, or None if the node is no transpose."""
-    if not is_tensor(node) or value(node).dim() != 2:
+def _before_transposing(graph: fx.Graph, product: fx.Node) -> fx.Node | None:
+    """Returns the matrix whose transpose a product multiplies from the left; None if it multiplies no transpose.
+
+    A placeholder may be a transpose. The partitioner keeps one view of a matrix for the backward, and that may be the
+    transposed one. The matrix is then a view of the placeholder.
+    """
+    left: Any = product.args[0]
+    if not is_tensor(left):
         return None
-    if node.target is aten.permute.default and [dim % 2 for dim in node.args[1]] == [1, 0]:
-        return node.args[0]  # type: ignore[no-any-return]
-    return node.args[0] if node.target is aten.t.default else None
+    if left.op == "placeholder" and is_packed(value(left).t()):
+        with graph.inserting_before(product):
+            matrix = graph.call_function(aten.permute.default, (left, [1, 0]))
+        matrix.meta["val"] = value(left).t()
+        return matrix
+    if left.target is aten.permute.default and [dim % 2 for dim in left.args[1]] == [1, 0]:
+        return left.args[0]  # type: ignore[no-any-return]
+    return left.args[0] if left.target is aten.t.default else None
