@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases.names import refuse_unknown
 from benchmarks.reporting import tables
 from benchmarks.reporting.readme_tables import number
 from benchmarks.reporting.stored import CASE, Record, Stored
@@ -22,6 +23,7 @@ HELP = "shows what got slower from one file of results to another"
 
 QUANTITIES = {
     "median_ms": "ms",
+    "device_ms": "device ms",
     "us": "us",
     "step_ms": "step ms",
     "loop_ms": "loop ms",
@@ -62,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", type=Path, help="JSON of results of the same benchmark, later")
     parser.add_argument("--threshold", type=float, default=1.1, help="worse is beyond it (default: %(default)s)")
     parser.add_argument("--rows", help="comma-separated names of rows (default: all)")
+    parser.add_argument("--quantities", help=f"comma-separated, of: {', '.join(QUANTITIES.values())} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on standard output")
 
 
@@ -70,13 +73,19 @@ def run(args: argparse.Namespace) -> int:
     if not args.threshold >= 1:
         print(f"error: --threshold: got {args.threshold:g}, expected 1 or more", file=sys.stderr)
         return 2
+    quantities = args.quantities.split(",") if args.quantities else list(QUANTITIES.values())
     try:
+        refuse_unknown("--quantities", quantities, list(QUANTITIES.values()))
         before, after = Stored(args.before), Stored(args.after)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     names = args.rows.split(",") if args.rows else None
-    changes = compare(before.rows, after.rows, args.threshold, names)
+    changes = [
+        change
+        for change in compare(before.rows, after.rows, args.threshold, names)
+        if change.quantity in quantities or change.quantity not in QUANTITIES.values()  # a row that fails or is gone
+    ]
     if not any(change.ratio is not None for change in changes):
         print("error: the files have no row in common; expected two of one benchmark", file=sys.stderr)
         return 2

@@ -46,13 +46,18 @@ class Options:
 
 @dataclass
 class Row:
-    """The outcome of one variant; only rows whose `status` is `ok` have a time."""
+    """The outcome of one variant; only rows whose `status` is `ok` have a time.
+
+    Attributes:
+        device_ms: on a GPU, the time of a step on the device alone, without the host's time to launch it.
+    """
 
     variant: Variant
     status: str = "ok"  # or WRONG or FAILED
     message: str = ""
     verdict: Verdict | None = None
     timing: measure.Timing | None = None
+    device_ms: float | None = None
     memory: measure.Memory | None = None
     first_s: float | None = None  # the first step, compilation included
     graphs: int | None = None
@@ -62,7 +67,8 @@ class Row:
 
     def fail(self, status: str, message: str) -> None:
         """Marks the row as wrong or failed, and drops its measurements."""
-        self.status, self.message, self.timing, self.memory = status, message, None, None
+        self.status, self.message = status, message
+        self.timing = self.device_ms = self.memory = None
 
 
 def run_case(
@@ -187,6 +193,7 @@ def _time(
         options.warmup,
         on_round=lambda done: progress(f"timing: round {done} of {options.rounds}"),
     )
+    alone = measure.queued(steps, device) if device.type == "cuda" else {}
     for row in rows:
         step = steps.get(row.variant.name)
         if step is None:
@@ -195,6 +202,7 @@ def _time(
         verdict = reference.check(step.results())
         if verdict.ok:
             row.timing = timings[row.variant.name]
+            row.device_ms = alone[row.variant.name].median if alone else None
         else:
             row.fail("WRONG", f"after timing: {verdict}")
 

@@ -267,6 +267,14 @@ def test_guide_refuses_unknown_names(capsys):
 
 
 @pytest.mark.gpu
+def test_rows_of_a_gpu_have_the_time_of_the_device():
+    device = torch.device("cuda")
+    eager = [variant for variant in for_device(device) if variant.name == "eager"]
+    (row,) = comparison.run_case(tiny_case(), eager, device, OPTIONS, lambda text: None)
+    assert row.timing is not None and row.device_ms is not None and row.device_ms > 0
+
+
+@pytest.mark.gpu
 def test_sync_check_sees_a_sync():
     device = torch.device("cuda")
     x = torch.ones(3, device=device)

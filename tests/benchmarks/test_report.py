@@ -136,6 +136,7 @@ def write(path: Path, rows: list[dict[str, Any]], **facts: str) -> str:
         (row("a", 1.0, peak_mib=10.0), row("a", 1.0, peak_mib=12.0), "worse"),
         (row("a", 1.0, peak_mib=-3.0), row("a", 1.0, peak_mib=12.0), "same"),
         (row("a", None, us=7.0), row("a", None, us=70.0), "worse"),
+        (row("a", 1.0, device_ms=0.5), row("a", 1.0, device_ms=0.6), "worse"),
     ],
 )
 def test_what_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str], before: Any, after: Any, verdict: str):
@@ -149,6 +150,17 @@ def test_what_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str], befo
     found = [change["verdict"] for change in json.loads(capsys.readouterr().out) if change["row"] == "a"]
     assert found[0] == verdict
     assert __main__.main(["compare", *files, "--threshold", "100"]) == int(after["status"] != "ok")
+
+
+def test_chosen_quantities(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = write(tmp_path / "a.json", [row("a", 1.0, device_ms=0.5), row("b", 1.0)])
+    second = write(tmp_path / "b.json", [row("a", 2.0, device_ms=0.5), row("b", None, status="WRONG")])
+    assert __main__.main(["compare", first, second, "--quantities", "device ms", "--rows", "a"]) == 0
+    assert __main__.main(["compare", first, second, "--quantities", "device ms"]) == 1  # a failure always counts
+    capsys.readouterr()
+    assert __main__.main(["compare", first, second, "--quantities", "device ms,ms", "--rows", "a"]) == 1
+    assert __main__.main(["compare", first, second, "--quantities", "speed"]) == 2
+    assert "--quantities: got speed, expected some of ms" in capsys.readouterr().err
 
 
 def test_rows_of_one_file_and_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
