@@ -25,24 +25,48 @@ from gnncompile.layout.streams import Ordered
 Key = tuple[Any, ...]
 
 
+Kept = tuple[Sequence[Any], list[Tensor]]
+"""A result, after the inputs that it was made from."""
+
+
 class _Thread(threading.local):
-    kept: list[tuple[Sequence[Any], list[Tensor]]] | None = None
+    """What :func:`keeping` collects in this thread.
+
+    Attributes:
+        kept: The results that caches returned, each with its inputs; None outside of :func:`keeping`.
+        added: The entries that were added to caches, each with its cache.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] | None = None
+        self.added: list[tuple[IdentityCache, _Entry]] = []
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def keeping() -> Iterator[list[tuple[Sequence[Any], list[Tensor]]]]:
+def keeping() -> Iterator[list[Kept]]:
     """A context manager: collects the results that caches return in this thread, each with its inputs.
 
-    A caller may need the results for longer than the caches keep them.
+    A caller may need the results for longer than the caches keep them. If the block raises, the caches forget what was
+    made inside: a capture that fails has recorded the work that makes these results, but nothing has run it.
     """
-    outer, _thread.kept = _thread.kept, []
+    outer = _thread.kept, _thread.added
+    kept: list[Kept] = []
+    added: list[tuple[IdentityCache, _Entry]] = []
+    _thread.kept, _thread.added = kept, added
     try:
-        yield _thread.kept
+        yield kept
+    except BaseException:
+        for cache, entry in added:
+            cache.forget(entry)
+        added.clear()
+        raise
     finally:
-        _thread.kept = outer
+        _thread.kept, _thread.added = outer
+        if _thread.kept is not None:
+            _thread.added += added
 
 
 _LOOKED_AT = 4
@@ -101,6 +125,14 @@ class IdentityCache:
             self._entries.clear()
             self._last = None
 
+    def forget(self, entry: _Entry) -> None:
+        """Drops one entry, if it is still there."""
+        with self._lock:
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+            if self._last is entry:
+                self._last = None
+
     def get(self, inputs: Sequence[Any], make: Callable[..., list[Tensor]]) -> list[Tensor]:
         """Returns the cached result of ``make(*inputs)`` for these tensors and numbers, or calls `make` now."""
         made = self._find(inputs, make)
@@ -137,6 +169,8 @@ class IdentityCache:
             with self._lock:
                 self._entries[key] = self._last = entry
                 self._trim()
+            if _thread.kept is not None:
+                _thread.added.append((self, entry))
         return made
 
     def _trim(self) -> None:

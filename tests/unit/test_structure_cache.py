@@ -419,3 +419,21 @@ def test_lists_that_another_stream_made() -> None:
     lengths = hubs.rows.clone()
     torch.cuda.synchronize()
     assert torch.equal(found.long(), row.sort().values) and int((lengths[:, 2] > 0).sum()) == 7
+
+
+def test_what_a_failed_capture_made_is_forgotten() -> None:
+    cache, values = IdentityCache(8, 2**20), [edges(k) for k in range(3)]
+    cache.get([values[0]], copied)
+    with pytest.raises(RuntimeError), identity_cache.keeping() as kept:
+        cache.get([values[0]], copied)
+        with identity_cache.keeping():
+            cache.get([values[1]], copied)
+        assert cache.misses == 2 and len(kept) == 1
+        raise RuntimeError("the capture waits for the device")
+    for value, misses in ((values[0], 2), (values[1], 3)):
+        equal(cache.get([value], copied)[0], value)
+        assert cache.misses == misses
+    with identity_cache.keeping():
+        cache.get([values[2]], copied)
+    cache.get([values[2]], copied)
+    assert cache.misses == 4
