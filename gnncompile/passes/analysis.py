@@ -212,7 +212,8 @@ def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Nod
 def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bool]:
     """Returns the nodes that depend on integer inputs and sizes alone, as the keys of a dict.
 
-    The value is True for a node that depends on integer data, and False for a node that depends on sizes only.
+    The value is True for a node that depends on integer data or on a sort, and False for a node that Inductor computes
+    from sizes only.
     """
     found: dict[fx.Node, bool] = {}
     for node in graph.nodes:
@@ -226,8 +227,22 @@ def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bo
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
             elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
-                found[node] = any(found[s] for s in node.all_input_nodes)
+                found[node] = node.target in _SORTS or any(found[s] for s in node.all_input_nodes)
     return found
+
+
+_SORTS = (
+    own.csr.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.argsort.default,
+    aten.argsort.stable,
+    aten.topk.default,
+    aten.unique_consecutive.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+)
+"""Operations that sort, or search for what is equal. They are worth doing once, even for an index made from sizes."""
 
 
 def _same_each_time(node: fx.Node) -> bool:

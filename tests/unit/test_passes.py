@@ -365,6 +365,21 @@ def test_structure_leaves_the_step():
     assert set(found.structure.inputs) < set(range(len([n for n in found.ctx.graph.nodes if n.op == "placeholder"])))
 
 
+def test_a_layout_of_an_index_made_from_sizes_leaves_the_step():
+    def fn(x: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        reverse = torch.arange(row.size(0)).flip(0)  # no tensor of integers is read
+        state = x[row].relu()
+        return add(x, col, state - (2 * state)[reverse])
+
+    x, row, col = data()
+    found = check(fn, x, row, col)
+    assert found is not None and found.count("lower_unfused", "gnncompile.csr") >= 2
+    assert found.count("hoist_structure", "gnncompile.csr") == 0
+    compiled = gnncompile.compile(fn)
+    for edges in (len(row), len(row), len(row) - 1, len(row)):
+        torch.testing.assert_close(compiled(x, row[:edges], col[:edges]), fn(x, row[:edges], col[:edges]))
+
+
 def test_structure_is_built_once_per_graph():
     x, row, col = data()
     compiled = gnncompile.compile(attention)
