@@ -43,6 +43,7 @@ def run(ctx: Context) -> None:
     for node in list(ctx.graph.nodes):
         if _reads_rows(node):
             forming.arithmetic(node.args[0])
+    dropout.settle(ctx)
     for node in list(ctx.graph.nodes):
         if node.target is aten.index_select.default and forming.feeds_regions(node):
             forming.gather(node)
