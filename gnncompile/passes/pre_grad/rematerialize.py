@@ -3,15 +3,20 @@
 Before: the forward keeps ``h = region([a, b], ..., "relu(a_i + b_j) per edge")`` for the gradient of ``linear(h, w)``
 After:  the forward keeps `a` and `b`, which it has anyway, and the backward runs the region again
 Why it pays: tensors that stay on the edges (the second layer of an `EdgeConv`) are as wide as the messages, and several
-live at once. The gather takes a fraction of the time of the layer that reads its rows.
+live at once. The gather takes a fraction of the time of the layer that reads its rows. Rows that would be kept for the
+recomputation alone must be narrower than what it saves.
 """
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from gnncompile.ir.region import Region, parse
+from gnncompile.ir.region import Region, Space, parse
+from gnncompile.ir.vjp import vjp
 from gnncompile.passes.analysis import own
 from gnncompile.passes.context import Context
 
@@ -23,7 +28,8 @@ def run(ctx: Context) -> None:
     """Marks nodes to be recomputed by the partitioner of AOTAutograd. The graph stays as it is."""
     calls = ctx.graph.find_nodes(op="call_function", target=own.region.default)
     for k, call in enumerate(calls):
-        if call in ctx.needs_grad and _cheap(parse(call.args[2])):
+        region = parse(call.args[2])
+        if call in ctx.needs_grad and _cheap(region) and _kept_alone(ctx, call, region) < _width(region):
             for node in (call, *call.users):
                 _mark(node, k)
 
@@ -32,8 +38,26 @@ def _cheap(region: Region) -> bool:
     """Whether a region computes only wide rows per edge, without a reduction or softmax."""
     if region.reductions or region.softmaxes:
         return False
-    shapes = [region.nodes[out.node].shape for out in region.outputs]
-    return all(map(region.per_edge, region.outputs)) and max(h * c for h, c in shapes) >= WIDE
+    return all(map(region.per_edge, region.outputs)) and _width(region) >= WIDE
+
+
+def _width(region: Region) -> int:
+    """Returns the elements per edge of the widest result."""
+    return max(prod(region.nodes[out.node].shape) for out in region.outputs)
+
+
+def _kept_alone(ctx: Context, call: fx.Node, region: Region) -> int:
+    """Returns the elements per edge that the recomputation reads, but neither the gradient nor the caller keeps."""
+    tensors: Any = call.args[0]
+    wanted = tuple(t in ctx.needs_grad for t in tensors)
+    stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
+    read = {o.index for stage in stages for o in stage.operands if o.kind == "input"}
+    alone = {
+        int(n.value or 0): prod(n.shape)
+        for n in region.nodes
+        if n.op == "input" and n.space is Space.EDGE and tensors[int(n.value or 0)].op != "placeholder"
+    }
+    return sum(width for k, width in alone.items() if k not in read)
 
 
 def _mark(node: fx.Node, block: int) -> None:
