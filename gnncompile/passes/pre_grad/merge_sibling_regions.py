@@ -90,11 +90,7 @@ def _calls(ctx: Context, written: set[fx.Node]) -> list[_Call]:
         switches += node.op == "call_function" and is_switch(node)
         if node.target is own.region.default and node not in structural and node not in written:
             call = _call(node, switches)
-            if (
-                call.kept
-                and not call.region.tiled
-                and not any(call.region.per_edge(call.region.outputs[k]) for k in call.kept)
-            ):
+            if call.kept and not call.region.tiled:
                 found.append(call)
     return found
 
