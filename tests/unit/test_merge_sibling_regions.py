@@ -17,7 +17,7 @@ from torch_geometric.utils import scatter, softmax
 import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Output, Region, Space, parse
+from gnncompile.ir.region import BITS, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.passes.pre_grad.merge_sibling_regions import MOST_REDUCTIONS
 from tests.graphs import layout
@@ -114,6 +114,37 @@ def test_layers(name: str):
     for on in GRAPHS:
         compare(model, compiled, *graph(on))
     assert number_of_regions(compiled) == regions
+
+
+class Bonds(nn.Module):
+    """Messages between directed bonds, as those of D-MPNN: a state is summed, and kept for the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.step = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        reverse = torch.arange(source.size(0), device=x.device).flip(0)
+        first = self.start(x[source]).sin()
+        state = first.relu()
+        for _ in range(3):
+            received = scatter(state, destination, 0, x.size(0), "sum")
+            state = (first + self.step(received[source] - state[reverse])).relu()
+        return scatter(state, destination, 0, x.size(0), "sum")
+
+
+@pytest.mark.parametrize("on", GRAPHS)
+def test_rows_and_their_sum_share_a_walk(on: str, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model = Bonds()
+    nodes = look_at_graphs(monkeypatch, lambda graph: [n for n in graph.nodes if n.op == "call_function"])
+    compare(model, gnncompile.compile(model, fullgraph=True), *graph(on))
+    regions = [parse(n.args[2]) for n in nodes if n.target is torch.ops.gnncompile.region.default]  # type: ignore[arg-type]
+    stores = [any(map(r.per_edge, (o for o in r.outputs if o.dtype != BITS))) for r in regions if r.reductions]
+    assert sorted(stores) == [False, True, True, True]  # no step reads the last state
+    # The rows of the other direction are gathered by regions: their gradients need no atomics.
+    assert not any(n.target in (torch.ops.aten.index_select.default, torch.ops.aten.index.Tensor) for n in nodes)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
