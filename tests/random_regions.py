@@ -168,7 +168,7 @@ def regions(draw: st.DrawFn, dtypes: Sequence[str], smooth: bool, dropout: bool 
     )
     region = b.finish([Output(v, BOOL if b.nodes[v].boolean else dtypes[0], b.nodes[v].shape) for v in results])
     storage = tuple(replace(n, dtype=dtypes[0]) if n.op == "input" and n.dtype == COMPUTE else n for n in region.nodes)
-    region = replace(region, nodes=storage, whole=False)
+    region = replace(region, nodes=storage, unmasked=False)
     verify(region)
     return region
 

@@ -20,8 +20,8 @@ class Maker:
         rows: For each tensor, its space, its rows if it is a parameter or a weight, and its feature shape.
     """
 
-    def __init__(self, dtype: str = "float32", whole: bool = True) -> None:
-        self.b, self.dtype = Builder(D, whole, tiled=True), dtype
+    def __init__(self, dtype: str = "float32", unmasked: bool = True) -> None:
+        self.b, self.dtype = Builder(D, unmasked, tiled=True), dtype
         self.rows: list[tuple[Space, int, tuple[int, ...]]] = []
 
     def input(self, space: Space, channels: int, heads: int = 1) -> int:

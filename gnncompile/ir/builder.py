@@ -47,15 +47,15 @@ def join(by: Space, spaces: Sequence[Space]) -> Space:
 class Builder:
     """Builds one region, node by node. A value is the index of its node; methods that add a node return its index."""
 
-    def __init__(self, by: Space, whole: bool = False, tiled: bool = False) -> None:
-        self.by, self.whole, self.tiled = by, whole, tiled
+    def __init__(self, by: Space, unmasked: bool = False, tiled: bool = False) -> None:
+        self.by, self.unmasked, self.tiled = by, unmasked, tiled
         self.nodes: list[Node] = []
         self._known: dict[Node, int] = {}
 
     @classmethod
     def of(cls, region: Region) -> Builder:
         """Returns a builder that already holds the nodes of a region, at the same indices."""
-        b = cls(region.by, region.whole, region.tiled)
+        b = cls(region.by, region.unmasked, region.tiled)
         for node in region.nodes:
             b.emit(node)
         return b
@@ -229,4 +229,4 @@ class Builder:
             n = self.nodes[old]
             nodes.append(Node(n.op, tuple(place[a] for a in n.args), n.space, n.shape, n.dtype, n.value))
         kept = tuple(Output(place[o.node], o.dtype, o.trailing) for o in outputs)
-        return Region(self.by, tuple(nodes), kept, self.whole, self.tiled)
+        return Region(self.by, tuple(nodes), kept, self.unmasked, self.tiled)

@@ -48,7 +48,7 @@ class Stages:
         """
         if not roots:
             return []
-        b = Builder(by, self.scratch.whole)
+        b = Builder(by, self.scratch.unmasked)
         copy = Transplant(self.scratch, b, self.operands)
         outputs = []
         stores_edges = self.scratch.tiled or any(

@@ -44,7 +44,7 @@ class Merged:
 
 def merge(parts: Sequence[Part]) -> Merged:
     """Merges regions that walk the same edges by the same rows. No region may read an output of another region."""
-    b = Builder(parts[0].region.by, parts[0].region.whole, any(part.region.tiled for part in parts))
+    b = Builder(parts[0].region.by, parts[0].region.unmasked, any(part.region.tiled for part in parts))
     tensors: dict[_Read, int] = {}
     outputs: dict[Output, int] = {}
     places = []

@@ -175,7 +175,7 @@ class Region:
         by: The space whose rows own the edges that are walked together.
         nodes: Its values, each after the values that it is computed from.
         outputs: The values that leave the region as tensors.
-        whole: Whether every edge is walked. Then no edge is masked out, and no value per edge needs a default.
+        unmasked: Whether every edge is walked. Then no edge is masked out, and no value per edge needs a default.
         tiled: Whether edges are walked in tiles: some consecutive edges at a time, in the order of the layout, however
             many rows they belong to. Linear layers are then products of matrices, of any width. Values may have any
             widths side by side, and one walk may give rows, values per edge and sums over all edges.
@@ -184,7 +184,7 @@ class Region:
     by: Space
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
-    whole: bool = False
+    unmasked: bool = False
     tiled: bool = False
 
     @cached_property
@@ -314,14 +314,14 @@ class Region:
 
     def cleared(self, output: Output) -> bool:
         """Whether an output must be zeroed before the walk. The walk skips masked edges, whose values must be zero."""
-        return self.per_edge(output) and not self.whole
+        return self.per_edge(output) and not self.unmasked
 
     @cached_property
     def spec(self) -> str:
         """The region as a compact string; :func:`parse` is its inverse."""
         nodes = [[n.op, list(n.args), n.space.value, list(n.shape), n.dtype, n.value] for n in self.nodes]
         outputs = [[o.node, o.dtype, list(o.trailing)] for o in self.outputs]
-        return json.dumps([FORMAT, self.by.value, nodes, outputs, self.whole, self.tiled], separators=(",", ":"))
+        return json.dumps([FORMAT, self.by.value, nodes, outputs, self.unmasked, self.tiled], separators=(",", ":"))
 
 
 FORMAT = 5
@@ -339,11 +339,11 @@ def parse(spec: str) -> Region:
     if version != FORMAT:
         raise InvalidRegionError(f"region spec: found format {version}, expected {FORMAT}; clear the compile caches")
 
-    by, nodes, outputs, whole, tiled = rest
+    by, nodes, outputs, unmasked, tiled = rest
 
     def node(row: list[Any]) -> Node:
         op, args, space, shape, dtype, value = row
         return Node(op, tuple(args), Space(space), (shape[0], shape[1]), dtype, value)
 
     kept = tuple(Output(o[0], o[1], tuple(o[2])) for o in outputs)
-    return Region(Space(by), tuple(node(n) for n in nodes), kept, whole, tiled)
+    return Region(Space(by), tuple(node(n) for n in nodes), kept, unmasked, tiled)

@@ -83,7 +83,7 @@ class _Residuals:
             self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
-        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.whole, b.tiled)
+        return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.unmasked, b.tiled)
 
 
 def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:
@@ -101,7 +101,7 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
                 continue
             tried.add(b.nodes[found])
             output = Output(found, BITS, (bits.words(b.nodes[found].shape),))
-            candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.whole, b.tiled)
+            candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.unmasked, b.tiled)
             less = _bytes(_backward(candidate, given, wanted))
             if less + WRITTEN < cost:
                 region, cost = candidate, less

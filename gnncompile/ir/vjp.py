@@ -67,7 +67,7 @@ class Differentiation:
 
     def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
         self.region = region
-        self.b = Builder(region.by, region.whole, region.tiled)
+        self.b = Builder(region.by, region.unmasked, region.tiled)
         self.operands: list[Operand] = []
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)

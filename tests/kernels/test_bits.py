@@ -206,7 +206,7 @@ def test_comparisons_are_kept_where_a_gradient_gathers_less_for_it(make: Make, c
     region = with_residuals(plain)
     verify(region)
     assert len(packed(region)) == MADE[make][1]
-    others = Region(region.by, region.nodes, tuple(o for o in region.outputs if o.dtype != BITS), region.whole)
+    others = Region(region.by, region.nodes, tuple(o for o in region.outputs if o.dtype != BITS), region.unmasked)
     assert _gathered(region, plain) < _gathered(others, plain)
     for stage in vjp(region, (True,) * region.count, _given(region, plain)).stages:
         verify(stage.region)

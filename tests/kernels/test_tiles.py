@@ -47,19 +47,19 @@ def both(name: str, alive: Tensor | None = None) -> list[Tensor]:
     return [*layout(row, column, rows, alive), *layout(column, row, columns, alive)]
 
 
-def region_of(name: str, dtype: str = "float32", whole: bool = True) -> tuple[Region, Maker]:
+def region_of(name: str, dtype: str = "float32", unmasked: bool = True) -> tuple[Region, Maker]:
     """A region with residuals, and its maker."""
-    make = Maker(dtype, whole)
+    make = Maker(dtype, unmasked)
     region = with_residuals(REGIONS[name](make))
     verify(region)
     return region, make
 
 
 def expected(
-    name: str, tensors: list[Tensor], walk: list[Tensor], cotangents: list[Tensor], whole: bool
+    name: str, tensors: list[Tensor], walk: list[Tensor], cotangents: list[Tensor], unmasked: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs, and gradients by torch's autograd, of the reference in float64."""
-    region, _ = region_of(name, "float64", whole)
+    region, _ = region_of(name, "float64", unmasked)
     leaves = [t.double().requires_grad_() for t in tensors]
     outputs = reference.run(region, leaves, Layout(*walk[:3]))[: len(cotangents)]
     found = torch.autograd.grad(outputs, leaves, [c.double() for c in cotangents], allow_unused=True)
@@ -71,7 +71,7 @@ def check(
     name: str,
     graph: str,
     dtype: str,
-    whole: bool,
+    unmasked: bool,
     run: Callable[..., list[Tensor]],
     tolerance: float,
     device: str = "cpu",
@@ -82,10 +82,10 @@ def check(
     """
     torch.manual_seed(0)
     row, _, rows, columns = edges(graph)
-    alive = None if whole else torch.rand(row.numel()) < 0.7
+    alive = None if unmasked else torch.rand(row.numel()) < 0.7
     walk = both(graph, alive)
-    region, make = region_of(name, dtype, whole)
-    visible = len(REGIONS[name](Maker(dtype, whole)).outputs)
+    region, make = region_of(name, dtype, unmasked)
+    visible = len(REGIONS[name](Maker(dtype, unmasked)).outputs)
     tensors = make.tensors(rows, columns, row.numel(), getattr(torch, dtype))
     if name == "maximum" and tensors[0].element_size() == 2:
         tensors = [(t * 4).round() / 4 for t in tensors]
@@ -93,7 +93,7 @@ def check(
     outputs = run(leaves, [t.to(device) for t in walk], region)[:visible]
     cotangents = [torch.randn(o.shape).to(o.dtype) for o in outputs]
     gradients = torch.autograd.grad(outputs, leaves, [c.to(device) for c in cotangents], allow_unused=True)
-    wanted = expected(name, tensors, walk, cotangents, whole)
+    wanted = expected(name, tensors, walk, cotangents, unmasked)
     for found, right in zip((*outputs, *gradients), (*wanted[0], *wanted[1]), strict=True):
         assert found is not None and found.dtype is getattr(torch, dtype)
         scale = right.abs().max().clamp(min=1.0) if right.numel() else 1.0

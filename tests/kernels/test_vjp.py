@@ -507,13 +507,13 @@ def test_region_op(name: str):
     torch.library.opcheck(torch.ops.gnncompile.region.default, (tensors(name, g), g.both(), REGIONS[name].spec))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_values_of_masked_edges(whole: bool):
+@pytest.mark.parametrize("unmasked", [False, True])
+def test_values_of_masked_edges(unmasked: bool):
     """They are zero, unless the region says that no edge is masked: then nothing is spent on them."""
     g = GRAPHS["masked"]
     b = Builder(D)
     message = b.op("mul", b.input(0, S, (1, 3), F64), b.input(1, D, (1, 3), F64))
-    region = replace(b.finish([Output(message, F64, (3,))]), whole=whole)
+    region = replace(b.finish([Output(message, F64, (3,))]), unmasked=unmasked)
     ones = [torch.ones(count, 3, dtype=torch.float64) for count in (g.cols, g.rows)]
     with kernels("cpp"):
         torch.use_deterministic_algorithms(True)  # fills what is not initialised with NaN
@@ -522,7 +522,7 @@ def test_values_of_masked_edges(whole: bool):
         finally:
             torch.use_deterministic_algorithms(False)
     assert g.alive is not None
-    assert (out[g.alive] == 1).all() and (out[~g.alive].isnan() if whole else out[~g.alive] == 0).all()
+    assert (out[g.alive] == 1).all() and (out[~g.alive].isnan() if unmasked else out[~g.alive] == 0).all()
 
 
 @pytest.mark.parametrize("alive", [None, torch.tensor([True, False, True])])

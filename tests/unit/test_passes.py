@@ -318,7 +318,7 @@ def test_regions_know_whether_edges_are_masked(masked: bool):
 
     found = Traced(fn, *data())
     specs = [r.spec for r in found.ctx.log.regions]
-    assert specs and all(parse(spec).whole is not masked for spec in specs)
+    assert specs and all(parse(spec).unmasked is not masked for spec in specs)
 
 
 def test_masked_softmax_that_is_not_fused():

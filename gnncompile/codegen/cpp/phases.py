@@ -149,7 +149,7 @@ class _Cutter:
 
     def _phase(self, fills: list[int], last: bool) -> tuple[Region, tuple[int, ...]]:
         """Returns the region of a phase, and the outputs of the whole region that it stores."""
-        b = Builder(self.region.by, self.region.whole)
+        b = Builder(self.region.by, self.region.unmasked)
         copy = self._copier(b)
         outputs = [Output(b.on_edges(copy(a)), self.region.compute, (prod(self.nodes[a].shape),)) for a in fills]
         stores = tuple(k for k, o in enumerate(self.region.outputs) if last and o.node not in self.made.sums)

@@ -163,7 +163,7 @@ class TiledKernel:
         rows, device = rowptr.size(0) - 1, rowptr.device
         owners = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         # Rows of edges that are masked out are not written. They must not count in products.
-        make = torch.empty if self._region.whole else torch.zeros
+        make = torch.empty if self._region.unmasked else torch.zeros
         temporaries = [
             make((edges, self._region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
             for i in self._temporaries().values()

@@ -58,7 +58,7 @@ class TiledPlan:
     def is_given(self, i: int) -> bool:
         """Whether a product can take an input as it is. If edges are masked out, their rows must not count."""
         node = self.region.nodes[i]
-        return node.op == "input" and node.space is Space.EDGE and node.dtype == self.factor and self.region.whole
+        return node.op == "input" and node.space is Space.EDGE and node.dtype == self.factor and self.region.unmasked
 
     def _check_order(self, roots: set[int]) -> None:
         nodes = self.region.nodes

@@ -36,7 +36,7 @@ class RowPart:
 
     def region(self, whole: Region, dtypes: dict[int, str]) -> Region:
         """Returns the part as a region. Its tensors are those of the region `whole`, then the leaves in order."""
-        b, copies = Builder(whole.by, whole.whole), dict[int, int]()
+        b, copies = Builder(whole.by, whole.unmasked), dict[int, int]()
         leaves = sorted(self.leaves)
         for i in sorted(self.nodes | self.leaves):
             node = whole.nodes[i]

@@ -43,7 +43,7 @@ class Layouts:
     def call(self, message: Message, region: Region, like: fx.Node) -> tuple[Region, fx.Node]:
         """Adds the call of a message's region, and returns the region with its residuals, and the call."""
         layout = self.of(message)
-        region, tensors = message.bind(replace(region, whole=self.is_whole(layout)), layout)
+        region, tensors = message.bind(replace(region, unmasked=self.is_unmasked(layout)), layout)
         region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
         verify(region)
         return region, self.ctx.call(own.region.default, tensors, layout, region.spec, like=like)
@@ -54,7 +54,7 @@ class Layouts:
         left = set(self.ctx.graph.nodes)
         self.made = {key: parts for key, parts in self.made.items() if left.issuperset(parts)}
 
-    def is_whole(self, layout: list[fx.Node]) -> bool:
+    def is_unmasked(self, layout: list[fx.Node]) -> bool:
         """Whether the layout leaves no edge out."""
         made: Any = layout[0].args[0]
         return not self.masked[made]

@@ -2,8 +2,8 @@
 
 Before: ``a = region([x], csr, "max")[0]; b = region([x], csr, "sum of squares")[0]``
 After:  ``both = region([x], csr, "max, sum of squares"); a = both[0]; b = both[1]``
-Why it pays: rows are gathered once for all aggregations of a layer, and once again for the gradients of all of them. The
-state of an edge is stored by the walk that also sums it.
+Why it pays: rows are gathered once for all aggregations of a layer, and once again for the gradients of all of them.
+The state of an edge is stored by the walk that also sums it.
 """
 
 from __future__ import annotations

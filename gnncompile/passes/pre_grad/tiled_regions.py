@@ -206,7 +206,7 @@ class _Forming:
         """Returns the results that are read before the last tensor that the region reads, or that can't be results."""
         layout = self.layouts.of(made.message)
         inputs = self._inputs(made)
-        whole = self.layouts.is_whole(layout)
+        unmasked = self.layouts.is_unmasked(layout)
         results, inside = made.results(), made.inside()
         outside = {node: _readers(node, inside if node in made.states else ()) for node in results}
         first = min((user for users in outside.values() for user in users), default=None)
@@ -218,7 +218,7 @@ class _Forming:
             for node, at in results.items()
             if node in inputs
             or any(user <= last for user in outside[node])
-            or (node in made.states and not (whole and _holds(made, node, at)))
+            or (node in made.states and not (unmasked and _holds(made, node, at)))
         )
 
     def _inputs(self, made: _Draft) -> list[fx.Node]:
