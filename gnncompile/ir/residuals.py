@@ -22,7 +22,7 @@ from gnncompile.ir.cutting import trailing
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
 from gnncompile.ir.region import BITS, LAYERS, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
-from gnncompile.ir.vjp import Differentiation
+from gnncompile.ir.vjp import Differentiation, vjp
 
 MOST_BITS = 1024
 """Widest region whose comparisons are stored, in elements per edge, padded to powers of two. No kernel splits such a
@@ -69,6 +69,21 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     if region.tiled:
         return kept.finish(b)  # its backward computes every value per edge again
     return _with_comparisons(kept.finish(b), given, wanted or (True,) * region.count)
+
+
+@lru_cache(maxsize=4096)
+def tensors_read(region: Region, wanted: tuple[bool, ...], kind: str) -> frozenset[int]:
+    """Returns the positions of the forward's tensors that a region's gradient may read.
+
+    The tensors that it does read depend on the outputs with a cotangent, which are known only in the backward.
+
+    Args:
+        region: The forward, with residuals.
+        wanted: For each forward tensor, whether its gradient is needed.
+        kind: ``"input"`` or ``"output"``, as of an :class:`~gnncompile.ir.stages.Operand`.
+    """
+    stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
+    return frozenset(o.index for stage in stages for o in stage.operands if o.kind == kind)
 
 
 class _Residuals:

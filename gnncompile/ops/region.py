@@ -7,7 +7,6 @@ op's gradient calls the same op, so it can be differentiated again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from gnncompile.exc import InternalError
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region, parse
-from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.residuals import tensors_read, with_residuals
 from gnncompile.ir.stages import Operand
 from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch
@@ -52,22 +51,12 @@ def _fake(tensors: list[Tensor], layout: list[Tensor], spec: str) -> list[Tensor
     return outputs
 
 
-@lru_cache(maxsize=4096)
-def _outputs_read(region: Region, wanted: tuple[bool, ...]) -> frozenset[int]:
-    """The positions of a region's outputs that its gradient may read.
-
-    The outputs that it does read depend on the outputs with a cotangent, which are known only in the backward.
-    """
-    stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
-    return frozenset(o.index for stage in stages for o in stage.operands if o.kind == "output")
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, layout, spec = inputs
     ctx.spec, ctx.count, ctx.layouts = spec, len(tensors), len(layout)
     # Most residuals have no cotangent. Materialised zeros in their place would be computed with.
     ctx.set_materialize_grads(False)
-    needed = _outputs_read(parse(spec), tuple(t.requires_grad for t in tensors))
+    needed = tensors_read(parse(spec), tuple(t.requires_grad for t in tensors), "output")
     # Outputs that the gradient does not read are not saved: the caller may write to them.
     ctx.save_for_backward(*tensors, *layout, *(o if k in needed else None for k, o in enumerate(output)))
 

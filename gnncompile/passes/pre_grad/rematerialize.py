@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile.ir.region import Region, Space, parse
-from gnncompile.ir.vjp import vjp
+from gnncompile.ir.residuals import tensors_read
 from gnncompile.passes.analysis import own
 from gnncompile.passes.context import Context
 
@@ -50,12 +50,11 @@ def _kept_alone(ctx: Context, call: fx.Node, region: Region) -> int:
     """Returns the elements per edge that the recomputation reads, but neither the gradient nor the caller keeps."""
     tensors: Any = call.args[0]
     wanted = tuple(t in ctx.needs_grad for t in tensors)
-    stages = [stage for given in region.cotangents for stage in vjp(region, wanted, given).stages]
-    read = {o.index for stage in stages for o in stage.operands if o.kind == "input"}
+    read = tensors_read(region, wanted, "input")
     alone = {
         int(n.value or 0): prod(n.shape)
-        for n in region.nodes
-        if n.op == "input" and n.space is Space.EDGE and tensors[int(n.value or 0)].op != "placeholder"
+        for n in region.inputs
+        if n.space is Space.EDGE and tensors[int(n.value or 0)].op != "placeholder"
     }
     return sum(width for k, width in alone.items() if k not in read)
 
