@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     names = args.rows.split(",") if args.rows else None
-    changes = [
-        change
-        for change in compare(before.rows, after.rows, args.threshold, names)
-        if change.quantity in quantities or change.quantity not in QUANTITIES.values()  # a row that fails or is gone
-    ]
+    changes = compare(before.rows, after.rows, args.threshold, names, quantities)
     if not any(change.ratio is not None for change in changes):
         print("error: the files have no row in common; expected two of one benchmark", file=sys.stderr)
         return 2
@@ -101,21 +97,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(
-    before: Sequence[Record], after: Sequence[Record], threshold: float, names: Sequence[str] | None = None
+    before: Sequence[Record],
+    after: Sequence[Record],
+    threshold: float,
+    names: Sequence[str] | None = None,
+    quantities: Collection[str] = QUANTITIES.values(),
 ) -> list[Change]:
     """Returns the change of every quantity of every row; quantities that got worse come first.
+
+    Rows that are in one file only, and rows that fail in one file only, are returned whatever is compared.
 
     Args:
         before: rows of the earlier results.
         after: rows of the later results.
         threshold: a quantity got worse if its ratio is above this, and better if it is below the reciprocal.
         names: the names of the rows to compare; None for all.
+        quantities: what to compare, of the values of `QUANTITIES`.
     """
     first, second = ({_key(row): row for row in rows} for rows in (before, after))
     changes = []
     for key in dict.fromkeys([*first, *second]):
         if names is None or key[-1] in names:
-            changes += _changes(key, first.get(key), second.get(key), threshold)
+            changes += _changes(key, first.get(key), second.get(key), threshold, quantities)
     order = ("worse", "gone", "new", "better", "same")
     return sorted(changes, key=lambda change: (order.index(change.verdict), -(change.ratio or 0.0)))
 
@@ -124,7 +127,9 @@ def _key(row: Record) -> tuple[str, ...]:
     return (*(str(row[name]) for name in CASE[1:] if row.get(name) is not None), row["row"])
 
 
-def _changes(key: tuple[str, ...], before: Record | None, after: Record | None, threshold: float) -> list[Change]:
+def _changes(
+    key: tuple[str, ...], before: Record | None, after: Record | None, threshold: float, quantities: Collection[str]
+) -> list[Change]:
     case, row = ", ".join(key[:-1]), key[-1]
     if before is None or after is None:
         was, now = (None if one is None else one["status"] for one in (before, after))
@@ -135,7 +140,7 @@ def _changes(key: tuple[str, ...], before: Record | None, after: Record | None, 
     changes = []
     for column, what in QUANTITIES.items():
         one, other = before.get(column), after.get(column)
-        if not one or not other:  # not measured, or zero
+        if what not in quantities or not one or not other:  # not asked for, not measured, or zero
             continue
         if min(one, other) < 0:  # memory of CUDA graphs that was allocated before the measurement
             continue
