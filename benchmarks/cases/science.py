@@ -35,6 +35,7 @@ class Science:
         limit: the least work of a step.
         over_compile: the targets on a GPU, in fp32 and in bf16.
         edges: draws the edges.
+        milliseconds: the longest times on a GPU, in fp32 and in bf16; None where there is no target.
     """
 
     make: Callable[[int, int], nn.Module]
@@ -44,6 +45,7 @@ class Science:
     limit: Limit
     over_compile: tuple[float, float]
     edges: Callable[[int, int], Tensor] = uniform
+    milliseconds: tuple[float | None, float | None] = (None, None)
 
     def graph(self, name: str, scale: float = 1.0) -> Graph:
         """Returns the graph of the model, with `scale` times its nodes and edges: both numbers are even."""
@@ -64,7 +66,8 @@ class Science:
             return tuple(map_tensors(converted, one) for one in self.make_inputs(graph, order, generator))
 
         limit = limits.core(self.limit, dtype, limits.HEADS)
-        target = Target(over_compile=self.over_compile[list(DTYPES).index(precision)])
+        at = list(DTYPES).index(precision)
+        target = Target(over_compile=self.over_compile[at], milliseconds=self.milliseconds[at])
 
         def make(graph: Graph) -> nn.Module:
             return self.make(graph.channels, self.num_layers).to(dtype)
@@ -78,6 +81,15 @@ MESH, TRIPLETS = (40_962, 327_660), (10_000, 100_000)  # about a million triplet
 SCIENCE: dict[str, Science] = {
     "MeshGraphNet": Science(
         models.Processor, 4, edge_states, (*STATES, 128), edge_layers(4, 2, 2, 5, states=1), (3.0, 3.0)
+    ),
+    "MeshGraphNet-15": Science(
+        models.Processor,
+        15,
+        edge_states,
+        (166_666, 1_000_000, 128),
+        edge_layers(15, 2, 2, 5, states=1),
+        (3.0, 3.0),
+        milliseconds=(None, 40.0),
     ),
     "GraphCast": Science(models.GraphCast, 4, science_inputs.grid_and_mesh, (*MESH, 128), graph_cast(4), (1.0, 1.0)),
     "EGNN": Science(models.EGNN, 3, positions, (*MOLECULES, 64), edge_layers(3, 2, 2, 5), (3.0, 2.5)),
