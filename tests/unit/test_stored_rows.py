@@ -1,4 +1,4 @@
-"""Rows of edges that are computed from gathered rows and then cut into columns: a region stores them."""
+"""Rows of edges that regions store or read, since other operations need them as well."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class Messages(nn.Module):
         return torch.cat([plain, x.new_zeros(x.size(0), *along.shape[1:]).index_add(0, destination, along).sum(1)], 1)
 
 
+def _compare(eager: nn.Module, ours: tuple[nn.Module, nn.Module], edge_index: Tensor, given: list[Tensor]) -> None:
+    """Compares results and all gradients. `ours` is a model and the same model compiled."""
+    found = []
+    for model, called in ((eager, eager), ours):
+        x, away = (t.clone().requires_grad_() for t in given)
+        model.zero_grad()
+        out = called(x, edge_index, away)
+        (out * torch.arange(out.numel(), device=out.device).view_as(out).cos()).sum().backward()
+        found.append([out.detach(), x.grad, away.grad, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_parts_of_messages(cut: str, device: str) -> None:
     torch.manual_seed(0)
@@ -45,14 +57,7 @@ def test_parts_of_messages(cut: str, device: str) -> None:
         for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
             edge_index = torch.randint(nodes, (2, edges), device=device)
             given = [torch.randn(n, m, dtype=torch.float64, device=device) for n, m in ((nodes, 8), (edges, 3))]
-            found = []
-            for model, called in ((eager, eager), (ours, compiled)):
-                x, away = (t.clone().requires_grad_() for t in given)
-                model.zero_grad()
-                out = called(x, edge_index, away)
-                (out * torch.arange(out.numel(), device=device).view_as(out).cos()).sum().backward()
-                found.append([out.detach(), x.grad, away.grad, *(p.grad for p in model.parameters())])
-            torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+            _compare(eager, (ours, compiled), edge_index, given)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -62,3 +67,47 @@ def test_gradients_of_the_gathered_rows_are_sums_of_a_region(cut: str) -> None:
     x, away = torch.randn(6, 8, requires_grad=True), torch.randn(20, 3, requires_grad=True)
     report = gnncompile.explain(Messages(cut), x, edge_index, away)
     assert any("gather of 1x8" in str(line) for line in str(report).splitlines())
+
+
+BY_ROWS = {"edge_layers": False}
+"""The option without walks in tiles, which would take the layers in on a CPU."""
+
+
+class Residual(nn.Module):
+    """States of edges that layers add to, as in DimeNet++; the last one is summed by destination."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers))
+        self.weigh = nn.Linear(3, 16)
+
+    def forward(self, x: Tensor, edge_index: Tensor, away: Tensor) -> Tensor:
+        source, destination = edge_index
+        state = (x[source] + x[destination]).sigmoid() + self.weigh(away)
+        for layer in self.layers:
+            state = state + layer(state).tanh()
+        return x.new_zeros(x.size(0), 16).index_add(0, destination, state * self.weigh(away))
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_a_sum_of_states_reads_the_last_state_that_a_layer_reads(layers: int) -> None:
+    """And not all the tensors that were added to it, for each of which it would write a gradient."""
+    edge_index = torch.randint(6, (2, 20))
+    x, away = torch.randn(6, 16, requires_grad=True), torch.randn(20, 3, requires_grad=True)
+    model = gnncompile.compile(Residual(layers), options=BY_ROWS)
+    (region,) = gnncompile.explain(model, x, edge_index, away).regions
+    inputs = [line for line in region.program.splitlines() if "input" in line and " edge" in line]
+    assert len(inputs) == 3, region.program  # the state, what the last layer adds to it, and the weights
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_sums_of_residual_states(layers: int, device: str) -> None:
+    torch.manual_seed(0)
+    eager = Residual(layers).double().to(device)
+    ours = copy.deepcopy(eager)
+    with light():
+        compiled = gnncompile.compile(ours, options=BY_ROWS)
+        for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
+            edge_index = torch.randint(nodes, (2, edges), device=device)
+            given = [torch.randn(n, m, dtype=torch.float64, device=device) for n, m in ((nodes, 16), (edges, 3))]
+            _compare(eager, (ours, compiled), edge_index, given)

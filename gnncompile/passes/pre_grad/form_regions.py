@@ -23,6 +23,7 @@ from gnncompile.passes.pre_grad import dropout, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import FLOATS, Message, size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
+from gnncompile.passes.pre_grad.stored_rows import residual_streams
 
 
 def run(ctx: Context) -> None:
@@ -75,7 +76,12 @@ class _Forming:
             if kind == "mul":
                 raise NotFusable("the reduction 'mul' has no kernel yet")
             message = self._message(node, src, index, size)  # type: ignore[arg-type]
-            new = self._emit(node, message, message.reduced(str(kind), message.root(src)))  # type: ignore[arg-type]
+            root = message.root(src)  # type: ignore[arg-type]
+            if streams := residual_streams(message, src):  # type: ignore[arg-type]
+                self.ctx.stored |= streams
+                message = self._message(node, src, index, size)  # type: ignore[arg-type]
+                root = message.root(src)  # type: ignore[arg-type]
+            new = self._emit(node, message, message.reduced(str(kind), root))
         except NotFusable as reason:
             self.ctx.skip(f"{kind} aggregation", str(reason), node)
             return

@@ -80,6 +80,10 @@ class Message:
                 self.known[key] = self.input(node, Space.EDGE, slots)
         return self.known[key]
 
+    def computed(self) -> dict[fx.Node, int]:
+        """Returns the nodes of the graph that the region computes, with their region nodes."""
+        return {node: at for (node, _), at in self.known.items() if self.builder.nodes[at].op != "input"}
+
     def skip(self, what: str, reason: str, node: fx.Node) -> None:
         """Records why an operation is not part of the message."""
         self.ctx.skip(what, reason, node)
@@ -339,7 +343,7 @@ def makes_messages(node: fx.Node) -> bool:
             continue
         if at in seen:
             continue
-        if not at.users or (at is not node and not (at.target in _COMPUTED and _as_many_rows(at, node))):
+        if not at.users or (at is not node and not (at.target in COMPUTED and _as_many_rows(at, node))):
             return False
         seen.add(at)
         todo.extend(at.users)
@@ -422,7 +426,7 @@ _RESHAPES = {
 
 _FEATURE_SOFTMAXES = {aten.softmax.int, aten.log_softmax.int}
 
-_COMPUTED = {
+COMPUTED = {
     *POINTWISE,
     *_RESHAPES,
     *_FEATURE_SOFTMAXES,

@@ -36,10 +36,6 @@ class TiledMessage(Message):
         """Keeps the reason for later."""
         self.skipped.append((what, reason, node))
 
-    def computed(self) -> dict[fx.Node, int]:
-        """Returns the nodes of the graph that the region computes, with their region nodes."""
-        return {node: at for (node, _), at in self.known.items() if self.builder.nodes[at].op != "input"}
-
     def depth(self) -> int:
         """Returns the most layers one behind the other. Narrow ones do not count: their rows cost little to store."""
         depths: list[int] = []

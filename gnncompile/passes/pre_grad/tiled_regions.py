@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import fx
 
 from gnncompile import _compat, tuning
 from gnncompile.device import device_of
-from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
+from gnncompile.ir.region import Output, Region
 from gnncompile.passes.analysis import aten, drop_unused, is_switch, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
@@ -31,6 +31,7 @@ from gnncompile.passes.pre_grad import edge_linears
 from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import FLOATS
 from gnncompile.passes.pre_grad.moving import to_move
+from gnncompile.passes.pre_grad.stored_rows import readers_outside, sums_of_states
 from gnncompile.passes.pre_grad.tiled_message import TiledMessage
 
 _KINDS = ("sum", "mean", "max", "min")
@@ -178,7 +179,7 @@ class _Forming:
         """Returns a region of these reductions; values that can't be its results are stored outside."""
         while True:
             made = self._build(reductions, stored)
-            if made is not None and (more := _better_stored(made.message, set(reductions))):
+            if made is not None and (more := sums_of_states(made.message, reductions)):
                 stored |= more
                 self.better |= more
                 continue
@@ -208,7 +209,7 @@ class _Forming:
         inputs = self._inputs(made)
         unmasked = self.layouts.is_unmasked(layout)
         results, inside = made.results(), made.inside()
-        outside = {node: _readers(node, inside if node in made.states else ()) for node in results}
+        outside = {node: readers_outside(node, inside if node in made.states else ()) for node in results}
         first = min((user for users in outside.values() for user in users), default=None)
         if first is not None and max(inputs) > first and not self.ctx.switches:
             self._move_up(inputs, first, results)
@@ -253,7 +254,7 @@ class _Forming:
     def _replace(self, made: _Draft, items: Iterable[fx.Node]) -> None:
         inside = made.inside()
         for node, item in zip(made.results(), items, strict=True):
-            for user in _readers(node, inside if node in made.states else ()):
+            for user in readers_outside(node, inside if node in made.states else ()):
                 user.replace_input_with(node, item)
 
     def _log(self, made: _Draft, region: Region) -> None:
@@ -273,33 +274,8 @@ def _states(message: TiledMessage, reductions: set[fx.Node]) -> dict[fx.Node, in
     """Returns the values that are computed from a layer, and that nodes outside of the region read."""
     computed = message.computed()
     inside = reductions.union(computed)
-    read = {node: at for node, at in computed.items() if _readers(node, inside) and message.has_layer(at)}
+    read = {node: at for node, at in computed.items() if readers_outside(node, inside) and message.has_layer(at)}
     return {node: message.builder.on_edges(at) for node, at in read.items()}
-
-
-def _readers(node: fx.Node, inside: Container[fx.Node]) -> list[fx.Node]:
-    """Returns the users of a node that a region does not take the place of."""
-    return [user for user in node.users if user not in inside]
-
-
-def _better_stored(message: TiledMessage, reductions: set[fx.Node]) -> set[fx.Node]:
-    """Returns values computed from several edge tensors that other operations read as well.
-
-    Reading such a value costs less than reading the tensors.
-    """
-    computed, nodes = message.computed(), message.builder.nodes
-    inside = reductions.union(computed)
-    found = set()
-    for node, at in computed.items():
-        if not _readers(node, inside):
-            continue
-        needed = [nodes[k] for k in behind(nodes, [at])]
-        read = [n for n in needed if n.op == "input" and n.space is not Space.PARAMETER]
-        alone = all(n.space is Space.EDGE and n.shape == nodes[at].shape for n in read)
-        plain = not any(n.op in LAYERS or n.op == "dropout" for n in needed)
-        if len(read) > 1 and alone and plain:
-            found.add(node)
-    return found
 
 
 def _holds(made: _Draft, node: fx.Node, at: int) -> bool:
