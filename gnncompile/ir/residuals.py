@@ -12,29 +12,25 @@ otherwise gather wide rows, or compute a layer per edge, to compare again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 
 from gnncompile.ir import bits
 from gnncompile.ir.builder import Builder
+from gnncompile.ir.costs import bytes_read
 from gnncompile.ir.cutting import trailing
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
-from gnncompile.ir.region import BITS, LAYERS, STATISTICS, Node, Output, Region, Space, behind
+from gnncompile.ir.region import BITS, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
-from gnncompile.ir.vjp import Differentiation, vjp
+from gnncompile.ir.vjp import Differentiation, cheapest, vjp
 
 MOST_BITS = 1024
 """Widest region whose comparisons are stored, in elements per edge, padded to powers of two. No kernel splits such a
 region by channels."""
 
-WRITTEN, READ = 280, 256
-"""Cost of writing or reading the bits of an edge, in bytes of a gathered row that take as long. A row of 512 bytes
-takes about 240 us; bits in the order of the edge list take 130 us to write and 120 us to read (H200, 2.3M edges)."""
-
-PRODUCT = 12
-"""A linear layer of this number of edge features costs about as much as gathering a row as wide as its result (GINE on
-the same machine)."""
+WRITTEN = 280
+"""Cost of writing the bits of an edge, in bytes of a gathered row that take as long. A row of 512 bytes takes about 240
+us; bits in the order of the edge list take 130 us to write (H200, 2.3M edges)."""
 
 
 @lru_cache(maxsize=1024)
@@ -106,7 +102,7 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
     than its write costs.
     """
     plan = _backward(region, given, wanted)
-    cost = _bytes(plan)
+    cost = bytes_read(plan)
     tried: set[Node] = set()
     for stage in plan.stages:
         for at in _comparisons(stage):
@@ -117,33 +113,14 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
             tried.add(b.nodes[found])
             output = Output(found, BITS, (bits.words(b.nodes[found].shape),))
             candidate = Region(region.by, tuple(b.nodes), (*region.outputs, output), b.unmasked, b.tiled)
-            less = _bytes(_backward(candidate, given, wanted))
+            less = bytes_read(_backward(candidate, given, wanted))
             if less + WRITTEN < cost:
                 region, cost = candidate, less
     return region
 
 
 def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Backward:
-    return Differentiation(region, given + (False,) * (len(region.outputs) - len(given))).backward(wanted)
-
-
-def _bytes(plan: Backward) -> float:
-    """Estimates the cost of a backward, in bytes that its walks read per edge. Linear layers count as bytes too."""
-    total = 0.0
-    for region in (stage.region for stage in plan.stages):
-        for at, node in enumerate(region.nodes):
-            if node.op == "input" and node.space in (region.by.opposite, Space.EDGE):
-                total += _row_bytes(node)
-            elif node.op in LAYERS:
-                rows = region.nodes[node.args[1]].shape if node.op == "transposed" else node.shape
-                total += 4 * rows[0] * rows[1] * region.features(at) / PRODUCT
-    return total
-
-
-def _row_bytes(node: Node) -> int:
-    if node.dtype == BITS:
-        return READ
-    return math.prod(node.shape) * bits.tensor_type(node.dtype).itemsize
+    return cheapest(region, wanted, given + (False,) * (len(region.outputs) - len(given)))
 
 
 def _comparisons(stage: Stage) -> Iterator[int]:

@@ -19,10 +19,11 @@ from functools import lru_cache
 from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import linear, tiled_stages
 from gnncompile.ir.builder import Builder
+from gnncompile.ir.costs import bytes_read
 from gnncompile.ir.cutting import Stages, Transplant, elements
-from gnncompile.ir.reductions import REDUCTIONS, gradient_of
+from gnncompile.ir.forward_values import ForwardValues
+from gnncompile.ir.reductions import gradient_of
 from gnncompile.ir.region import (
-    BITS,
     BOOL,
     FEATURE_MAXIMA,
     FEATURE_SUMS,
@@ -49,12 +50,24 @@ def vjp(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Ba
         wanted: For each forward tensor, whether its gradient is needed.
         given: For each forward output, whether it has a cotangent.
     """
-    plan = Differentiation(region, given).backward(wanted)
+    plan = cheapest(region, wanted, given)
     if lacking := plan.missing:
         raise InvalidRegionError(
             f"region has no output for %{lacking[0]}, which its gradient reads: call with_residuals first"
         )
     return plan
+
+
+def cheapest(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Backward:
+    """Returns the backward that reads less: one computes all values per edge again, one reads those that are returned.
+
+    The arguments are those of :func:`vjp`.
+    """
+    plan = Differentiation(region, given).backward(wanted)
+    if region.tiled or not any(map(region.per_edge, region.outputs)):
+        return plan
+    other = Differentiation(region, given, reads_states=True).backward(wanted)
+    return other if not other.missing and bytes_read(other) < bytes_read(plan) else plan
 
 
 class Differentiation:
@@ -63,62 +76,21 @@ class Differentiation:
     Args:
         region: The forward.
         given: For each forward output, whether it has a cotangent.
+        reads_states: As for :class:`~gnncompile.ir.forward_values.ForwardValues`.
     """
 
-    def __init__(self, region: Region, given: tuple[bool, ...]) -> None:
+    def __init__(self, region: Region, given: tuple[bool, ...], reads_states: bool = False) -> None:
         self.region = region
         self.b = Builder(region.by, region.unmasked, region.tiled)
-        self.operands: list[Operand] = []
+        self.forward = ForwardValues(region, self.b, reads_states)
+        self.operands = self.forward.operands
         self.compute = region.compute
         self.stages = Stages(self.b, self.operands, self.compute)
         self.deferred_rows: dict[int, int] = {}  # from the placeholder of a row value to the row value
-        self.values: dict[int, int] = {}
         self.cotangents = [Cotangents() for _ in region.nodes]
         self._seed(given)
         for at in reversed(range(len(region.nodes))):
             self._visit(at)
-
-    # The forward's values, as expressions over its inputs and outputs.
-
-    def value(self, at: int) -> int:
-        """Returns the scratch expression of a forward value."""
-        if at not in self.values:
-            packed = any(o.node == at and o.dtype == BITS for o in self.region.outputs)
-            self.values[at] = self._saved(at) if packed else self._forward(at, self.region.nodes[at])
-        return self.values[at]
-
-    def _forward(self, at: int, node: Node) -> int:
-        if node.op == "input":
-            return self._operand(Operand("input", int(node.value or 0)), node.space, node)
-        if node.op == "softmax":
-            return self.b.op("div", self._exponential(at), self._statistic("softmax_sum", at))
-        if node.op in (*REDUCTIONS, *STATISTICS, "outer"):
-            return self._saved(at)
-        return self.b.again(node, [self.value(a) for a in node.args])
-
-    def _exponential(self, softmax: int) -> int:
-        logits = self.value(self.region.nodes[softmax].args[0])
-        return self.b.op("exp", self.b.op("sub", logits, self._statistic("softmax_max", softmax)))
-
-    def _statistic(self, which: str, softmax: int) -> int:
-        nodes = self.region.nodes
-        return self._saved(next(i for i, n in enumerate(nodes) if n.op == which and n.args == (softmax,)))
-
-    def _saved(self, at: int) -> int:
-        """Reads a forward value from an output, if possible in compute precision or packed; marks a missing output."""
-        found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
-        exact = [k for k in found if self.region.outputs[k].dtype in (self.compute, BITS)]
-        if not found:
-            return self._operand(Operand("missing", at), self.region.by, self.region.nodes[at], self.compute)
-        k = (exact or found)[0]
-        node = self.region.nodes[at]
-        space = node.space if self.region.per_edge(self.region.outputs[k]) else self.region.by
-        return self._operand(Operand("output", k), space, node, self.region.outputs[k].dtype)
-
-    def _operand(self, operand: Operand, space: Space, like: Node, dtype: str | None = None) -> int:
-        if operand not in self.operands:
-            self.operands.append(operand)
-        return self.b.input(self.operands.index(operand), space, like.shape, dtype or like.dtype)
 
     # Cotangents, from outputs to inputs.
 
@@ -129,7 +101,7 @@ class Differentiation:
                 continue  # softmax does not depend on the maximum that it subtracts
             on_edges = node.space is Space.EDGE
             space = node.space if on_edges or node.op == "outer" else self.region.by
-            cotangent = self._operand(Operand("cotangent", k), space, node, out.dtype)
+            cotangent = self.forward.operand(Operand("cotangent", k), space, node, out.dtype)
             self._accumulate(out.node, cotangent, on_edges, node.shape)
 
     def _accumulate(self, at: int, cotangent: int | None, on_edges: bool, shape: Shape) -> None:
@@ -152,7 +124,9 @@ class Differentiation:
             if cotangent is None or node.op == "input" or node.op in FEATURE_MAXIMA:
                 continue
             if node.op in GRADIENTS:
-                parts = GRADIENTS[node.op](self.b, [self.value(a) for a in node.args], self.value(at), cotangent)
+                parts = GRADIENTS[node.op](
+                    self.b, [self.forward.value(a) for a in node.args], self.forward.value(at), cotangent
+                )
                 for arg, part in zip(node.args, parts, strict=True):
                     self._accumulate(arg, part, on_edges, node.shape)
             elif node.op in FEATURE_SUMS:
@@ -170,11 +144,13 @@ class Differentiation:
         elif gradient_of(node.op) == "ties":
             per_edge = self._ties(at, node, cotangent)
         elif node.op == "softmax":
-            per_edge = self.b.op("mul", self.value(at), self.b.op("sub", cotangent, self._softmax_dot(at, cotangent)))
+            per_edge = self.b.op(
+                "mul", self.forward.value(at), self.b.op("sub", cotangent, self._softmax_dot(at, cotangent))
+            )
         else:
             assert node.op == "softmax_sum", f"{node.op} is not differentiable"
             logits = self.region.nodes[node.args[0]].args[0]
-            per_edge = self.b.op("mul", cotangent, self._exponential(node.args[0]))
+            per_edge = self.b.op("mul", cotangent, self.forward.exponential(node.args[0]))
         self._accumulate(logits, per_edge, True, node.shape)
 
     def _through_layer(self, node: Node, cotangent: int) -> None:
@@ -182,15 +158,15 @@ class Differentiation:
         b, (first, other) = self.b, node.args
         shapes = [self.region.nodes[a].shape for a in node.args]
         if node.op == "linear":
-            self._accumulate(first, b.transposed(cotangent, self.value(other), shapes[0][1]), True, shapes[0])
-            self.cotangents[other].layers.append(b.outer(self.value(first), cotangent, node.shape))
+            self._accumulate(first, b.transposed(cotangent, self.forward.value(other), shapes[0][1]), True, shapes[0])
+            self.cotangents[other].layers.append(b.outer(self.forward.value(first), cotangent, node.shape))
         elif node.op == "transposed":
-            self._accumulate(first, b.linear(cotangent, self.value(other)), True, shapes[1])
-            self.cotangents[other].layers.append(b.outer(cotangent, self.value(first), shapes[1]))
+            self._accumulate(first, b.linear(cotangent, self.forward.value(other)), True, shapes[1])
+            self.cotangents[other].layers.append(b.outer(cotangent, self.forward.value(first), shapes[1]))
         else:
-            value = self.value(other)
+            value = self.forward.value(other)
             self._accumulate(first, b.transposed(value, cotangent, shapes[0][1]), True, shapes[0])
-            self._accumulate(other, b.linear(self.value(first), cotangent), True, node.shape)
+            self._accumulate(other, b.linear(self.forward.value(first), cotangent), True, node.shape)
 
     def _ties(self, at: int, node: Node, cotangent: int) -> int:
         """The cotangent of an extremum per edge: edges that reach it share its cotangent equally. Where it is 0, the
@@ -199,13 +175,13 @@ class Differentiation:
         b, forward = self.b, Builder.of(self.region)
         reaches = forward.op("eq", node.args[0], at)
         if reaches < len(self.region.nodes):
-            reached = self.value(reaches)
+            reached = self.forward.value(reaches)
         else:
-            reached = b.op("eq", self.value(node.args[0]), self.value(at))
+            reached = b.op("eq", self.forward.value(node.args[0]), self.forward.value(at))
         one, counted = b.const(1), forward.sharers(at)
         if counted >= len(self.region.nodes):
             raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
-        count = self._saved(counted)
+        count = self.forward.saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
         # A row stage divides once per row, not once per edge.
         (temporary,) = self.stages.add(self.region.by, [(share, False, self.compute)])
@@ -215,12 +191,12 @@ class Differentiation:
         """The sum of alpha * d(alpha) over a row's edges; computed from outputs if alpha is only a factor of sums."""
         b, shape = self.b, self.region.nodes[at].shape
         if not self.region.tiled and (sums := self._weighted_sums(at)):
-            products = [(b.op("mul", self.cotangents[s].row or 0, self._saved(s)), s) for s in sums]
+            products = [(b.op("mul", self.cotangents[s].row or 0, self.forward.saved(s)), s) for s in sums]
             value, *others = [b.sum_to(product, shape, self.region.nodes[s].shape) for product, s in products]
             for other in others:
                 value = b.op("add", value, other)
             return self._deferred_row(value)
-        value = b.op("mul", self.value(at), cotangent)
+        value = b.op("mul", self.forward.value(at), cotangent)
         # This stage comes before all walks, so it also computes the deferred row values that it reads.
         (temporary,) = self.stages.add(
             self.region.by, [(self._substitute(self.deferred_rows)(value), True, self.compute)]
@@ -267,7 +243,7 @@ class Differentiation:
         inputs = self._inputs(wanted)
         if self.region.tiled or self.region.sums_all or any(n.space is Space.EDGE for _, n in inputs):
             return []  # the gradient of an edge input computes the same values per edge, and stores them
-        copy = Transplant(self.b, b, self.operands, {self.value(at): at for at in self._known()})
+        copy = Transplant(self.b, b, self.operands, {self.forward.value(at): at for at in self._known()})
         biases = self._biases(wanted)
         own = [at for at, n in inputs if n.space is not self.region.by.opposite and at not in biases]
         edges = [self.cotangents[at].edge for at in own]
@@ -331,11 +307,11 @@ class Differentiation:
             return total
         kept = {o.node for o in self.region.outputs if o.dtype == self.compute}
         kept_sums = [at for at in kept if self.region.nodes[at].op == "reduce_sum"]
-        sums = {self.value(self.region.nodes[at].args[0]): at for at in kept_sums}
+        sums = {self.forward.value(self.region.nodes[at].args[0]): at for at in kept_sums}
         value = self._sum_over_edges(total.edge)
         if not set(self._sums(value)) <= set(sums):
             return total
-        saved = {self.b.reduce("sum", argument): self._saved(at) for argument, at in sums.items()}
+        saved = {self.b.reduce("sum", argument): self.forward.saved(at) for argument, at in sums.items()}
         value = self._substitute(saved)(value)
         return Cotangents(None, value if total.row is None else self.b.op("add", total.row, value))
 

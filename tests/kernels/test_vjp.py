@@ -15,7 +15,7 @@ from gnncompile.exc import InvalidRegionError
 from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, Node, Output, Region, Space
-from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.residuals import tensors_read, with_residuals
 from gnncompile.ir.stages import Backward
 from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
@@ -209,6 +209,24 @@ def _features_twice(b: Builder) -> list[Output]:
     return [Output(b.reduce("sum", b.op("mul", b.linear(e, w), product)), F64, (3,))]
 
 
+def _state(b: Builder) -> int:
+    x, y, e = b.input(0, S, (1, 3), F64), b.input(1, D, (1, 3), F64), b.input(2, E, (1, 3), F64)
+    return b.op("add", b.op("add", x, y), e)
+
+
+def _returned_relu(b: Builder) -> list[Output]:
+    state = rules.relu(b, _state(b))
+    return [Output(state, F64, (3,)), Output(b.reduce("sum", state), F64, (3,))]
+
+
+def _returned_sigmoid(b: Builder) -> list[Output]:
+    state = b.op("sigmoid", _state(b))
+    return [
+        Output(state, F64, (3,)),
+        Output(b.reduce("sum", b.op("mul", state, b.input(0, S, (1, 3), F64))), F64, (3,)),
+    ]
+
+
 R, C, K = "rows", "cols", "edges"
 CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...]]]] = {
     "weighted sum": (_weighted_sum, [(C, 3), (K,)]),
@@ -232,6 +250,8 @@ CASES: dict[str, tuple[Callable[[Builder], list[Output]], list[tuple[object, ...
     "softmax of softmax": (_softmax_of_softmax, [(C, 3), (R, 3)]),
     "attention with features": (_attended_features, [(R, 2, 9), (C, 2, 9), (K, 2, 9)]),
     "features twice": (_features_twice, [(C, 3), (K, 3), (3, 3)]),
+    "returned relu": (_returned_relu, [(C, 3), (R, 3), (K, 3)]),
+    "returned sigmoid": (_returned_sigmoid, [(C, 3), (R, 3), (K, 3)]),
 }
 REGIONS = {name: region_of(outputs) for name, (outputs, _) in CASES.items()}
 
@@ -405,6 +425,26 @@ def test_wide_features_of_edges_are_read_once():
     assert ours == [(2, 9)] and theirs == [(2, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sign_of_a_returned_relu_is_read_from_its_rows(dtype: str):
+    """So nothing that the state was made of is kept: neither gathered rows, nor those of edges."""
+    b = Builder(D)
+    x, y, e = (b.input(k, space, (1, 64), dtype) for k, space in enumerate((S, D, E)))
+    state = rules.relu(b, b.op("add", b.op("add", x, y), e))
+    region = with_residuals(b.finish([Output(state, dtype, (64,)), Output(b.reduce("sum", state), dtype, (64,))]))
+    assert [o.dtype for o in region.outputs] == [dtype, dtype]
+    assert tensors_read(region, (True,) * 3, "input") == frozenset()
+    assert tensors_read(region, (True,) * 3, "output") == {0}
+
+
+def test_a_returned_value_of_another_type_is_computed_again():
+    """Eager computes with its rounded rows as well, but those of the region are not rounded."""
+    b = Builder(D)
+    state = b.op("sigmoid", b.op("add", b.input(0, S, (1, 64), "bfloat16"), b.input(1, E, (1, 64), "bfloat16")))
+    region = with_residuals(b.finish([Output(state, "bfloat16", (64,)), Output(b.reduce("sum", state), F64, (64,))]))
+    assert tensors_read(region, (True,) * 2, "input") == {0, 1}
+
+
 def test_several_sums_weighed_by_one_softmax_need_no_walk_for_its_dot_product():
     """Nor is the gradient of the narrower row handed over: the walk for the wider one gathers the same rows."""
     region = REGIONS["two weighted sums"]
@@ -478,7 +518,7 @@ def _copied(b: Builder, region: Region) -> list[Output]:
     "name",
     [
         *("weighted sum", "mixed", "gat", "dot attention", "max of softmax", "feature sums"),
-        *("gine", "biased gine", "attention with a layer", "features twice"),
+        *("gine", "biased gine", "attention with a layer", "features twice", "returned relu", "returned sigmoid"),
     ],
 )
 def test_kernels_and_their_gradients(name: str, device: str):
