@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_NAME = "_gnncompile_attached"
+from gnncompile.layout.side_table import SideTable
 
 ENOUGH = 2
 """The least number of rows of each row type in a padded mini-batch.
@@ -123,6 +123,10 @@ class BatchMetadata:
         return () if self.make_hop_prefixes is None else self.make_hop_prefixes()
 
 
+_attached: SideTable[tuple[BatchMetadata, Any]] = SideTable()
+"""The metadata of tensors, each with the state of its tensor at the time."""
+
+
 class Count(int):
     """The number of valid rows of a row type. A compiled model may replace it by the number of rows of the bucket."""
 
@@ -183,12 +187,12 @@ def count(batch: Bucketed, kind: int) -> Count:
 
 def attach(value: Tensor, what: BatchMetadata) -> None:
     """Attaches metadata to a tensor."""
-    setattr(value, _NAME, (what, _state(value)))
+    _attached.set(value, (what, _state(value)))
 
 
 def attached(value: Tensor) -> BatchMetadata | None:
     """Returns the metadata of a tensor; None if no loader attached any, or if the tensor was changed since."""
-    found = getattr(value, _NAME, None)
+    found = _attached.get(value)
     return found[0] if found is not None and found[1] == _state(value) else None
 
 

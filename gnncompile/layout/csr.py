@@ -20,6 +20,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError
+from gnncompile.layout.side_table import SideTable
 from gnncompile.layout.streams import Ordered
 
 MAX_INDEX = 2**31 - 1 - 2**13
@@ -27,9 +28,6 @@ MAX_INDEX = 2**31 - 1 - 2**13
 
 NO_HUBS = (0, 0)
 """The numbers of hubs and of pieces of a layout that has no hubs, even with one more edge for each row."""
-
-_HUBS = "_gnncompile_hubs"
-_ROWS = "_gnncompile_rows"
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,6 @@ class Hubs:
             self.number, self._arriving = _pair(arriving.host), None
         return self.number or (self.rows.size(0), self.pieces.size(0))
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Drops the lists of a copied or pickled rowptr, which gets new lists when it is used."""
-        return type(None), ()
-
 
 @dataclass
 class _Rows:
@@ -101,10 +95,11 @@ class _Rows:
     version: int
     order: Ordered | None
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Drops the rows, as :meth:`Hubs.__reduce__` drops the lists."""
-        return type(None), ()
 
+_hubs: SideTable[Hubs] = SideTable()
+"""The hubs of layouts, by rowptr."""
+_rows: SideTable[_Rows] = SideTable()
+"""The row of each edge of layouts, by rowptr."""
 
 _pending: deque[_Pending] = deque()
 _flags: dict[torch.device, Tensor] = {}
@@ -207,7 +202,7 @@ def with_loops(
 def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
     most = _most_hubs(rowptr.numel() - 1, num_edges)
     if most and device_of(rowptr.device).finds_hubs_early:
-        setattr(rowptr, _HUBS, _find_hubs(rowptr, most, num_edges))
+        _hubs.set(rowptr, _find_hubs(rowptr, most, num_edges))
 
 
 def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) -> None:
@@ -285,8 +280,8 @@ def most_edges(num_edges: int) -> int:
 def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     """Returns the hubs of a layout, or None if it has too few edges for a hub.
 
-    The lists that :func:`csr` made travel as an attribute of the rowptr tensor, since compiled graphs pass layouts as
-    plain tensors. A rowptr that came without lists, or was changed since, gets new lists here.
+    The lists that :func:`csr` made are in a side table, by rowptr, since compiled graphs pass layouts as plain tensors.
+    A rowptr that has no lists, or was changed since, gets new lists here.
 
     Args:
         rowptr: int32 ``[num_rows + 1]``.
@@ -305,28 +300,27 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     found = _find_hubs(rowptr, most, num_edges)
     # Lists made while a CUDA graph is captured belong to the graph, which makes them again at every replay.
     if not device_of(rowptr.device).is_capturing:
-        setattr(rowptr, _HUBS, found)
+        _hubs.set(rowptr, found)
     return found
 
 
 def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None, most_edges: int) -> None:
-    """Attaches lists of hubs to the rowptr of a layout; see :class:`Hubs` for the arguments."""
-    setattr(rowptr, _HUBS, Hubs(rows, pieces, _version(rowptr), number, most_edges, None))
+    """Gives the rowptr of a layout its lists of hubs; see :class:`Hubs` for the arguments."""
+    _hubs.set(rowptr, Hubs(rows, pieces, _version(rowptr), number, most_edges, None))
 
 
 def given_hubs(rowptr: Tensor) -> Hubs | None:
-    """Returns the hubs that are attached to a tensor, or None."""
-    found: Hubs | None = getattr(rowptr, _HUBS, None)
-    return found
+    """Returns the hubs that a tensor was given, or None."""
+    return _hubs.get(rowptr)
 
 
 def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
     """Returns the row of each edge in the order of a layout, int32 ``[num_edges]``.
 
-    Masked edges get the index after the last row. The tensor is made once for a layout and travels with the rowptr, as
-    the hubs do.
+    Masked edges get the index after the last row. The tensor is made once for a layout and kept by rowptr, as the hubs
+    are.
     """
-    found: _Rows | None = getattr(rowptr, _ROWS, None)
+    found = _rows.get(rowptr)
     if found is not None and found.version == _version(rowptr):
         if found.order is not None:
             found.order.follow()
@@ -334,7 +328,7 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
     positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
     rows = torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
     if not device_of(rowptr.device).is_capturing:
-        setattr(rowptr, _ROWS, _Rows(rows, _version(rowptr), Ordered.after([rows])))
+        _rows.set(rowptr, _Rows(rows, _version(rowptr), Ordered.after([rows])))
     return rows
 
 

@@ -18,6 +18,7 @@ from gnncompile.batches.hops import MOST, HopPrefix, hop_prefixes
 from gnncompile.batches.prepare import prepare
 from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.layout.batch_metadata import attached
 
 NODES = 400
 
@@ -347,8 +348,6 @@ def test_fronts_are_closures(seed: int) -> None:
 
 def test_padded_edges_of_a_front_join_what_nobody_reads() -> None:
     one = next(iter(gnncompile.loader(batches((12,)), buckets=True)))
-    from gnncompile.layout.batch_metadata import attached
-
     what = attached(one.edge_index)
     assert what is not None and what.batch is not None and len(what.hop_prefixes) >= 2
     row, col = one.edge_index
@@ -370,7 +369,9 @@ def test_what_was_not_sampled_has_none() -> None:
     assert prepare(plain, None).kinds.hop_prefixes == ()
     plain.batch_size = NODES
     one = next(iter(gnncompile.loader([plain], buckets=True)))
-    assert not any("front" in name for name in one.edge_index._gnncompile_attached[0].batch.kinds)
+    what = attached(one.edge_index)
+    assert what is not None and what.batch is not None and not any("front" in name for name in what.batch.kinds)
     plain.batch_size = 1  # fewer than two are never padded, but the rest of the mini-batch is
     one = next(iter(gnncompile.loader([plain], buckets=True)))
-    assert one.batch_size == 1 and one.edge_index._gnncompile_attached[0].batch is not None
+    what = attached(one.edge_index)
+    assert one.batch_size == 1 and what is not None and what.batch is not None
