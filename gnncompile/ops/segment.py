@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ir import philox
+from gnncompile.layout.side_table import SideTable
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define("segment_reduce(Tensor src, Tensor index, SymInt num_segments, str reduce) -> Tensor")
@@ -92,7 +94,24 @@ def _num_segments(index: Tensor) -> int:
     return int(index.max()) + 1 if index.numel() else 0
 
 
-_SEGMENTS, _LONGEST, _SOURCE = "_gnncompile_segments", "_gnncompile_longest", "_gnncompile_source"
+@dataclass(frozen=True)
+class _Facts:
+    """What a trace knows of the fake tensor of an index that a marker op returned.
+
+    Attributes:
+        segments: The number of segments, an int or a symbolic one, or None.
+        longest: The length of the longest segment, or None.
+        source: The place of the index in the arguments, or None if it is no input.
+    """
+
+    segments: Any
+    longest: Any
+    source: str | None
+
+
+_NOTHING = _Facts(None, None, None)
+_facts: SideTable[_Facts] = SideTable()
+"""What traces know of fake tensors."""
 
 
 def _fake_num_segments(index: Tensor) -> Any:
@@ -105,9 +124,10 @@ def _fake_longest_segment(index: Tensor) -> Any:
 
 def _size_of(index: Tensor, longest: bool) -> Any:
     """The size that the caller attached to an index, or asks the caller to attach it; else an unbacked integer."""
-    known = getattr(index, _LONGEST if longest else _SEGMENTS, None)
-    if known is not None:
-        return known
+    known = _facts.get(index) or _NOTHING
+    size = known.longest if longest else known.segments
+    if size is not None:
+        return size
     request_size(index, longest)
     # Not a size yet: for integers that are all negative, which are no index, the number may be negative.
     return _compat.unknown_number()
@@ -146,10 +166,8 @@ def _contiguous_like(index: Tensor) -> Tensor:
 
 def _fake_sized(index: Tensor, carrier: Tensor) -> Tensor:
     out = _contiguous_like(index)
-    setattr(out, _SEGMENTS, carrier.size(0))
-    setattr(out, _SOURCE, _source(index))
-    if carrier.dim() > 2:
-        setattr(out, _LONGEST, carrier.size(1))
+    longest = carrier.size(1) if carrier.dim() > 2 else None
+    _facts.set(out, _Facts(carrier.size(0), longest, _source(index)))
     return out
 
 
@@ -162,21 +180,11 @@ def _sorted_index(index: Tensor) -> Tensor:
     return _copy(index)
 
 
-def _fake_sorted_index(index: Tensor) -> Tensor:
-    out = _contiguous_like(index)
-    for name in (_SEGMENTS, _LONGEST, _SOURCE):
-        if hasattr(index, name):
-            setattr(out, name, getattr(index, name))
-    if not hasattr(out, _SOURCE):
-        setattr(out, _SOURCE, _source(index))
-    return out
-
-
 def _source(index: Tensor) -> str | None:
     """The place of an index in the arguments, without our field names such as ``.segment``; None if it is no input."""
-    known: str | None = getattr(index, _SOURCE, None)
-    if known is not None:
-        return known
+    known = _facts.get(index)
+    if known is not None and known.source is not None:
+        return known.source
     name = _compat.tracked_input_name(index) if _compat.takes_arguments() else None  # None after a graph break
     for field in (".segment", ".numbered", ".padded"):
         name = name.removesuffix(field) if name is not None else None
@@ -184,11 +192,8 @@ def _source(index: Tensor) -> str | None:
 
 
 def _fake_known(index: Tensor) -> Tensor:
-    out = _contiguous_like(index)
-    for name in (_SEGMENTS, _LONGEST):
-        if hasattr(index, name):
-            setattr(out, name, getattr(index, name))
-    setattr(out, _SOURCE, _source(index))
+    out, known = _contiguous_like(index), _facts.get(index) or _NOTHING
+    _facts.set(out, _Facts(known.segments, known.longest, _source(index)))
     return out
 
 
@@ -247,7 +252,7 @@ for _name, _fake in (
     ("padded", lambda value, counts, rows, values: _fake_known(value)),
     ("num_segments", _fake_num_segments),
     ("longest_segment", _fake_longest_segment),
-    ("sorted_index", _fake_sorted_index),
+    ("sorted_index", _fake_known),
     ("adjacency", lambda row, col, values, shape: values.new_empty(shape.shape[:2])),
 ):
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
