@@ -31,6 +31,10 @@ _INVERSE_DEGREE = -1
 """The index that stands for the tensor that :meth:`Message.bind` makes from the layout."""
 
 
+class _NoFreeAxis(NotFusable):
+    """A sum over a feature axis needs a region axis, and the axes of its result take both."""
+
+
 class Message:
     """One message under construction, reduced by `index` to `num_rows` rows."""
 
@@ -72,7 +76,7 @@ class Message:
             try:
                 self.known[key] = self._operation(node, slots, strict)
             except NotFusable as reason:
-                if strict and "free axis" in str(reason):
+                if strict and isinstance(reason, _NoFreeAxis):
                     raise
                 self.known, self.source, self.num_columns = saved
                 if _is_message_op(node):
@@ -306,7 +310,7 @@ class Message:
         taken = [k for k in outer if k >= 0]
         free = [k for k in (1, 0) if k not in taken and all((k > t) == (at > i) for i, t in enumerate(outer) if t >= 0)]
         if not free:
-            raise NotFusable("its sum over a feature axis finds no free axis")
+            raise _NoFreeAxis("its sum over a feature axis finds no free axis")
         inside = (*outer[:at], free[0], *outer[at:])
         summed = self.lower(inner, tuple(inside), strict)
         return self._sum(summed, free[0], int(value(inner).shape[axes[0]]))
