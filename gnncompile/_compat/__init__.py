@@ -15,7 +15,7 @@ from gnncompile._compat.autograd import (
     trace_aten,
     without_saved_hooks,
 )
-from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS, broken_bounds
+from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS
 from gnncompile._compat.compiles import kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cpu_products import has_products, products_table
@@ -41,6 +41,7 @@ from gnncompile._compat.dynamo import (
     whole_captures,
 )
 from gnncompile._compat.emptiness import patch_evaluate_expr
+from gnncompile._compat.errors import broken_bounds, is_broken_capture
 from gnncompile._compat.gradients import (
     bound_gradient,
     drop_leaf_marks,
@@ -160,6 +161,7 @@ __all__ = [
     "inductor_option_names",
     "input_source",
     "inside_an_op_with_autograd",
+    "is_broken_capture",
     "is_limit",
     "is_watched",
     "is_whole",

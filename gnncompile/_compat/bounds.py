@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +22,6 @@ def _take_along_dim_counts() -> bool:
 
 TAKE_ALONG_DIM_COUNTS = _take_along_dim_counts()
 """Whether negative indices of :func:`torch.take_along_dim` count from the end, as in newer versions of torch."""
-
-
-def broken_bounds(error: RuntimeError) -> str | None:
-    """Returns the bounds that an index violates, if Inductor's CPU code raised this error; None for other errors."""
-    found = re.search(r"index out of bounds: (.*)", str(error))
-    return None if found is None else found[1].strip()
 
 
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
+from gnncompile._compat.errors import is_donated_twice
 from gnncompile.exc import DerivativeError, SecondDerivativeError
 
 _NAMES = {
@@ -148,7 +149,7 @@ def _tell(kind: Any) -> None:
         try:
             return original(ctx, *given)
         except RuntimeError as error:
-            if "donated buffer" not in str(error):
+            if not is_donated_twice(error):
                 raise
             raise DerivativeError(_TWICE) from None
 

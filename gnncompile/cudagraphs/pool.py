@@ -38,14 +38,8 @@ A new recording costs as much as many steps.
 LOOK_EVERY = 32
 """The number of calls between two checks of recordings that build structure for an index outside of the graph."""
 
-BROKEN = "previous error during capture"
-"""CUDA's message at the end of a capture that something broke.
-
-If no operation of the graph raised an error, something else in the process broke the capture.
-"""
-
 TRIES = 3
-"""The number of attempts to record a graph whose captures end with :data:`BROKEN`."""
+"""The number of attempts to record a graph whose captures are broken by something else in the process."""
 
 MOST_SEEN = 256
 """The largest number of sizes whose runs are remembered."""
@@ -263,7 +257,8 @@ class CudaGraphPool:
     def _refuse(self, seen: _Seen, reason: BaseException, builds_structure: bool) -> None:
         reason = _first(reason)
         text = str(reason).strip().splitlines()[0]
-        if BROKEN in text and self._broken < TRIES - 1:
+        # No operation of the graph raised an error, so something else in the process broke the capture.
+        if _compat.is_broken_capture(reason) and self._broken < TRIES - 1:
             self._broken += 1
             logger.info("a capture is tried again: %s", text)
             return
@@ -279,7 +274,7 @@ class CudaGraphPool:
 
 def _first(error: BaseException) -> BaseException:
     """Returns the error that broke a capture, if it is known. The end of a broken capture raises another error."""
-    while BROKEN in str(error) and error.__context__ is not None:
+    while _compat.is_broken_capture(error) and error.__context__ is not None:
         error = error.__context__
     return error
 

@@ -171,6 +171,48 @@ def test_private_api_stands_in_one_place() -> None:
     assert not outside
 
 
+ERRORS = ("e", "err", "error", "exc", "exception", "failed", "failure", "problem", "reason")
+"""The names that errors have."""
+
+
+def texts_matched(source: str) -> list[int]:
+    """The lines that look into the text of an error: ``"a" in str(error)``, ``re.search("a", str(error))``, ..."""
+
+    def is_text(node: ast.AST) -> bool:
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str"
+        return called and any(isinstance(arg, ast.Name) and arg.id in ERRORS for arg in node.args)  # type: ignore[attr-defined]
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            compared = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
+            found += [node.lineno] * (compared and any(map(is_text, node.comparators)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            regex = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
+            part = node.func.attr in ("startswith", "endswith", "find", "index") and is_text(node.func.value)
+            found += [node.lineno] * (part or (regex and any(map(is_text, node.args))))
+    return found
+
+
+def test_texts_of_errors_are_matched_in_one_place() -> None:
+    assert texts_matched("if 'a' in str(error): pass") == texts_matched("str(error).startswith('a')") == [1]
+    assert texts_matched("import re\nre.search('a', str(error))") == [2]
+    assert texts_matched("'a' in error, str(error), 'a' in str(op)") == []
+    found = {path.name for path in FILES if texts_matched(path.read_text(encoding="utf-8"))}
+    assert found == {"errors.py"}
+
+
+def test_a_broken_capture_is_known_by_its_code_or_text() -> None:
+    is_broken = importlib.import_module("gnncompile._compat").is_broken_capture
+    text = "CUDA error: operation failed due to a previous error during capture"
+    for code in (900, 901):
+        error: Any = torch.AcceleratorError(text)
+        error.error_code = code
+        assert is_broken(error) == (code == 901)
+    assert is_broken(RuntimeError(text)) and is_broken(torch.AcceleratorError(text))
+    assert not is_broken(ValueError(text)) and not is_broken(RuntimeError("operation not permitted"))
+
+
 def test_files_of_compat_are_small_and_everything_is_exported() -> None:
     compat = importlib.import_module("gnncompile._compat")
     assert all(len(path.read_text().splitlines()) <= 400 for path in COMPAT)
