@@ -6,6 +6,7 @@ import copy
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -20,6 +21,12 @@ from gnncompile.exc import ArgumentTypeError
 from gnncompile.options import resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_programs: weakref.WeakKeyDictionary[Callable[..., Any], weakref.ref[CompiledCallable]] = weakref.WeakKeyDictionary()
+"""The program of each compiled function. An attribute would be copied to a wrapper by ``functools.wraps``.
+
+The function itself keeps its program alive. The program refers to the original, which may refer to the function.
+"""
 
 
 class CompiledModule:
@@ -69,8 +76,15 @@ def _rebuild(target: nn.Module, settings: dict[str, Any]) -> Any:
 
 def _warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The method ``warmup``: compiles and records for such arguments (:func:`gnncompile.warmup`). Returns `self`."""
-    run_ahead(self._gnncompile_program, args, kwargs)
+    program = callable_of(self)
+    assert program is not None
+    run_ahead(program, args, kwargs)
     return self
+
+
+def _is_ours(warmup: Any) -> bool:
+    """Whether a function's `warmup` is that of a compiled function, from which ``functools.wraps`` copied it."""
+    return isinstance(warmup, functools.partial) and warmup.func is _warmup
 
 
 def _module(target: nn.Module, settings: dict[str, Any]) -> nn.Module:
@@ -138,6 +152,9 @@ def trained(model: Any) -> Any:
 
 def callable_of(compiled: Any) -> CompiledCallable | None:
     """The :class:`CompiledCallable` of a compiled module or function; None if it is not compiled."""
+    if isinstance(compiled, types.FunctionType):
+        found = _programs.get(compiled)
+        return None if found is None else found()
     try:
         return object.__getattribute__(compiled, "_gnncompile_program")  # type: ignore[no-any-return]
     except AttributeError:
@@ -226,7 +243,7 @@ def compile(
             return model(*args, **kwargs)
         return program(args, kwargs)
 
-    call._gnncompile_program = program  # type: ignore[attr-defined]
-    if not hasattr(call, "warmup"):
+    _programs[call] = weakref.ref(program)
+    if not hasattr(call, "warmup") or _is_ours(call.warmup):
         call.warmup = functools.partial(_warmup, call)  # type: ignore[attr-defined]
     return call

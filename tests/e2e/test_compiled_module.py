@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -252,6 +253,33 @@ def test_function_and_decorator(model: Net):
 def test_other_callables(model: Net):
     equal(gnncompile.compile(model.forward)(X, EDGES), model(X, EDGES))
     equal(gnncompile.compile(functools.partial(model, X))(edge_index=EDGES), model(X, EDGES))
+
+
+def test_a_wrapper_of_a_compiled_function_is_not_compiled(model: Net):
+    """``functools.wraps`` copies the attributes of a function. The wrapper may be compiled on its own."""
+
+    @gnncompile.compile
+    def inner(x: Tensor, edge_index: Tensor) -> Tensor:
+        return model(x, edge_index)
+
+    @functools.wraps(inner)
+    def outer(*args: Any) -> Tensor:
+        return inner(*args) + 1
+
+    assert callable_of(inner) is not None and callable_of(outer) is None
+    compiled = gnncompile.compile(outer)
+    equal(compiled(X, EDGES), model(X, EDGES) + 1)
+    assert callable_of(compiled).target is outer
+    assert inner.warmup(X, EDGES) is inner and compiled.warmup(X, EDGES) is compiled
+
+
+def test_a_compiled_function_is_freed(model: Net):
+    compiled = gnncompile.compile(lambda x: model(x, EDGES))
+    known, program = weakref.ref(compiled), weakref.ref(callable_of(compiled))
+    assert callable_of(compiled) is program()
+    del compiled
+    gc.collect()
+    assert known() is None and program() is None
 
 
 def test_decorated_class_keeps_compiling_per_instance():
