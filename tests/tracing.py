@@ -18,7 +18,7 @@ from gnncompile.substitutes import install
 WIDTH = 4
 
 
-class Traced:
+class Traced(_compat.CaptureSettings):
     """A Dynamo backend that keeps the operations of a graph after each pass, and runs the graph after the last pass."""
 
     self_loops = "masked"

@@ -16,6 +16,7 @@ from gnncompile._compat.autograd import (
     without_saved_hooks,
 )
 from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS
+from gnncompile._compat.capture_settings import CaptureSettings, current_settings, is_ours
 from gnncompile._compat.compiles import kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cpu_products import has_products, products_table
@@ -26,7 +27,6 @@ from gnncompile._compat.dynamo import (
     calling_file,
     copy_of,
     counters,
-    current_backend,
     graph_breaks,
     input_source,
     is_whole,
@@ -119,6 +119,7 @@ __all__ = [
     "GLOBAL_HOOKS",
     "TAKE_ALONG_DIM_COUNTS",
     "CaptureFailed",
+    "CaptureSettings",
     "CompiledForms",
     "Recapture",
     "Setting",
@@ -135,8 +136,8 @@ __all__ = [
     "copy_each",
     "copy_of",
     "counters",
-    "current_backend",
     "current_device",
+    "current_settings",
     "current_stream",
     "decompose",
     "drop_leaf_marks",
@@ -163,6 +164,7 @@ __all__ = [
     "inside_an_op_with_autograd",
     "is_broken_capture",
     "is_limit",
+    "is_ours",
     "is_watched",
     "is_whole",
     "keep_versions",

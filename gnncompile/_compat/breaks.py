@@ -9,32 +9,22 @@ from typing import Any
 import torch
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
+from gnncompile._compat.capture_settings import settings_of
+
 
 def patch_log_graph_break() -> None:
-    """Makes Dynamo call ``note_break(reason, trace)`` of a backend that has this method, at each graph break.
-
-    `trace` is the stack of the user's code, as Python prints it.
-    """
+    """Makes Dynamo call ``note_break`` of gnncompile's backends at each graph break."""
     log: Any = InstructionTranslatorBase.log_graph_break
 
     @functools.wraps(log)
     def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note = getattr(_own(self.output.compiler_fn), "note_break", None)
-        if note is not None:
+        backend = settings_of(self.output.compiler_fn)
+        if backend is not None:
             given = [*args, *kwargs.values()]
-            note(_reason(given), _trace(given, self))
+            backend.note_break(_reason(given), _trace(given, self))
         return log(self, *args, **kwargs)
 
     setattr(InstructionTranslatorBase, log.__name__, log_graph_break)
-
-
-def _own(compiler: Any) -> Any:
-    """Returns a backend without torch's wrappers around it."""
-    while True:
-        inner = getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "compiler_fn", None)
-        if inner is None or inner is compiler:
-            return compiler
-        compiler = inner
 
 
 def _error(given: list[Any]) -> BaseException | None:

@@ -45,16 +45,6 @@ def traced_here() -> bool:
     )
 
 
-def current_backend() -> Any:
-    """Returns the backend that the running Dynamo trace compiles for, without torch's wrappers around it."""
-    found = InstructionTranslator.current_tx().output.compiler_fn
-    while True:
-        inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
-        if inner is None or inner is found:
-            return found
-        found = inner
-
-
 ENTRY = "entry_of_gnncompile"
 """The name prefix of functions that take the arguments of a call. Frames that Dynamo resumes have other names."""
 

@@ -19,7 +19,7 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
-from gnncompile._compat.dynamo import current_backend
+from gnncompile._compat.capture_settings import current_settings
 from gnncompile._compat.recapture import Recapture, Setting
 
 
@@ -114,7 +114,7 @@ def refuse_layer(layer: Any) -> None:
 
 
 def _is_watched(layer: Any) -> Any:
-    return ConstantVariable.create(getattr(layer, "value", None) in getattr(current_backend(), "watched", ()))
+    return ConstantVariable.create(getattr(layer, "value", None) in current_settings().watched)
 
 
 def _refuse_layer(layer: Any) -> Any:

@@ -56,7 +56,7 @@ class Captured:
 
 
 @dataclass(repr=False)
-class Backend:
+class Backend(_compat.CaptureSettings):
     """Compiles captured graphs. Each compiled model has its own backend, with its own reports and modes.
 
     Attributes:

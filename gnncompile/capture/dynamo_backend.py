@@ -32,21 +32,26 @@ _MESSAGES = {
 _OTHERWISE = "{reason}. Use gnncompile.compile(model), which captures such a model in another way."
 
 
-def backend(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """The backend of ``torch.compile(model, backend="gnncompile")``: the same passes as :func:`gnncompile.compile`.
+class TorchBackend(_compat.CaptureSettings):
+    """The backend of ``torch.compile(model, backend="gnncompile")``: the same passes as :func:`gnncompile.compile`."""
 
-    The inputs are not taken apart, so a graph without edges may cost a second capture.
+    self_loops = "masked"
 
-    Raises:
-        CaptureError: The graph can only be captured by :func:`gnncompile.compile`.
-    """
-    options, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
-    try:
-        return Backend(options, inductor)(gm, inputs)
-    except _compat.Recapture as asked:
-        message = _MESSAGES.get((asked.setting, asked.value), _OTHERWISE)
-        raise CaptureError(message.format(what=asked.what, reason=asked.reason, line=asked.line)) from None
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Compiles one captured graph.
+
+        The inputs are not taken apart, so a graph without edges may cost a second capture.
+
+        Raises:
+            CaptureError: The graph can only be captured by :func:`gnncompile.compile`.
+        """
+        options, inductor = resolve(kwargs.get("mode"), kwargs.get("options"))
+        try:
+            return Backend(options, inductor)(gm, inputs)
+        except _compat.Recapture as asked:
+            message = _MESSAGES.get((asked.setting, asked.value), _OTHERWISE)
+            raise CaptureError(message.format(what=asked.what, reason=asked.reason, line=asked.line)) from None
 
 
-backend.self_loops = "masked"  # type: ignore[attr-defined]
+backend = TorchBackend()
 prepare_torch()  # must run before torch traces a model for this backend

@@ -142,8 +142,7 @@ def request_size(index: Tensor, longest: bool = False) -> None:
         Recapture: The caller must attach the size and trace again.
     """
     source = _source(index)
-    backend = _compat.current_backend() if source is not None else None
-    if backend is None or source is None or not getattr(backend, "attaches_sizes", False):
+    if source is None or not (backend := _compat.current_settings()).attaches_sizes:
         return
     if (source, longest) not in backend.asked:
         backend.asked.add((source, longest))

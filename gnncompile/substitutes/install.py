@@ -70,7 +70,7 @@ def capturing() -> str:
 def _backend_setting() -> str:
     if _compat.transform_traced():  # torch.func can differentiate and batch torch's own operations only
         return OFF
-    return str(getattr(_compat.current_backend(), "self_loops", OFF))
+    return _compat.current_settings().self_loops
 
 
 _scatter = _compat.copy_of(pyg.scatter)
@@ -218,13 +218,11 @@ def install() -> None:
     _compat.apply_patches()
     _compat.patch_evaluate_expr(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.notice_use_as(EdgeIndex, sparse.MATRIX_METHODS)
-    _compat.patch_autograd_grad(lambda: getattr(_compat.current_backend(), "captures_gradients", False))
+    _compat.patch_autograd_grad(lambda: _compat.current_settings().captures_gradients)
     decompositions.install()
     _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data.new_batch, lambda: _backend_setting() != OFF)
     markers = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix, _OPS.padded}
     _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)
     _compat.substitute_methods(METHODS, lambda: _backend_setting() != OFF)
-    _compat.substitute_methods(
-        {forward_ad.make_dual: make_dual}, lambda: hasattr(_compat.current_backend(), "self_loops")
-    )
+    _compat.substitute_methods({forward_ad.make_dual: make_dual}, _compat.is_ours)

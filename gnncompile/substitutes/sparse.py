@@ -226,7 +226,7 @@ def _with_loops(adj: Tensor, fill_value: float, num_nodes: Any) -> Any:
 @torch.compiler.assume_constant_result
 def _makes_matrices() -> bool:
     """Whether matrices that the model makes are captured."""
-    return bool(getattr(_compat.current_backend(), "makes_matrices", False))
+    return _compat.current_settings().makes_matrices
 
 
 def _maker(original: Callable[..., Any], by_row: bool) -> Callable[..., Any]:
