@@ -19,9 +19,9 @@ class SideTable(Generic[T]):
 
     A tensor is found by identity. Its views, aliases, clones and unpickled copies are other tensors, without a value.
 
-    The tensors are held by weak references. A tensor that only C++ holds, as autograd holds the tensors that it saved
-    for a backward, keeps its Python object: since torch 2.10 the tensor owns a reference to the object while C++ holds
-    the tensor. So the tensor is still found when autograd returns it, and plain weak references suffice.
+    The tensors are held by weak references. Autograd may be the only holder of a tensor that it saved for a backward.
+    Such a tensor keeps its Python object: while C++ holds a tensor, torch holds the object. The weak reference stays
+    valid, so the tensor still has its value when autograd returns it.
 
     A value must not refer to its own tensor: the table holds the value, so neither would ever be freed.
 
