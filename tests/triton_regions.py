@@ -16,8 +16,9 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read at the first import of Triton; torch._dynamo imports it too
 
-from gnncompile.codegen.triton.plan import schedule
+from gnncompile.codegen.triton.plan import Part, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
+from gnncompile.codegen.triton.writer import writer_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space
@@ -300,6 +301,15 @@ CASES: list[Case] = [
     mixed_widths,
     feature_softmax,
 ]
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+
+def source(region: Region, tile: Tile | None = None, part: Part | None = None) -> str:
+    """Returns the text of the kernel that does a part of a region's work, with the usual tile if none is given."""
+    plan = schedule(region)
+    return writer_of(region, plan, tile or choose_tile(region, plan), part or Part()).module()
 
 
 # -- the check ----------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ import torch
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs, large_tile
-from gnncompile.codegen.triton.kernel import TritonKernel
+from gnncompile.codegen.triton.kernel import TritonKernel, Variant
 from gnncompile.codegen.triton.plan import Part, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
-from gnncompile.codegen.triton.variant import Variant
+from gnncompile.codegen.triton.writer import writer_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Output, Region, Space
@@ -269,8 +269,8 @@ def in_launches_of_their_own(region: Region, tile: Tile) -> TritonKernel:
     """Rows and pieces are walked one behind the other."""
     kernel, plan = TritonKernel(region, tile), schedule(region)
     assert kernel.hub_tile is not None and kernel._together
-    kernel._together, kernel._ordinary = False, Variant(region, plan, tile, Part("ordinary"))
-    kernel._pieces = [Variant(region, plan, kernel.hub_tile, Part("pieces"))]
+    kernel._together, kernel._ordinary = False, Variant(writer_of(region, plan, tile, Part("ordinary")))
+    kernel._pieces = [Variant(writer_of(region, plan, kernel.hub_tile, Part("pieces")))]
     return kernel
 
 

@@ -12,7 +12,6 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.codegen.triton.kernel import TritonKernel
 from gnncompile.codegen.triton.plan import schedule
-from gnncompile.codegen.triton.source import source
 from gnncompile.codegen.triton.tile import choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
@@ -45,6 +44,7 @@ from tests.triton_regions import (
     row_wise,
     rows_tile,
     several,
+    source,
     total,
     weighted_sum,
     width,

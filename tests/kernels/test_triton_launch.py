@@ -16,7 +16,6 @@ from gnncompile import _compat, tuning
 from gnncompile.codegen.triton import launcher
 from gnncompile.codegen.triton.kernel import TritonKernel, _nothing
 from gnncompile.codegen.triton.plan import Part
-from gnncompile.codegen.triton.source import source
 from gnncompile.codegen.triton.tile import Tile
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.builder import Builder
@@ -32,6 +31,7 @@ from tests.triton_regions import (
     dot_attention,
     neighbour_sum,
     row_wise,
+    source,
     take_few_edges,
 )
 

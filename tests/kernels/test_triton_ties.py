@@ -12,7 +12,7 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.codegen.triton.hub_tile import hub_tile
 from gnncompile.codegen.triton.kernel import TritonKernel
-from gnncompile.codegen.triton.plan import gathered, schedule
+from gnncompile.codegen.triton.plan import schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
@@ -149,7 +149,7 @@ def test_bits_of_wide_rows() -> None:
 def test_rows_are_gathered_once() -> None:
     region = principal(D, "float32", 1, 16)
     kernel = TritonKernel(region)
-    assert kernel.gathered == gathered(region) == ((0,),)
+    assert kernel.gathered == ((0,),)
     walked = [text.partition("walks ")[2].partition(".")[0] for text in kernel.hub_texts]
     assert walked == ["hubs"]
 

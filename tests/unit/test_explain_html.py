@@ -23,7 +23,8 @@ from torch_geometric.nn.models import GAT
 import gnncompile
 from gnncompile.codegen.cpp import plan as cpp_plan
 from gnncompile.codegen.triton import plan as triton_plan
-from gnncompile.codegen.triton import tile
+from gnncompile.codegen.triton.tile import choose_tile
+from gnncompile.codegen.triton.writer import writer_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.passes.log import Skip
@@ -277,17 +278,16 @@ def attention() -> Region:
 
 def test_loops_of_generated_kernels():
     """What is read in a loop over the edges is what the generators say."""
-    triton_source = pytest.importorskip("gnncompile.codegen.triton.source")
     region = attention()
     plan = triton_plan.schedule(region)
-    text = triton_source.source(region, tile.choose_tile(region, plan), triton_plan.Part("all"))
+    text = writer_of(region, plan, choose_tile(region, plan), triton_plan.Part("all")).module()
     passes = text.split("over the edges\n")[1:]
-    assert len(passes) == plan.passes == len(triton_plan.gathered(region))
-    for one, read in zip(passes, triton_plan.gathered(region), strict=True):
+    assert len(passes) == plan.passes == len(plan.loops)
+    for one, loop in zip(passes, plan.loops, strict=True):
         for i, node in enumerate(region.nodes):
             if node.op == "input" and node.space is Space.SOURCE:
-                assert (f"tl.load(t{node.value} " in one) == (i in read)
-    assert {i for loop in triton_plan.gathered(region) for i in loop} == set(traffic.least(region)[0])
+                assert (f"tl.load(t{node.value} " in one) == (i in loop.gathered)
+    assert {i for loop in plan.loops for i in loop.gathered} == set(traffic.least(region)[0])
     assert {i for loop in cpp_plan.plan(region).gathered for i in loop} == set(traffic.least(region)[0])
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.plan import Part, Schedule, every_step, partials
+from functools import cached_property
+
+from gnncompile.codegen.triton.plan import Pass
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import Tile
 from gnncompile.codegen.triton.writer import Writer
-from gnncompile.ir.region import Node, Region, Space
 
 
 class EdgeSumsWriter(Writer):
@@ -16,13 +16,12 @@ class EdgeSumsWriter(Writer):
     consecutive edges of a tile often share a row.
     """
 
-    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
-        super().__init__(region, plan, tile, part)
-        self.partials, self.partial_length = partials(region, plan)
-
-    def varies(self, node: Node) -> bool:
-        """Whether a value differs from edge to edge. Row values do too, since a tile holds edges of many rows."""
-        return node.space not in (Space.PARAMETER, Space.FEATURE)
+    @cached_property
+    def parameters(self) -> list[str]:
+        """The names of the kernel's arguments, in order."""
+        nodes = [self.region.nodes[i] for i in self.plan.need]
+        reads_rows = any(n.op == "input" and n.space is self.region.by for n in nodes)
+        return [*self._read_tensors(), *(["rows"] if reads_rows else []), "partial", "num_rows"]
 
     def _rows(self) -> None:
         self.line("program = tl.program_id(0).to(tl.int64)")
@@ -31,8 +30,8 @@ class EdgeSumsWriter(Writer):
         self.line("begin = program * share")
         self.line("end = tl.minimum(begin + share, total)")
 
-    def _open_loop(self, needed: list[int], stores: bool) -> None:
-        super()._open_loop(needed, stores)
+    def _open_loop(self, loop: Pass) -> None:
+        super()._open_loop(loop)
         if "rows" in self.parameters:
             self.line("row = tl.load(rows + position, mask=inside, other=0).to(tl.int64)")
             self.line(f"row = {self.expand('row', 'edge')}")
@@ -40,12 +39,12 @@ class EdgeSumsWriter(Writer):
     def _body(self) -> None:
         self._rows_before(0)
         self._pass(0)
-        for i in self._reduced_in(0):
+        for i in self.plan.loops[0].reductions:
             self._store_sum(i)
 
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
-        shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
+        shape = self.tile_shape(node.shape, 1 if i in self.plan.every_step else self.tile.edges)
         for k in range(self.region.features(i)):
             self.line(f"acc{i}_{k} = tl.full({shape}, 0.0, {self.compute})")
 
@@ -55,12 +54,14 @@ class EdgeSumsWriter(Writer):
         self.line(f"x = tl.where(alive, {self.operand(value)}, 0.0)")
         for k in range(self.region.features(i)):
             text = f"c{features}_{k} * x"
-            self.line(f"acc{i}_{k} += {self.over_edges(text, node.shape) if every_step(node) else text}")
+            self.line(f"acc{i}_{k} += {self._over_edges(text, node.shape) if i in self.plan.every_step else text}")
 
     def _store_sum(self, i: int) -> None:
         node = self.region.nodes[i]
         offset, masks = self.feature(node.shape)
         for k in range(self.region.features(i)):
-            total = f"acc{i}_{k}" if every_step(node) else self.over_edges(f"acc{i}_{k}", node.shape)
-            at = self.partials[i] + k * node.shape[0] * node.shape[1]
-            self.line(f"tl.store(partial + program * {self.partial_length} + {at}{offset}, {total}{masked(masks)})")
+            total = f"acc{i}_{k}" if i in self.plan.every_step else self._over_edges(f"acc{i}_{k}", node.shape)
+            at = self.plan.offsets[i] + k * node.shape[0] * node.shape[1]
+            self.line(
+                f"tl.store(partial + program * {self.plan.partial_length} + {at}{offset}, {total}{masked(masks)})"
+            )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.costs import (
+from gnncompile.codegen.triton.plan import Schedule
+from gnncompile.codegen.triton.tile import (
+    Tile,
     arithmetic,
     in_wide_lanes,
     is_bandwidth_bound,
     is_heavy,
     needs_whole_rows,
+    power_of_two,
     reads_many_weights,
     wide_lanes,
     wide_streams,
 )
-from gnncompile.codegen.triton.plan import Schedule
-from gnncompile.codegen.triton.tile import Tile, power_of_two
 from gnncompile.ir.region import Region
 
 
@@ -37,10 +38,10 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
     elements = tile.num_warps * tiles.elements_of_piece // min(power_of_two(wide_streams(region, plan)), 4)
     if width > tiles.combined_width and is_bandwidth_bound(region, plan) and not plan.counted:
         elements *= 2
-    lanes = [i for i in plan.counted if in_wide_lanes(region, region.nodes[i])]
+    lanes = [i for i in plan.counted if in_wide_lanes(region, plan, i)]
     if lanes:  # accumulators as large as the tile: two for each extremum whose ties are counted
         elements //= 2 * power_of_two(len(lanes))
-    elif any(wide_lanes(region, plan, step) for step in range(plan.passes)):
+    elif wide_lanes(region, plan):
         elements //= 2
     if beside:
         elements = _elements_beside(region, plan, elements, tile.num_warps)
@@ -56,7 +57,7 @@ def _elements_beside(region: Region, plan: Schedule, elements: int, num_warps: i
     tiles, row = tuning.TILES, region.grid[0] * region.grid[1]
     most = tiles.beside if row >= tiles.combined_width else tiles.beside_in_lanes
     elements = min(elements, num_warps * most)
-    if any(n.op == "softmax" and in_wide_lanes(region, n) for n in region.nodes):
+    if any(in_wide_lanes(region, plan, i) for i in region.softmaxes):
         return elements // 4  # each lane has a maximum and a sum for every channel
     alone = arithmetic(region, plan) == 0 and not plan.counted and not region.softmaxes
     return elements if alone else elements // 2

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import itemgetter, or_
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.triton.edge_linears import read_as_words
+from gnncompile.codegen.triton.edge_sums import EdgeSumsWriter
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
-from gnncompile.codegen.triton.launcher import on_device
-from gnncompile.codegen.triton.plan import Part, gathered, partials, schedule
+from gnncompile.codegen.triton.launcher import Launcher, complaint, on_device
+from gnncompile.codegen.triton.module import load_module
+from gnncompile.codegen.triton.plan import Part, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
-from gnncompile.codegen.triton.variant import Variant
-from gnncompile.codegen.triton.writer import parameters
+from gnncompile.codegen.triton.writer import COUNTS, KERNEL, Writer, writer_of
+from gnncompile.exc import ArgumentError
+from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.layout import csr
@@ -36,6 +43,99 @@ def triton_kernel(region: Region) -> TritonKernel | TritonEdgeSums | TiledKernel
     return TritonEdgeSums(region) if region.sums_all else TritonKernel(region)
 
 
+GIVEN = (*Layout._fields, "hubs", "rows", "pieces", "partial")
+"""The arguments of a launch before the outputs and tensors: the edges, the hubs' rows, the row of each edge, the pieces
+of hubs, and the partial results of pieces or programs."""
+
+
+class Variant:
+    """One kernel of a region, with everything that does not change between calls.
+
+    Args:
+        writer: The writer of the kernel.
+
+    Attributes:
+        text: The generated module.
+        compiled: The launcher for each device. Triton compiles for the alignment of pointers. So if some pointers are
+            no multiples of 16, the key also has the positions of these pointers.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        names, region = writer.parameters, writer.region
+        self.text = writer.module()
+        self._kernel: Any = getattr(load_module(self.text), KERNEL)
+        self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
+        self._arguments = _arguments(region, names)
+        words = read_as_words(region)
+        # positions of the arguments that are read in words of 64 bits, and so must be aligned
+        self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
+        self._pick = itemgetter(*(at for at, _ in self._arguments))
+        self._columns = writer.tile.across(region.grid)
+        self._options: dict[str, Any] = {}
+        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
+            self._options = {"num_warps": writer.tile.num_warps, "enable_fp_fusion": region.contracts}
+        self.compiled: dict[int | tuple[int, ...], Launcher] = {}
+
+    def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
+        """Launches `programs` programs on the current device, whose index is -1 under Triton's interpreter.
+
+        Args:
+            given: The tensors named in :data:`GIVEN`, then the outputs, then the region's tensors. A tensor that the
+                kernel does not read may be any tensor.
+            counts: The numbers named in :data:`COUNTS`.
+            device: The index of the device.
+            programs: The number of programs, along the first axis of the grid.
+        """
+        arguments: list[Any] = [given[at] for at, _ in self._arguments]
+        for k in self._words:
+            if arguments[k].data_ptr() & 7:
+                arguments[k] = arguments[k].clone()
+        pointers: list[int] = []
+        bits = 0
+        for tensor, (_, dtype) in zip(arguments, self._arguments, strict=True):
+            if tensor.dtype is not dtype or tensor.get_device() != device:
+                raise ArgumentError(complaint(tensor, dtype, device))
+            pointer = tensor.data_ptr()
+            pointers.append(pointer)
+            bits |= pointer
+        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
+        key = (device, *(k for k, p in enumerate(pointers) if p & 15)) if bits & 15 else device
+        numbers = [counts[at] for at in self._counts]
+        launcher = self.compiled.get(key)
+        if launcher is not None:
+            launcher(programs, self._columns, device, pointers + numbers)
+            return
+        compiled = self._kernel[programs, self._columns, 1](*arguments, *numbers, **self._options)
+        if compiled is not None:  # the interpreter returns None
+            self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
+
+    def trusted(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
+        """The same without checks of dtypes and devices."""
+        pointers = [tensor.data_ptr() for tensor in self._pick(given)]
+        launcher = None if reduce(or_, pointers) & 15 else self.compiled.get(device)
+        if launcher is None:
+            self(given, counts, device, programs)
+        else:
+            pointers += [counts[at] for at in self._counts]
+            launcher(programs, self._columns, device, pointers)
+
+
+def _arguments(region: Region, names: Sequence[str]) -> list[tuple[int, torch.dtype]]:
+    """Returns the position in `given` (see :meth:`Variant.__call__`) and the dtype of every pointer of a kernel."""
+    types = {int(n.value or 0): n.dtype for n in region.inputs}
+    found: list[tuple[int, torch.dtype]] = []
+    for name in names:
+        if name in GIVEN:
+            found.append((GIVEN.index(name), tensor_type(region.compute) if name == "partial" else torch.int32))
+        elif name.startswith("out"):
+            at = int(name[3:])
+            found.append((len(GIVEN) + at, tensor_type(region.outputs[at].dtype)))
+        elif name not in COUNTS:
+            at = int(name[1:])
+            found.append((len(GIVEN) + len(region.outputs) + at, tensor_type(types[at])))
+    return found
+
+
 class TritonKernel:
     """The Triton kernel of a region, and further kernels for its hubs: rows with very many edges.
 
@@ -51,31 +151,35 @@ class TritonKernel:
         tile: The tile of that module.
         hub_texts: The further modules for hubs, in the order of their launches.
         hub_tile: The tile for pieces of hubs, or None if programs walk whole rows.
+        gathered: For each pass over the edges of a row, the inputs that the pass reads per edge or at the edge's other
+            end.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
-        plan, self._region = schedule(region), region
+        plan = schedule(region)
+        self.gathered = tuple(loop.gathered for loop in plan.loops)
         (_, self.tile), *denser = tiles_by_degree(region, plan) if tile is None else [(0, tile)]
         self.hub_tile = hub_tile(region, plan, self.tile)
         self._together = plan.passes == 1
         part = Part("all" if self.hub_tile is None else "both" if self._together else "ordinary")
-        self._ordinary = Variant(region, plan, self.tile, part)
+        self._ordinary = Variant(writer_of(region, plan, self.tile, part))
         self.text = self._ordinary.text
         self._pieces: list[Variant] = []
         self._hubs: list[Variant] = []
         self._large = 0, 1
         if self.hub_tile is not None:
             if not self._together:
-                self._pieces = [Variant(region, plan, self.hub_tile, Part("pieces", k)) for k in range(plan.passes)]
+                parts = [Part("pieces", k) for k in range(plan.passes)]
+                self._pieces = [Variant(writer_of(region, plan, self.hub_tile, part)) for part in parts]
             if not all(map(region.per_edge, region.outputs)):
                 joining = joining_tile(region, self.hub_tile)
-                self._hubs = [Variant(region, plan, joining, Part("hubs"))]
+                self._hubs = [Variant(writer_of(region, plan, joining, Part("hubs")))]
                 self._large = large_programs(region, joining), joining.edges + 1
         self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
-        self._partial = partials(region, plan)[1], getattr(torch, region.compute)
+        self._partial = plan.partial_length, getattr(torch, region.compute)
         self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
@@ -116,11 +220,6 @@ class TritonKernel:
         for least, kernel in self._denser:
             found += [f"# For graphs of {least} edges per row and more:", kernel.listing]
         return "\n\n".join(found)
-
-    @property
-    def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """For each pass over the edges of a row, the inputs that the pass reads per edge or at the edge's other end."""
-        return gathered(self._region)
 
     def _launch(
         self, start: Start, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -166,21 +265,22 @@ class TritonEdgeSums:
     Attributes:
         text: The generated module.
         tile: The tile of its programs.
+        gathered: For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as a Triton kernel.
     """
 
     def __init__(self, region: Region, tile: Tile | None = None) -> None:
-        plan, self._region = schedule(region), region
+        plan = schedule(region)
+        self.gathered = tuple(loop.gathered for loop in plan.loops)
         self.tile = tile or choose_tile(region, plan)
-        part = Part("edges")
-        self._variant = Variant(region, plan, self.tile, part)
+        writer = EdgeSumsWriter(region, plan, self.tile, Part("edges"))
+        self._variant = Variant(writer)
         self.text = self._variant.text
-        offsets, self._length = partials(region, plan)
-        self._offsets = [offsets[out.node] for out in region.outputs]
+        self._offsets, self._length = [plan.offsets[out.node] for out in region.outputs], plan.partial_length
         self._dtype = getattr(torch, region.compute)
-        self._reads_rows = "rows" in parameters(region, plan, self.tile, part)
+        self._reads_rows = "rows" in writer.parameters
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel. Arguments are those of :class:`TritonKernel`; an output has a row per edge feature."""
@@ -197,11 +297,6 @@ class TritonEdgeSums:
     def listing(self) -> str:
         """The generated code."""
         return self.text
-
-    @property
-    def gathered(self) -> tuple[tuple[int, ...], ...]:
-        """For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end."""
-        return gathered(self._region)
 
     def _launch(
         self,

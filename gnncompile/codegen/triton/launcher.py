@@ -21,6 +21,13 @@ def on_device(device: int) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if other else nullcontext()
 
 
+def complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:
+    """Returns the message about a tensor of another dtype or device than a kernel expects."""
+    where = "cpu" if device < 0 else f"cuda:{device}"
+    found = f"{tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)}"
+    return f"Triton kernel: found a tensor {found}; expected {dtype} on {where}, where the outputs are; call .to()"
+
+
 _NO_HOOKS = (None, None, None)
 """The launch metadata and the two hooks of a launch that no profiler watches."""
 

@@ -1,4 +1,7 @@
-"""Chooses the tile of a Triton kernel: the rows, edges, heads and channels of a program's step, and its warps."""
+"""Chooses the tile of a Triton kernel: the rows, edges, heads and channels of a program's step, and its warps.
+
+The choice depends on estimates of the kernel's work per edge, which stand first.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.costs import (
-    adds_rows,
-    dots_per_edge,
-    is_16bit,
-    is_bandwidth_bound,
-    is_heavy,
-    needs_whole_rows,
-    packs,
-    reads_many_weights,
-    sums,
-    wide_lanes,
-    wide_streams,
-)
 from gnncompile.codegen.triton.plan import Schedule
 from gnncompile.exc import UnsupportedRegion
-from gnncompile.ir.region import LAYERS, Region
+from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region
 from gnncompile.tile_sizes import Step
 
 T = TypeVar("T")
@@ -73,6 +63,113 @@ class Tile:
     def across(self, grid: tuple[int, int]) -> int:
         """Returns the number of programs that share a row."""
         return math.prod(-(-grid[axis] // self.extent(grid, axis)) for axis in (0, 1))
+
+
+# -- estimates of the work per edge --------------------------------------------------------------------------------
+
+
+def reduces_channels(node: Node) -> bool:
+    """Whether a node takes the sum or the maximum over all channels of an edge."""
+    return node.op == "transposed" or (node.op in FEATURE_REDUCTIONS and node.op.endswith("channels"))
+
+
+def needs_whole_rows(region: Region) -> bool:
+    """Whether any node reduces channels, so that one program must have all channels of a row."""
+    return any(map(reduces_channels, region.nodes))
+
+
+_INSTRUCTIONS = {
+    "exp": 4, "log": 14, "log1p": 30, "div": 8, "sqrt": 8, "sin": 20, "cos": 20, "erf": 30,
+    "sigmoid": 12, "tanh": 60, "softmax": 12, "expm1": 30, "pow": 40,
+}  # fmt: skip
+"""Approximate number of instructions of each operation that takes more than one."""
+
+
+def arithmetic(region: Region, plan: Schedule) -> float:
+    """Returns the approximate number of instructions per edge and element of the tile."""
+    nodes = [n for n in (region.nodes[i] for i in plan.need) if n.space in plan.edge_spaces and n.op != "input"]
+    size = region.grid[0] * region.grid[1]
+    return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
+
+
+def is_heavy(region: Region, plan: Schedule) -> bool:
+    """Whether arithmetic takes longer than reading rows."""
+    return arithmetic(region, plan) > tuning.TILES.heavy
+
+
+def _instructions(region: Region, node: Node) -> float:
+    if node.op == "linear":  # a multiply-add for each feature
+        return region.nodes[node.args[0]].shape[1]
+    return _INSTRUCTIONS.get(node.op, 1)
+
+
+def weights(region: Region) -> int:
+    """Returns the number of linear-layer weights that a region reads."""
+    sizes = {n.args[1]: region.features(at) for at, n in enumerate(region.nodes) if n.op in ("linear", "transposed")}
+    return sum(features * region.nodes[at].shape[0] * region.nodes[at].shape[1] for at, features in sizes.items())
+
+
+def reads_many_weights(region: Region, warps: int = 1) -> bool:
+    """Whether a region reads more linear-layer weights than its warps keep in registers."""
+    return weights(region) > tuning.TILES.weights * warps
+
+
+def sums(region: Region) -> int:
+    """Returns the number of scalar sums over all edges that a region computes."""
+    made = [(at, n) for at, n in enumerate(region.nodes) if n.op == "outer"]
+    return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
+
+
+def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
+    """Whether a region does little but reduce rows, so that reading the rows takes most of the time."""
+    return len(region.reductions) <= 2 and not region.softmaxes and arithmetic(region, plan) <= 2
+
+
+def dots_per_edge(region: Region, plan: Schedule) -> bool:
+    """Whether channels are reduced for every edge, which takes shuffles between lanes."""
+    return any(reduces_channels(n) and n.space in plan.edge_spaces for n in (region.nodes[i] for i in plan.need))
+
+
+def adds_rows(region: Region, plan: Schedule) -> bool:
+    """Whether a region only sums rows of one head over edges, with at most two instructions per element."""
+    one = [region.nodes[i].op for i in region.reductions] == ["reduce_sum"] and region.grid[0] == 1
+    little = is_bandwidth_bound(region, plan) and wide_streams(region, plan) == 1
+    more = region.sums_all or region.drops or packs(region) or any(n.op in LAYERS for n in region.nodes)
+    return one and little and not (more or needs_whole_rows(region) or any(map(region.per_edge, region.outputs)))
+
+
+def is_16bit(region: Region) -> bool:
+    """Whether a region reads rows with two bytes per element."""
+    return any(n.dtype in ("float16", "bfloat16") for n in region.inputs)
+
+
+def packs(region: Region) -> bool:
+    """Whether a region reads or writes packed bools."""
+    return BITS in [n.dtype for n in region.inputs] + [o.dtype for o in region.outputs]
+
+
+def wide_streams(region: Region, plan: Schedule) -> int:
+    """Returns the number of values read or written per edge that are at least half as wide as the tile; at least 1."""
+    read = [i for i in plan.need if i not in region.only_columns and region.nodes[i].op == "input"]
+    nodes = [n for n in (region.nodes[i] for i in read) if n.space in plan.edge_spaces and n.dtype != BITS]
+    nodes += [region.nodes[o.node] for o in region.outputs if region.per_edge(o) and o.dtype != BITS]
+    return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
+
+
+def wide_lanes(region: Region, plan: Schedule) -> bool:
+    """Whether a pass keeps an accumulator about as large as its tile in registers."""
+    ends = {i for loop in plan.loops for i in loop.reductions} - plan.shared_maxima
+    wide = any(in_wide_lanes(region, plan, i) for i in ends if region.nodes[i].op != "outer")
+    return wide and region.grid[0] * region.grid[1] >= tuning.TILES.combined_width // 2
+
+
+def in_wide_lanes(region: Region, plan: Schedule, i: int) -> bool:
+    """Whether a reduction combines its lanes only after the loop, and is at least a quarter as wide as the region."""
+    shape = region.nodes[i].shape
+    return i not in plan.every_step and 4 * shape[0] * shape[1] >= region.grid[0] * region.grid[1]
+
+
+# -- the tile of rows ----------------------------------------------------------------------------------------------
 
 
 def _shares_heads(region: Region, plan: Schedule) -> bool:
@@ -196,7 +293,7 @@ def _step(region: Region, plan: Schedule, width: int) -> Step:
         return tiles.step_of_edge_values
     if wide_streams(region, plan) > 1 or dots_per_edge(region, plan):
         return _step_of_heads(region, plan)
-    if region.softmaxes and any(wide_lanes(region, plan, step) for step in range(plan.passes)):
+    if region.softmaxes and wide_lanes(region, plan):
         return tiles.step_of_lanes
     one_head = region.grid[0] == 1 and (region.softmaxes or needs_whole_rows(region))
     return tiles.step_of_one_head if one_head else tiles.step

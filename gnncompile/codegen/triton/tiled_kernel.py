@@ -12,7 +12,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.gemm import kernels as gemm
 from gnncompile.codegen.triton import tiled_writer
-from gnncompile.codegen.triton.launcher import Kernel, on_device
+from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.tiled_layers import matrix, padded
 from gnncompile.codegen.triton.tiled_phases import Phase
@@ -20,7 +20,6 @@ from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_products import write_product
 from gnncompile.codegen.triton.tiled_tile import TiledTile, choose_tiled_tile
 from gnncompile.codegen.triton.tiled_writer import TiledWriter
-from gnncompile.codegen.triton.variant import complaint
 from gnncompile.exc import ArgumentError
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout

@@ -1,48 +1,24 @@
-"""Writes a region as the text of a Python module with one Triton kernel. Triton need not be installed.
+"""Writes a region, or a part of its work, as the text of a Python module with one Triton kernel.
 
-See :mod:`gnncompile.codegen.triton.kernel_text` for the form of a kernel's values.
+Each class writes the kernel for another part of the work: rows, pieces of hubs, or hubs whose pieces are joined. Triton
+need not be installed. See :mod:`gnncompile.codegen.triton.values` for the form of a kernel's values.
 """
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.hub_tile import large_tile
-from gnncompile.codegen.triton.kernel_text import FEATURE_AXES, combining
-from gnncompile.codegen.triton.plan import ENDS, WHOLE, Part, Schedule, every_step, reads, shares_maximum
-from gnncompile.codegen.triton.softmax import OnlineSoftmax
-from gnncompile.codegen.triton.ties import TieCounter
+from functools import cached_property
+
+from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_tile
+from gnncompile.codegen.triton.plan import Part, Pass, Schedule
+from gnncompile.codegen.triton.reductions import ReductionWriter
+from gnncompile.codegen.triton.text import masked
 from gnncompile.codegen.triton.tile import Tile, power_of_two
-from gnncompile.codegen.triton.values import ValueWriter
+from gnncompile.codegen.triton.values import FEATURE_AXES
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import Node, Region, Space
+from gnncompile.ir.region import Region, Space
 
 KERNEL = "region_kernel"
 """Name of the kernel in the generated module."""
-
-
-def parameters(region: Region, plan: Schedule, tile: Tile, part: Part = WHOLE) -> list[str]:
-    """Returns the names of the kernel's arguments, in order.
-
-    The names are ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``, ``partial``,
-    ``out<position>`` and :data:`COUNTS`. Arguments that the kernel does not need are left out.
-    """
-    nodes = [region.nodes[i] for i in plan.need]
-    inputs = [n for n in nodes if n.op == "input"]
-    names = [f"t{position}" for position in sorted({int(n.value or 0) for n in inputs})]
-    if plan.passes:
-        names.append("rowptr")
-    if any(n.space is region.by.opposite for n in inputs):
-        names.append("col")
-    if any(n.numbers_edges for n in nodes) or any(map(region.per_edge, region.outputs)):
-        names.append("edge")
-    if part.walks == "edges":
-        return [*names, *(["rows"] if any(n.space is region.by for n in inputs) else []), "partial", "num_rows"]
-    if part.walks in ("pieces", "both", "hubs"):
-        names += ["hubs", "pieces", "partial"]
-    names += [f"out{k}" for k in range(len(region.outputs))]
-    large = part.walks == "hubs" and large_tile(region, tile) is not None
-    needed = tile.rows > 1, part.walks == "both", large, part.walks in ("ordinary", "pieces", "both")
-    return names + [count for count, used in zip(COUNTS, needed, strict=True) if used]
-
 
 COUNTS = ("num_rows", "num_pieces", "num_large", "most_edges")
 """The integer arguments, which come last.
@@ -52,21 +28,38 @@ that is no hub.
 """
 
 
-def start_of(node: Node) -> str:
-    """Returns the start value of an accumulator. Lanes without an edge hold it too: it never changes a result."""
-    return "0.0" if node.op == "ties" else REDUCTIONS[node.op].triton_start
-
-
-class Writer(ValueWriter):
+class Writer(ReductionWriter):
     """Writes the text of one kernel, statement by statement. A program of this kernel walks all edges of its rows."""
 
-    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
-        super().__init__(region, plan, tile)
-        self.softmax, self.ties = OnlineSoftmax(self), TieCounter(self)
-        self.part = part
-        self.parameters = parameters(region, plan, tile, part)
-
     # -- text -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """The names of the kernel's arguments, in order.
+
+        The names are ``t<position>``, ``rowptr``, ``col``, ``edge``, ``hubs``, ``pieces``, ``rows``, ``partial``,
+        ``out<position>`` and :data:`COUNTS`. Arguments that the kernel does not need are left out.
+        """
+        names, walks = self._read_tensors(), self.part.walks
+        if walks in ("pieces", "both", "hubs"):
+            names += ["hubs", "pieces", "partial"]
+        names += [f"out{k}" for k in range(len(self.region.outputs))]
+        large = walks == "hubs" and large_tile(self.region, self.tile) is not None
+        needed = self.tile.rows > 1, walks == "both", large, walks in ("ordinary", "pieces", "both")
+        return names + [count for count, used in zip(COUNTS, needed, strict=True) if used]
+
+    def _read_tensors(self) -> list[str]:
+        """Returns the names of the arguments that hold the region's tensors and the layout."""
+        nodes = [self.region.nodes[i] for i in self.plan.need]
+        inputs = [n for n in nodes if n.op == "input"]
+        names = [f"t{position}" for position in sorted({int(n.value or 0) for n in inputs})]
+        if self.plan.passes:
+            names.append("rowptr")
+        if any(n.space is self.region.by.opposite for n in inputs):
+            names.append("col")
+        if any(n.numbers_edges for n in nodes) or any(map(self.region.per_edge, self.region.outputs)):
+            names.append("edge")
+        return names
 
     def module(self) -> str:
         """Returns the text of the module."""
@@ -74,8 +67,8 @@ class Writer(ValueWriter):
         head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
         text = "\n".join(functions)
         for reduction in REDUCTIONS.values():
-            if not reduction.adds and f"_{reduction.triton_function}" in text:
-                name = f"_{reduction.triton_function}"
+            name = f"_{reduction.triton_function}"
+            if reduction.triton_function and name in text:
                 head += ["", "@triton.jit", f"def {name}(a, b):", f"    return {reduction.triton.format('a', 'b')}", ""]
         return "\n".join([*head, "", *functions]) + "\n"
 
@@ -104,11 +97,12 @@ class Writer(ValueWriter):
 
     def _header(self) -> list[str]:
         """Returns comments that list the region's nodes. Node ``%5`` here is ``5`` in names of the kernel."""
-        tile = self.tile
+        tile, part = self.tile, self.part
+        walked = f"{part.walks}, pass {part.step + 1}" if part.walks == "pieces" else part.walks
         at_once = f" ({tile.steps} steps at once)" if tile.steps > 1 else ""
         lines = [
             f"# Region by {self.region.by.value}: {tile.rows} row(s) per program, {tile.edges} edge(s) per step"
-            f"{at_once}, {self.plan.passes} pass(es) over the edges of a row; walks {self._walked()}.",
+            f"{at_once}, {self.plan.passes} pass(es) over the edges of a row; walks {walked}.",
         ]
         for i, n in enumerate(self.region.nodes):
             what = f"t{n.value}: {n.dtype}" if n.op == "input" else ", ".join(f"%{a}" for a in n.args)
@@ -120,10 +114,6 @@ class Writer(ValueWriter):
 
     # -- parts of the kernel --------------------------------------------------------------------------------------
 
-    def _walked(self) -> str:
-        part = self.part
-        return f"{part.walks}, pass {part.step + 1}" if part.walks == "pieces" else part.walks
-
     def _prologue(self) -> None:
         self._rows()
         if self.plan.passes:
@@ -132,8 +122,8 @@ class Writer(ValueWriter):
         for at, axis in enumerate(FEATURE_AXES):
             for length in sorted({n.shape[at] for n in nodes} - {1}):
                 self._feature_axis(axis, length)
-        for width in sorted({n.shape[0] * n.shape[1] for n in nodes if self.flat.holds(n)}):
-            self.line(f"element{width} = {self.flat.axis(width)}")
+        for width in sorted({n.shape[0] * n.shape[1] for n in nodes if self.is_flat(n)}):
+            self.line(f"element{width} = tl.arange(0, {width})[{'None, ' * (2 if self.tile.rows > 1 else 1)}:]")
 
     def _rows(self) -> None:
         """Writes the program's rows, and where their edges begin and end."""
@@ -177,34 +167,26 @@ class Writer(ValueWriter):
 
     def _rows_before(self, step: int) -> None:
         """Writes the row values that must be ready before pass `step`, or after the last pass for the outputs."""
-        for i in self.plan.finished_in(step - 1):
+        for i in self.plan.ready[step]:
             node = self.region.nodes[i]
-            if node.op in (*REDUCTIONS, "ties"):
-                self._finish_reduction(i)
-            elif node.op == "softmax":
-                self.softmax.finish(i)
-            elif not self.varies(node) and node.op != "const" and node.space is not Space.FEATURE:
+            if node.op in (*REDUCTIONS, "ties", "softmax"):
+                self._finish(i)
+            elif node.op != "const" and node.space not in (*self.plan.edge_spaces, Space.FEATURE):
                 self._compute(i)
 
     def _pass(self, step: int) -> None:
         """Writes one loop over the edges of the row."""
-        targets = self._reduced_in(step)
-        last = step == self.plan.passes - 1
-        stores = [(k, o) for k, o in enumerate(self.region.outputs) if self._is_edge(o.node)] if last else []
-        roots = [a for i in targets for a in reads(self.region, self.plan, i)] + [o.node for _, o in stores]
-        needed = self._edge_closure(roots)
-        depth = self.indent
+        loop, outside, depth = self.plan.loops[step], dict(self.names), self.indent
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
-        for i in targets:
+        for i in loop.reductions:
             self._start(i)
-        self._open_loop(needed, bool(stores))
-        outside = dict(self.names)
-        for i in needed:
+        self._open_loop(loop)
+        for i in loop.values:
             self._compute(i)
-        for i in targets:
+        for i in loop.reductions:
             self._accumulate(i)
-        for k, out in stores:
-            self._store(k, out)
+        for k in loop.stores:
+            self._store(k, self.region.outputs[k])
         self.names, self.indent = outside, depth
 
     def _store_rows(self) -> None:
@@ -213,7 +195,7 @@ class Writer(ValueWriter):
             if not self.region.per_edge(out):
                 self._store(k, out)
 
-    def _open_loop(self, needed: list[int], stores: bool) -> None:
+    def _open_loop(self, loop: Pass) -> None:
         edges = self.tile.edges
         if self.tile.rows > 1:
             at_once, first = edges * self.tile.steps, "begin + start"
@@ -233,119 +215,227 @@ class Writer(ValueWriter):
             self.line("inside = position < end")
         over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
         self.line(f"alive = {self.expand('inside', *over)}")
-        nodes = [self.region.nodes[i] for i in needed]
-        if any(self.flat.holds(n) for n in nodes):
-            self.line(f"flat_alive = {self.flat.expand('inside')}")
+        nodes = [self.region.nodes[i] for i in loop.values]
+        flat = {n.space for n in nodes if self.is_flat(n)}
+        if flat:
+            self.line(f"flat_alive = {self.flat('inside')}")
         read = {n.space for n in nodes if n.op == "input"}
-        for name, text, used in (
-            ("other", "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
-            (
-                "edge_at",
-                "tl.load(edge + position, mask=inside, other=0)",
-                stores or any(n.numbers_edges for n in nodes),
-            ),
-            ("here", "position", Space.ORDERED in read),
+        numbered = bool(loop.stores) or any(n.numbers_edges for n in nodes)
+        for space, text, used in (
+            (self.region.by.opposite, "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
+            (Space.EDGE, "tl.load(edge + position, mask=inside, other=0)", numbered),
+            (Space.ORDERED, "position", Space.ORDERED in read),
         ):
             if used:
+                name = self.index[space]
                 self.line(f"{name} = {text}.to(tl.int64)")
-                if any(self.flat.holds(n) and self.index(n) == name for n in nodes):
-                    self.line(f"flat_{name} = {self.flat.expand(name)}")
+                if space in flat:
+                    self.line(f"flat_{name} = {self.flat(name)}")
                 if (shown := self.expand(name, *over)) != name:
                     self.line(f"{name} = {shown}")
 
-    def _reduced_in(self, step: int) -> list[int]:
-        return [i for i in self.plan.finished_in(step) if self.region.nodes[i].op in ENDS]
 
-    def _is_edge(self, i: int) -> bool:
-        return self.varies(self.region.nodes[i])
+class HubWriter(Writer):
+    """Writes a kernel whose programs each join the results of a hub's pieces, and finish the hub's row.
 
-    def _edge_closure(self, roots: list[int]) -> list[int]:
-        """Returns the values per edge that `roots` are computed from, and `roots` themselves, in program order."""
-        found: set[int] = set()
-        todo = [i for i in roots if self._is_edge(i)]
-        while todo:
-            i = todo.pop()
-            if i not in found:
-                found.add(i)
-                todo.extend(a for a in self.region.nodes[i].args if self._is_edge(a))
-        return sorted(found)
+    The host may launch more programs than there are hubs or pieces.
+    """
 
-    # -- reductions over edges ------------------------------------------------------------------------------------
+    def functions(self) -> list[str]:
+        """Returns the kernel. If large hubs have another tile, it calls one function for them or one for the others."""
+        if "num_large" not in self.parameters:
+            return super().functions()
+        large = LargeHubWriter(self.region, self.plan, self.tile, self.part)
+        return either("num_large", self, join_large_hub=large, join_hub=self)
 
-    def _start(self, i: int) -> None:
-        node = self.region.nodes[i]
-        if node.op == "softmax":
-            self.softmax.start(i)
-        else:
-            shape = self.tile_shape(node.shape, 1 if every_step(node) else self.tile.edges)
-            self.line(f"acc{i} = tl.full({shape}, {start_of(node)}, {self.compute})")
+    def _rows(self) -> None:
+        large = "num_large" in self.parameters
+        self.line(f"hub = tl.program_id(0){' - num_large' if large else ''}")
+        self._hub()
+        self._if(f"occupied & (last_piece - first_piece <= {self.tile.edges})" if large else "occupied")
 
-    def _accumulate(self, i: int) -> None:
-        node = self.region.nodes[i]
-        if node.op == "softmax":
-            self.softmax.accumulate(i)
-        elif i in self.plan.weighted_sums:
-            softmax, factors = self.plan.weighted_sums[i]
-            product = " * ".join([f"weight{softmax}", *map(self.operand, factors)])
-            self._combine(i, f"tl.where(alive, {product}, 0.0)")
-        elif i in self.plan.counted:
-            self.ties.accumulate(i)
-        else:
-            self._accumulate_alone(i)
+    def _hub(self) -> None:
+        """Writes the loads of the hub's row and of its range of pieces."""
+        self.line(
+            "row = tl.load(hubs + hub * 3).to(tl.int64)",
+            "first_piece = tl.load(hubs + hub * 3 + 1)",
+            "last_piece = first_piece + tl.load(hubs + hub * 3 + 2)",
+            "occupied = first_piece < last_piece",
+        )
 
-    def _accumulate_alone(self, i: int) -> None:
-        node = self.region.nodes[i]
-        arg = node.args[0]
-        value = self.operand(arg)
-        if node.op in REDUCTIONS and REDUCTIONS[node.op].adds:
-            source_node = self.region.nodes[arg]
-            zero_already = source_node.op == "input" and self.varies(source_node)
-            self._combine(i, value if zero_already else f"tl.where(alive, {value}, 0.0)")
-        elif node.op == "ties":
-            self._combine(i, f"tl.where(alive & ({self.operand(self.region.nodes[arg].args[0])} == {value}), 1.0, 0.0)")
-        else:
-            self._combine(i, f"tl.where(alive, {value}, {start_of(node)})")
+    def _if(self, condition: str) -> None:
+        """Puts the following statements under a condition.
 
-    def _combine(self, i: int, masked: str) -> None:
-        """Combines a tile with the accumulator of a reduction. Masked lanes hold the reduction's start value."""
-        combine = combining(self.region.nodes[i])
-        masked = self.over_lanes(i, masked)
-        if combine:
-            if i in self.plan.counted.values():
-                self.line(f"before{i} = acc{i}")
-            both = REDUCTIONS[self.region.nodes[i].op].triton.format(f"acc{i}", masked)
-            self.line(f"acc{i} = {both}")
-        elif i in self.plan.weighted_sums:
-            self.line(f"acc{i} = acc{i} * keep{self.plan.weighted_sums[i].softmax} + {masked}")
-        else:
-            self.line(f"acc{i} += {masked}")
+        An early return would not do, since Triton can't call a function with an early return inside a branch.
+        """
+        self.line(f"if {condition}:")
+        self.indent += 1
 
-    def _finish_reduction(self, i: int) -> None:
-        node = self.region.nodes[i]
-        total = self._reduced(i)
-        if i in self.plan.weighted_sums:
-            total = f"tl.where(occupied, {total} / sum{self.plan.weighted_sums[i].softmax}, 0.0)"
-        elif combining(node):
-            total = f"tl.where(occupied, {total}, 0.0)"
-        if total == f"acc{i}":
-            self.names[i] = total
-        else:
-            self._bind(i, f"i{i}", total)
+    def _body(self) -> None:
+        for step in range(self.plan.passes):
+            self._rows_before(step)
+            self._gather_pieces(step)
+        self._store_rows()
 
-    def _reduced(self, i: int) -> str:
-        """Returns a reduction's result: its accumulator, reduced over the lanes."""
-        node = self.region.nodes[i]
-        if every_step(node):
-            return f"acc{i}"
-        if i in self.plan.counted:
-            return self.ties.join_lanes(i)
-        lanes = f"acc{i}"
-        if i in self.plan.weighted_sums and not shares_maximum(
-            self.region, self.plan, self.plan.weighted_sums[i].softmax
-        ):
-            lanes += f" * share{self.plan.weighted_sums[i].softmax}"
-        total = self.over_edges(lanes, node.shape, combining(node))
-        if i in self.plan.counted.values():
-            self.line(f"top{i} = {total}")
-            return f"top{i}"
-        return total
+    def _partial(self, i: int, k: int, piece: str) -> tuple[str, list[str]]:
+        """Returns the pointer to partial result `k` of a reduction, and its masks."""
+        shape = self.region.nodes[i].shape
+        offset, masks = self.feature(shape)
+        at = self.plan.offsets[i] + k * shape[0] * shape[1]
+        return f"partial + {piece} * {self.plan.partial_length}{f' + {at}' if at else ''}{offset}", masks
+
+    def _gather_pieces(self, step: int) -> None:
+        """Writes a loop that joins the results of all pieces of a hub in a pass, in the order of the pieces."""
+        self.line(f"# pass {step + 1} of {self.plan.passes}: what the pieces reduce to")
+        reductions = self.plan.loops[step].reductions
+        for i in reductions:
+            self._start(i)
+        self.line(f"for start in range(first_piece, last_piece, {self.tile.edges}):")
+        self.indent += 1
+        self.line(
+            "part = (start + lane).to(tl.int64)",
+            "inside = part < last_piece",
+            f"part = {self.expand('part', 'edge')}",
+            f"alive = {self.expand('inside', 'edge')}",
+        )
+        for i in reductions:
+            loads = []
+            for k, start in enumerate(self._starts(i)):
+                place, masks = self._partial(i, k, "part")
+                loads.append(f"tl.load({place}{masked(['alive', *masks], start)})")
+            self._merge(i, loads)
+        self.indent -= 1
+
+
+class LargeHubWriter(HubWriter):
+    """Writes the function that joins the pieces of a large hub. `tile` is the tile of smaller hubs.
+
+    A large hub has several programs for each program of a smaller hub, with fewer channels each. One program would
+    read the pieces in many steps, one after another.
+    """
+
+    def __init__(self, region: Region, plan: Schedule, tile: Tile, part: Part) -> None:
+        large = large_tile(region, tile)
+        assert large is not None
+        super().__init__(region, plan, large, part)
+        self.smaller, self.block = tile, "block"
+
+    def _rows(self) -> None:
+        programs = large_programs(self.region, self.smaller)
+        across, blocks = (tile.across(self.region.grid) for tile in (self.smaller, self.tile))
+        self.line(f"hub = tl.program_id(0) // {programs}")
+        self.line(f"block = tl.program_id(0) % {programs} * {across} + tl.program_id(1)")
+        self._hub()
+        self._if(f"(last_piece - first_piece > {self.smaller.edges}) & (block < {blocks})")
+
+
+class PieceWriter(HubWriter):
+    """Writes a kernel whose programs each walk the edges of one piece, in one pass, and store the partial results.
+
+    Each program first joins the results of earlier passes over all pieces of its hub.
+    """
+
+    def _rows(self) -> None:
+        self.line("piece = tl.program_id(0)")
+        self.line("hub = tl.load(pieces + piece)")
+        self._if("hub >= 0")
+        self._hub()
+        self.line("begin = tl.load(rowptr + row) + (piece - first_piece) * most_edges")
+        self.line("end = tl.minimum(begin + most_edges, tl.load(rowptr + row + 1))")
+
+    def _body(self) -> None:
+        for step in range(self.part.step):
+            self._rows_before(step)
+            self._gather_pieces(step)
+        self._rows_before(self.part.step)
+        self._pass(self.part.step)
+        self._store_piece()
+
+    def _store_piece(self) -> None:
+        """Writes the stores of a piece's partial results."""
+        for i in self.plan.loops[self.part.step].reductions:
+            for k, text in enumerate(self._results(i)):
+                place, masks = self._partial(i, k, "piece.to(tl.int64)")
+                self.line(f"tl.store({place}, {text}{masked(masks)})")
+
+
+class BothWriter(PieceWriter):
+    """Writes a kernel whose first programs walk a piece each and whose other programs walk a row each, in one pass.
+
+    In separate launches, the second launch would wait for the last program of the first. Pieces and rows share a body
+    and a tile. Compiled for an H200, attention of 4 heads with 32 channels then takes 64 registers per thread; pieces
+    with a tile of their own take 114.
+    """
+
+    def _rows(self) -> None:
+        self.line(
+            "piece = tl.program_id(0)",
+            "is_piece = piece < num_pieces",
+            "hub = tl.load(pieces + piece, mask=is_piece, other=0)",
+            "if hub < 0:",
+            "    return",
+            "row = piece - num_pieces",
+            "first = 0",
+            "if is_piece:",
+            "    row = tl.load(hubs + hub * 3)",
+            "    first = (piece - tl.load(hubs + hub * 3 + 1)) * most_edges",
+            "row = row.to(tl.int64)",
+            "begin = tl.load(rowptr + row) + first",
+            "end = tl.load(rowptr + row + 1)",
+            "if (end - begin > most_edges) & (piece >= num_pieces):",
+            "    return",
+            "end = tl.minimum(begin + most_edges, end)",
+            "occupied = begin < end",
+        )
+
+    def _body(self) -> None:
+        self._rows_before(0)
+        self._pass(0)
+        if self.plan.loops[0].reductions:
+            self.line("if is_piece:")
+            self.indent += 1
+            self._store_piece()
+            self.indent -= 1
+        if not all(map(self.region.per_edge, self.region.outputs)):
+            self.line("if piece >= num_pieces:")
+            self.indent += 1
+            self._store_rows()
+            self.indent -= 1
+
+
+class SeveralBothWriter(Writer):
+    """Like :class:`BothWriter`, but the other programs walk several rows each, and pieces have a tile of their own.
+
+    With the tile of several rows, a piece would need many short steps, one after another.
+    """
+
+    def functions(self) -> list[str]:
+        """Returns the functions for a piece and for rows, and the kernel that calls them."""
+        tile = hub_tile(self.region, self.plan, self.tile)
+        assert tile is not None
+        piece = PieceWriter(self.region, self.plan, tile, self.part)
+        return either("num_pieces", self, walk_piece=piece, walk_rows=self)
+
+
+def either(count: str, kernel: Writer, **functions: Writer) -> list[str]:
+    """Returns a kernel whose first `count` programs run the first of two functions, and the others the second.
+
+    The branches are functions because Triton wants one type per name across the branches of an ``if``.
+    """
+    first, second = (f"{name}({', '.join(kernel.parameters)})" for name in functions)
+    lines = []
+    for name, writer in functions.items():
+        lines += [*kernel.signature(name), *writer.walk(), "", ""]
+    branches = [f"    if tl.program_id(0) < {count}:", f"        {first}", "    else:", f"        {second}"]
+    return [*lines, *kernel.signature(), *branches]
+
+
+def writer_of(region: Region, plan: Schedule, tile: Tile, part: Part) -> Writer:
+    """Returns the writer of the kernel that does a part of the work per row.
+
+    Raises:
+        UnsupportedRegion: The region can't be expressed as a Triton kernel; the message says why.
+    """
+    kinds = {"all": Writer, "ordinary": Writer, "pieces": PieceWriter, "both": BothWriter, "hubs": HubWriter}
+    writer = SeveralBothWriter if part.walks == "both" and tile.rows > 1 else kinds[part.walks]
+    return writer(region, plan, tile, part)
