@@ -95,8 +95,9 @@ def test_a_sum_of_states_reads_the_last_state_that_a_layer_reads(layers: int) ->
     edge_index = torch.randint(6, (2, 20))
     x, away = torch.randn(6, 16, requires_grad=True), torch.randn(20, 3, requires_grad=True)
     model = gnncompile.compile(Residual(layers), options=BY_ROWS)
-    (region,) = gnncompile.explain(model, x, edge_index, away).regions
-    inputs = [line for line in region.program.splitlines() if "input" in line and " edge" in line]
+    regions = gnncompile.explain(model, x, edge_index, away).regions
+    (region,) = (region for region in regions if "sum over edges" in region.program)
+    inputs = [line for line in region.program.splitlines() if "[edge" in line and "tensor" in line]
     assert len(inputs) == 3, region.program  # the state, what the last layer adds to it, and the weights
 
 
