@@ -18,7 +18,7 @@ from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape
 from gnncompile.passes.analysis import aten, guarded_same, is_one, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
-from gnncompile.passes.pre_grad import edge_linears
+from gnncompile.passes.pre_grad import edge_linears, picked_heads
 from gnncompile.passes.pre_grad.dropout import seed_of
 from gnncompile.passes.pre_grad.normalize_sizes import Symbols
 
@@ -213,6 +213,8 @@ class Message:
             return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
         if (layer := edge_linears.layer_of(node)).target is aten.linear.default:
             return self._layer(layer, node, slots)
+        if (picked := picked_heads.of(node)) is not None and 0 in slots:
+            return self._picked_heads(picked, node, slots)
         if node.target in _RESHAPES:
             return self._reshape(node, slots, strict)
         if node.target in (aten.dropout.default, own.edge_dropout.default):
@@ -296,6 +298,18 @@ class Message:
         position = self._position(seed, Space.PARAMETER)  # type: ignore[arg-type]
         factor = b.dropout(b.input(position, Space.PARAMETER, (1, 1), SEED), float(p), shape)
         return b.op("mul", kept, factor)
+
+    def _picked_heads(self, picked: picked_heads.Picked, node: fx.Node, slots: Slots) -> int:
+        """Lowers ``w[:, order]``: each head of the result takes the row of one of a few heads of `w`."""
+        if slots[0] != 0 or {picked.rows, picked.order} & self.ctx.written or not makes_messages(node):
+            raise NotFusable("its rows are used otherwise as well")
+        with self.ctx.graph.inserting_before(self.at):
+            rows, masks = picked_heads.parts(self.ctx, picked, self.at)
+        heads = [self.input(row, Space.EDGE, slots[1:]) for row in rows]
+        result = heads[-1]
+        for mask, head in zip(masks, heads, strict=False):
+            result = self.builder.op("where", self.input(mask, Space.PARAMETER, (0,)), head, result)
+        return result
 
     def _feature_sum(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         inner: Any = node.args[0]
