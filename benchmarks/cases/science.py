@@ -36,6 +36,7 @@ class Science:
         over_compile: the targets on a GPU, in fp32 and in bf16.
         edges: draws the edges.
         milliseconds: the longest times on a GPU, in fp32 and in bf16; None where there is no target.
+        reference: turns the model into one with the same results and parameters that needs less memory.
     """
 
     make: Callable[[int, int], nn.Module]
@@ -46,6 +47,7 @@ class Science:
     over_compile: tuple[float, float]
     edges: Callable[[int, int], Tensor] = uniform
     milliseconds: tuple[float | None, float | None] = (None, None)
+    reference: Callable[[nn.Module], nn.Module] | None = None
 
     def graph(self, name: str, scale: float = 1.0) -> Graph:
         """Returns the graph of the model, with `scale` times its nodes and edges: both numbers are even."""
@@ -72,7 +74,7 @@ class Science:
         def make(graph: Graph) -> nn.Module:
             return self.make(graph.channels, self.num_layers).to(dtype)
 
-        return Layer(make, make_inputs, limit, target, CPU_TARGET, all_grads=True)
+        return Layer(make, make_inputs, limit, target, CPU_TARGET, reference=self.reference, all_grads=True)
 
 
 STATES, MOLECULES, BONDS = (100_000, 600_000), (20_000, 600_000), (100_000, 200_000)
@@ -90,6 +92,7 @@ SCIENCE: dict[str, Science] = {
         edge_layers(15, 2, 2, 5, states=1),
         (3.0, 3.0),
         milliseconds=(None, 40.0),
+        reference=models.CheckpointedProcessor.of,
     ),
     "GraphCast": Science(models.GraphCast, 4, science_inputs.grid_and_mesh, (*MESH, 128), graph_cast(4), (1.0, 1.0)),
     "EGNN": Science(models.EGNN, 3, positions, (*MOLECULES, 64), edge_layers(3, 2, 2, 5), (3.0, 2.5)),

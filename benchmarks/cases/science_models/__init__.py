@@ -5,7 +5,7 @@ edges. `forward` gives one tensor, with a row per node.
 """
 
 from benchmarks.cases.science_models.edge_states import DMPNN, NUM_RELATIONS, GatedGCN, RelationalConvolution
-from benchmarks.cases.science_models.meshes import GraphCast, Processor
+from benchmarks.cases.science_models.meshes import CheckpointedProcessor, GraphCast, Processor
 from benchmarks.cases.science_models.molecules import EGNN, PaiNN, SchNet
 from benchmarks.cases.science_models.stacked import cgcnn, edge_conv, nn_conv, point_transformer
 from benchmarks.cases.science_models.tensors import MACE, TensorNet
@@ -17,6 +17,7 @@ __all__ = [
     "EGNN",
     "MACE",
     "NUM_RELATIONS",
+    "CheckpointedProcessor",
     "DimeNetPlusPlus",
     "GatedGCN",
     "GraphCast",

@@ -1,8 +1,11 @@
 """Models of meshes, and of a grid around a mesh: a state on every edge."""
 
+from typing import cast
+
 import torch
 from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.cases.science_models.row_sums import sum_rows
 
@@ -18,6 +21,23 @@ class Processor(nn.Module):
         """Takes `x` `[nodes, channels]`, `edge_index` `[2, edges]`, and edge states `[edges, channels]`."""
         for block in self.blocks:
             x, edge_attr = block(x, edge_attr, edge_index)
+        return torch.cat([x, sum_rows(edge_attr, edge_index[1], x.size(0))], dim=-1)
+
+
+class CheckpointedProcessor(Processor):
+    """A processor that keeps only states, and runs its blocks again in the backward."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "CheckpointedProcessor":
+        """Returns a processor with the parameters of another one."""
+        found = cls(1, 0)
+        found.blocks = cast(nn.ModuleList, model.blocks)
+        return found
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """As for :class:`Processor`."""
+        for block in self.blocks:
+            x, edge_attr = checkpoint(block, x, edge_attr, edge_index, use_reentrant=False)
         return torch.cat([x, sum_rows(edge_attr, edge_index[1], x.size(0))], dim=-1)
 
 
