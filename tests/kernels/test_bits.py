@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.exc import InvalidRegionError
-from gnncompile.ir import bits, residuals, rules
+from gnncompile.ir import bits, costs, residuals, rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BITS, Output, Region, Space
@@ -183,10 +183,12 @@ MADE: dict[Make, tuple[tuple[str, ...], int]] = {
 def cheap(monkeypatch: pytest.MonkeyPatch):
     """Bits cost nothing, so that all comparisons that save a row are kept."""
     monkeypatch.setattr(residuals, "WRITTEN", 0)
-    monkeypatch.setattr(residuals, "READ", 0)
-    with_residuals.cache_clear()
+    monkeypatch.setattr(costs, "READ", 0)
+    for function in (with_residuals, vjp):
+        function.cache_clear()
     yield
-    with_residuals.cache_clear()
+    for function in (with_residuals, vjp):
+        function.cache_clear()
 
 
 def region_of(make: Make, width: int, dtype: str = "float32") -> Region:
