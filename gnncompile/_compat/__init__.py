@@ -60,6 +60,7 @@ from gnncompile._compat.inductor import (
     unfused_settings,
 )
 from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
+from gnncompile._compat.numbers import most_unrolled
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
 from gnncompile._compat.recapture import Recapture, Setting
@@ -173,6 +174,7 @@ __all__ = [
     "kept_guards",
     "kept_with",
     "make_capturable",
+    "most_unrolled",
     "needs_eager",
     "needs_original",
     "notice_use_as",

@@ -27,6 +27,7 @@ from torch._inductor.virtualized import V, ops
 from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
 from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
+from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
 from gnncompile._compat.transforms import told_apart
 
 __all__ = [
@@ -66,7 +67,7 @@ def ours() -> bool:
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
     with told_apart():
-        patches = {**settings_for(inputs), **options}
+        patches = {**EXACT_SETTINGS, **settings_for(inputs), **options}
         compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
     # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
@@ -76,7 +77,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Returns the decompositions that Inductor applies before it compiles, in gnncompile's compiles."""
     theirs = select_decomp_table()
     refusing = {op: ours for op, ours in REFUSING.items() if op in theirs}
-    return _Decompositions({**theirs, **OF_NO_ROWS, **WHOLE_ON_CPUS, **refusing})
+    return _Decompositions({**theirs, **OF_NO_ROWS, **WHOLE_ON_CPUS, **EXACT, **refusing})
 
 
 class _Decompositions(dict[Any, Callable[..., Any]]):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.lowering import fallback_handler
 
 from gnncompile._compat.inductor import V, ir, ops, register_lowering
 
@@ -178,3 +179,8 @@ def install(op: Any, lower: Callable[..., Any]) -> None:
     """Registers the lowering of an op with Inductor."""
     installed.append(op)
     register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def install_fallback(op: Any, theirs: Any) -> None:
+    """Registers the lowering of an op that Inductor writes as a call of torch's own op, with the same arguments."""
+    register_lowering(op, type_promotion_kind=None)(fallback_handler(theirs, add_to_fallback_set=False))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
-from gnncompile._compat.cpu_gradients import patch_cpu_gradients
 from gnncompile._compat.dynamo import patch_codegen_update_mutated
 from gnncompile._compat.inductor import (
     patch_codegen_inputs,
@@ -26,7 +25,6 @@ from gnncompile._compat.inductor_guards import (
     patch_get_fill_order,
     patch_size_hints,
 )
-from gnncompile._compat.numbers import patch_numbers
 from gnncompile._compat.recovery import patch_compile_frame, patch_guard_create
 from gnncompile._compat.replicas import patch_active_ddp_module
 from gnncompile._compat.shapes import (
@@ -195,32 +193,6 @@ INDUCTOR = (
         "Sizes that only the data knows are read from inputs only where sizes are asserted.",
         "Torch 2.14 reads them.",
         patch_codegen_inputs,
-    ),
-    Patch(
-        (
-            "torch._inductor.ir:Reduction.create",
-            "torch._inductor.ir:Reduction._unroll_reduction_fn",
-            "torch._inductor.fx_passes.joint_graph:remove_no_ops",
-            "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._add_peephole_patterns",
-            "torch._inductor.codegen.triton:TritonOverrides.mod",
-            "torch._inductor.codegen.cpp:CppVecOverrides.expm1",
-            "torch._inductor.codegen.cpp:CppVecOverrides.remainder",
-        ),
-        _ALL,
-        "Signed zeros, infinities, NaN, and small and large numbers are not those of torch's own operations.",
-        "tests/kernels/test_numbers.py passes without it.",
-        patch_numbers,
-    ),
-    Patch(
-        (
-            "torch._inductor.lowering:lowerings[aten.embedding_dense_backward.default]",
-            "torch._inductor.lowering:lowerings[aten.threshold_backward.default]",
-            "torch._inductor.lowering:lowerings[aten.leaky_relu_backward.default]",
-        ),
-        _ALL,
-        "On a CPU gradients of embeddings are atomic sums, in another order each time; those of ReLUs need slow masks.",
-        "tests/e2e/test_embeddings.py and test_activations.py pass without it.",
-        patch_cpu_gradients,
     ),
     Patch(
         ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),

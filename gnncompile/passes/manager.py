@@ -21,7 +21,9 @@ from gnncompile.passes.context import Context
 from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.post_grad import (
+    cpu_gradients,
     delay_row_sums,
+    exact_numbers,
     expand_small_products,
     fuse_epilogue,
     fuse_gemm_pairs,
@@ -127,6 +129,8 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(lower_gemm, "products"),
     _after(fuse_gemm_pairs, "products"),
     _after(delay_row_sums),
+    _after(cpu_gradients),
+    _after(exact_numbers),
 )
 """These passes run after differentiation, on each forward graph and each backward graph, in this order."""
 

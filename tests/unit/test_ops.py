@@ -59,6 +59,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "sums_over_rows": ((randn(4, 2), randn(3)), None),
     "opaque": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
     "opaque_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),
+    "embedding_gradient": ((randn(4, 3), torch.tensor([0, 2, 1, 2]), 5, 1, False), None),
     "stored": ((randn(4, 3, wanted=True),), None),
     "rounded": ((randn(4, 3, wanted=True),), None),
     "mark_dead": ((EDGES[0], ALIVE), FEW),
