@@ -66,6 +66,7 @@ from gnncompile._compat.patches import apply_patches
 from gnncompile._compat.recapture import Recapture, Setting
 from gnncompile._compat.recovery import (
     CaptureFailed,
+    compiled,
     holds_nothing,
     is_limit,
     place_of,
@@ -134,6 +135,7 @@ __all__ = [
     "broken_bounds",
     "calling_file",
     "compile_inductor",
+    "compiled",
     "copy_each",
     "copy_of",
     "counters",

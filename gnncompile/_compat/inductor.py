@@ -44,7 +44,6 @@ __all__ = [
     "patch_grid_2d",
     "patch_mix_order_reduction",
     "patch_recompute_size_and_body",
-    "patch_valid_vec_isa_list",
     "prepare_inductor",
     "register_lowering",
     "settings_for",
@@ -66,6 +65,7 @@ def ours() -> bool:
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
+    _wait_for_vectors()
     with told_apart():
         patches = {**EXACT_SETTINGS, **settings_for(inputs), **options}
         compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
@@ -243,22 +243,11 @@ def _keys() -> None:
     getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
 
 
-def patch_valid_vec_isa_list() -> None:
-    """Makes all compiles in this process wait for a running test of vector instructions.
-
-    It must not run twice at once.
-    """
-    find: Any = cpu_vec_isa.valid_vec_isa_list
-
-    @functools.wraps(find)
-    def found() -> Any:
-        thread = _preparing.get("vectors")
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        return find()
-
-    found.cache_clear = find.cache_clear  # type: ignore[attr-defined]
-    cpu_vec_isa.valid_vec_isa_list = found  # type: ignore[assignment]
+def _wait_for_vectors() -> None:
+    """Waits for a running test of vector instructions, which would else run a second time in this thread."""
+    thread = _preparing.get("vectors")
+    if thread is not None:
+        thread.join()
 
 
 def inductor_mode_options(mode: str | None) -> dict[str, Any]:

@@ -18,15 +18,13 @@ from gnncompile._compat.inductor import (
     patch_grid_2d,
     patch_mix_order_reduction,
     patch_recompute_size_and_body,
-    patch_valid_vec_isa_list,
 )
 from gnncompile._compat.inductor_guards import (
     patch_dynamic_reshape_indexer,
     patch_get_fill_order,
     patch_size_hints,
 )
-from gnncompile._compat.recovery import patch_compile_frame, patch_guard_create
-from gnncompile._compat.replicas import patch_active_ddp_module
+from gnncompile._compat.recovery import patch_guard_create
 from gnncompile._compat.shapes import (
     patch_automatic_dynamic,
     patch_evaluate_symexpr,
@@ -61,13 +59,6 @@ class Patch:
 
 DYNAMO = (
     Patch(
-        ("torch._dynamo.convert_frame:_compile",),
-        _ALL,
-        "A frame that Dynamo can't capture is captured in another way, or runs as Python; Dynamo would raise.",
-        "tests/e2e/test_contract.py passes without it: Dynamo asks a backend before it raises.",
-        patch_compile_frame,
-    ),
-    Patch(
         ("torch._guards:Guard.create",),
         _ALL,
         "An object whose `__eq__` raises is guarded by identity; arrays of NumPy are guarded by their type.",
@@ -101,13 +92,6 @@ DYNAMO = (
         "Widths of features are numbers: code for symbolic widths is slower, and does not compile for GPUs (2.11).",
         "mark_static is a setting of a compile.",
         patch_automatic_dynamic,
-    ),
-    Patch(
-        ("torch.nn.parallel.distributed:DistributedDataParallel._get_active_ddp_module",),
-        _ALL,
-        "Dynamo cuts the graph of a replica where a bucket of gradients ends; a region can't be cut.",
-        "optimize_ddp is a setting of a compile.",
-        patch_active_ddp_module,
     ),
 )
 """Patches of Dynamo's capture."""
@@ -193,13 +177,6 @@ INDUCTOR = (
         "Sizes that only the data knows are read from inputs only where sizes are asserted.",
         "Torch 2.14 reads them.",
         patch_codegen_inputs,
-    ),
-    Patch(
-        ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),
-        _ALL,
-        "A trial of vector instructions that runs beside the capture must not run twice at once.",
-        "The trial is kept on disk.",
-        patch_valid_vec_isa_list,
     ),
     Patch(
         ("torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper.post_compile",),

@@ -7,19 +7,22 @@ and must not run again. So each frame on its own is captured again, or left to P
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
+import torch._dynamo.config as dynamo_config
 from torch._dynamo import convert_frame
+from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
 from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import NumpyTensorSource
+from torch._dynamo.utils import get_optimize_ddp_mode
 from torch._guards import Guard
 
 from gnncompile._compat.compiles import compiling
@@ -59,32 +62,62 @@ class Recovery(Protocol):
         """Notes that a frame runs as Python this time, and why."""
 
 
-def patch_compile_frame() -> None:
-    """Makes compiles inside :class:`symbolic_counts` hand their errors to their :class:`Recovery`, if they have one.
+def compiled(
+    fn: types.FunctionType, backend: Any, fullgraph: bool, dynamic: bool, guard_filter: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns ``torch.compile(fn)``, whose captures inside :class:`symbolic_counts` follow a :class:`Recovery`.
 
-    Such errors do not reach the user directly.
+    Dynamo hands each new frame to an object that belongs to this one function. The object is of a class of ours.
+    Errors of a capture do not reach the user directly.
     """
-    once: Any = convert_frame._compile
-    signature = inspect.signature(once)
+    context: Any = torch._dynamo.optimize(
+        backend=backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=guard_filter
+    )
+    frames = getattr(context, "callback", None)  # None where the user turned Dynamo off
+    if frames is not None:
+        convert = frames._torchdynamo_orig_backend
+        frames.__class__ = _Frames
+        getattr(convert, "_inner_convert", convert).__class__ = _Captures
+    return context(fn)  # type: ignore[no-any-return]
 
-    @functools.wraps(once)
-    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+
+_LEFT_TO_PYTHON: Any = cast(Any, convert_frame).ConvertFrameReturn(apply_to_code=False)
+"""What Dynamo gets for a frame that runs as Python this time."""
+
+
+class _Frames(convert_frame.CatchErrorsWrapper):
+    """Receives each frame that a call of a compiled function runs into.
+
+    Dynamo would cut the graph of a ``DistributedDataParallel``'s module where a bucket of gradients ends, which is
+    after 25 MiB. A region can't be cut.
+    """
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        if sys._getframe(1).f_code is _nonrecursive_disable_wrapper_code:
+            return _LEFT_TO_PYTHON  # torch looks for its caller, as we do
+        cuts = get_optimize_ddp_mode() == "ddp_optimizer"
+        with dynamo_config.patch(optimize_ddp=False) if cuts else nullcontext():
+            return super().__call__(frame, cache_entry, frame_state)
+
+
+class _Captures(convert_frame.ConvertFrameAssert):
+    """Captures a frame, once or in several ways."""
+
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        once = functools.partial(super().__call__, frame, *args, **kwargs)
         recovery: Recovery | None = compiling.recovery if compiling.calls else None
         if recovery is None:
-            return once(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+            return once()
 
         def attempt() -> Any:
             forget = recovery.attempt()
             try:
-                return once(*args, **kwargs)
+                return once()
             except BaseException:
                 forget()
                 raise
 
-        return _capture(attempt, recovery, given["code"], bool(given["one_graph"]))
-
-    convert_frame._compile = compile_frame
+        return _capture(attempt, recovery, frame.f_code, self._one_graph)
 
 
 def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, one_graph: bool) -> Any:
@@ -102,7 +135,7 @@ def _capture(once: Callable[[], Any], recovery: Recovery, code: types.CodeType, 
         if one_graph or is_limit(error):
             raise error
         recovery.gave_up(code, error)
-        return cast(Any, convert_frame).ConvertFrameReturn(apply_to_code=False)
+        return _LEFT_TO_PYTHON
 
 
 def _tried(once: Callable[[], Any]) -> Any:

@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from gnncompile._compat.compiles import compiling
-
-
-def patch_active_ddp_module() -> None:
-    """Keeps Dynamo from cutting the graph of a ``DistributedDataParallel``'s module in gnncompile's compiles.
-
-    Dynamo would cut the graph where a bucket of gradients ends, which is after 25 MiB. A region can't be cut.
-    """
-    active = DistributedDataParallel._get_active_ddp_module
-
-    def module(cls: type[DistributedDataParallel]) -> DistributedDataParallel | None:
-        return None if compiling.calls else cast(Any, active)()
-
-    DistributedDataParallel._get_active_ddp_module = classmethod(module)  # type: ignore[assignment]
 
 
 def extras_of_replica(replica: DistributedDataParallel) -> list[str]:

@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from gnncompile import _compat
@@ -120,8 +119,7 @@ class CompiledCallable:
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
         dynamic = True if dynamic is None else dynamic
-        guards: dict[str, Any] = {"guard_filter_fn": _compat.kept_guards}
-        return own, torch.compile(own, backend=self.backend, fullgraph=fullgraph, dynamic=dynamic, options=guards)
+        return own, _compat.compiled(own, self.backend, fullgraph, dynamic, _compat.kept_guards)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target on a call's arguments, compiled if possible.

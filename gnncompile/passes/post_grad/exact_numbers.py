@@ -44,8 +44,8 @@ def _may_lose_zero(node: fx.Node) -> bool:
         return False
     if not device_of(summed.device).is_cpp_in_inductor:
         return True
-    dims = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")) or range(summed.dim())
-    sizes = [known_size(summed.shape[dim]) for dim in (dims if not isinstance(dims, int) else [dims])]  # type: ignore[index]
+    dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    sizes = [known_size(summed.shape[dim]) for dim in dims or range(summed.dim())]
     return all(size is not None for size in sizes) and math.prod(size or 0 for size in sizes) <= _compat.most_unrolled()
 
 
