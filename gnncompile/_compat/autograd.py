@@ -18,7 +18,7 @@ from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gnncompile._compat.compiles import compiling
-from gnncompile._compat.transforms import told_apart
+from gnncompile._compat.transforms import tell_what_to_do
 from gnncompile.exc import InternalError
 
 aten = torch.ops.aten
@@ -113,10 +113,10 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
         gm.recompile()
         return as_traced(gm, inputs)
 
-    with told_apart():
-        written_out = {**get_decompositions(_NORMALISE), **OF_NO_ROWS}
-        made = aot_autograd(fw_compiler=as_traced, bw_compiler=backward_as_traced, decompositions=written_out)
-        return made(gm, inputs)
+    written_out = {**get_decompositions(_NORMALISE), **OF_NO_ROWS}
+    made = aot_autograd(fw_compiler=as_traced, bw_compiler=backward_as_traced, decompositions=written_out)(gm, inputs)
+    tell_what_to_do(made)
+    return made
 
 
 def _quotient(dividend: float, divisor: float) -> float:

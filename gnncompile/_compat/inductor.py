@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import codecache, cpu_vec_isa, ir
+from torch._guards import TracingContext
+from torch._inductor import codecache, cpu_vec_isa, custom_graph_pass, ir
 from torch._inductor import config as inductor_config
 from torch._inductor.codegen.cpp import CppVecKernel
 from torch._inductor.codegen.cpp_utils import CppCSEVariable, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
@@ -26,9 +27,10 @@ from torch._inductor.virtualized import V, ops
 
 from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
+from gnncompile._compat.compiles import compiling
 from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
-from gnncompile._compat.transforms import told_apart
+from gnncompile._compat.transforms import tell_what_to_do
 
 __all__ = [
     "OwnPass",
@@ -42,8 +44,6 @@ __all__ = [
     "patch_codegen_inputs",
     "patch_cpp_vec_masked",
     "patch_grid_2d",
-    "patch_mix_order_reduction",
-    "patch_recompute_size_and_body",
     "prepare_inductor",
     "register_lowering",
     "settings_for",
@@ -66,11 +66,25 @@ def ours() -> bool:
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
     _wait_for_vectors()
-    with told_apart():
-        patches = {**EXACT_SETTINGS, **settings_for(inputs), **options}
-        compiled: Any = compile_fx(gm, list(inputs), config_patches=patches, decompositions=inductor_decompositions())
+    _report_symbols()
+    patches = {**EXACT_SETTINGS, "_pre_fusion_custom_pass": _OwnNodes(), **settings_for(inputs), **options}
+    decompositions = inductor_decompositions()
+    compiled: Any = compile_fx(gm, list(inputs), _compile_inner, config_patches=patches, decompositions=decompositions)
+    tell_what_to_do(compiled)
     # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def _report_symbols() -> None:
+    """Makes Inductor report the strides of the current graph's results as symbols.
+
+    Up to torch 2.14, Inductor would report the strides of the first call. The backward is compiled for them wherever
+    torch can't tell that they are the expected ones. With ``backed_size_oblivious``, torch can't tell this for any
+    symbol, so gradients for other sizes would be wrong.
+    """
+    environment: Any = TracingContext.get().fake_mode.shape_env  # type: ignore[union-attr]
+    if compiling.patches is not None and hasattr(environment, "evaluate_symexpr"):
+        environment.evaluate_symexpr = environment.deserialize_symexpr  # of this object alone, which is one graph's
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -111,19 +125,30 @@ A smaller matrix stays in the cache.
 """
 
 
-def patch_mix_order_reduction() -> None:
-    """Makes Inductor sum rows and columns in one kernel for large matrices only, in gnncompile's compiles.
+def _compile_inner(*args: Any, **kwargs: Any) -> Any:
+    """Compiles a forward or a backward with choices of ours. Inductor takes its choices from an object."""
+    theirs: Any = V.choices.__class__
+    with V.set_choices_handler(_choices(theirs)):
+        return compile_fx_inner(*args, **kwargs)
+
+
+def _choices(theirs: Any) -> Any:
+    """Returns choices that sum rows and columns in one kernel for large matrices only.
 
     Torch asks for the size by a guard, and assumes that the guard holds for symbolic sizes. So the columns of all
     matrices would be summed in two steps, the second by a separate operation.
     """
-    can_fuse: Any = MixOrderReduction.can_fuse.__func__  # type: ignore[attr-defined]
 
-    @functools.wraps(can_fuse)
-    def fused(cls: Any, one: Any, other: Any) -> bool:
-        return bool(can_fuse(cls, one, other)) and (not ours() or cls.get_numel(one) >= _LARGE)
+    class Choices(theirs):
+        @staticmethod
+        def can_fuse_horizontal(scheduler: Any, one: Any, other: Any, shared: int) -> bool:
+            both = hasattr(inductor_config.triton, _MIXED) and MixOrderReduction.can_fuse(one, other)
+            if not both or MixOrderReduction.get_numel(one) >= _LARGE:
+                return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
+            with inductor_config.patch({f"triton.{_MIXED}": False}):
+                return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
 
-    MixOrderReduction.can_fuse = classmethod(fused)  # type: ignore[method-assign,assignment]
+    return Choices()
 
 
 def unfused_settings() -> dict[str, Any]:
@@ -158,22 +183,30 @@ def patch_cpp_vec_masked() -> None:
     CppVecKernel.masked = cut_off  # type: ignore[method-assign]
 
 
-def patch_recompute_size_and_body() -> None:
-    """Makes Inductor's scheduler remember which reads come after an in-place write, in gnncompile's compiles.
+class _OwnNode(SchedulerNode):
+    """A node that remembers which of its reads come after an in-place write.
 
     A read of a written buffer carries the name of the last write. If the CPU backend fuses nodes of different shapes,
     it computes the loops of a node anew and loses these names. The reader may then run before the write (torch 2.11 to
     2.13).
     """
-    compute: Any = SchedulerNode.recompute_size_and_body
 
-    @functools.wraps(compute)
-    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
-        compute(self, *args, **kwargs)
-        if ours():
-            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+    def recompute_size_and_body(self, *args: Any, **kwargs: Any) -> None:
+        super().recompute_size_and_body(*args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
-    SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
+
+class _OwnNodes(getattr(custom_graph_pass, "CustomSchedulerPass", CustomGraphPass)):  # type: ignore[misc]
+    """A pass before fusion that makes the scheduler's nodes ours."""
+
+    def __call__(self, nodes: Any) -> Any:
+        for node in nodes:
+            if type(node) is SchedulerNode:
+                node.__class__ = _OwnNode
+        return nodes
+
+    def uuid(self) -> str:
+        return __name__  # the key of the cache has a hash of our sources already
 
 
 def patch_grid_2d() -> None:

@@ -16,8 +16,6 @@ from gnncompile._compat.inductor import (
     patch_codegen_inputs,
     patch_cpp_vec_masked,
     patch_grid_2d,
-    patch_mix_order_reduction,
-    patch_recompute_size_and_body,
 )
 from gnncompile._compat.inductor_guards import (
     patch_dynamic_reshape_indexer,
@@ -27,11 +25,9 @@ from gnncompile._compat.inductor_guards import (
 from gnncompile._compat.recovery import patch_guard_create
 from gnncompile._compat.shapes import (
     patch_automatic_dynamic,
-    patch_evaluate_symexpr,
     patch_has_hint,
     patch_slice,
 )
-from gnncompile._compat.transforms import patch_post_compile
 
 _UP_TO_HERE = "2.11 to 2.14"
 _ALL = "all"
@@ -111,13 +107,6 @@ SIZES = (
         "tests/e2e/test_symbolic_sizes.py passes without it.",
         patch_slice,
     ),
-    Patch(
-        ("torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_symexpr",),
-        _UP_TO_HERE,
-        "A backward is compiled for the strides of the first call: wrong gradients for other sizes.",
-        "Torch 2.15 reports symbols.",
-        patch_evaluate_symexpr,
-    ),
 )
 """Patches of torch's assumptions about symbolic sizes."""
 
@@ -151,20 +140,6 @@ INDUCTOR = (
         patch_grid_2d,
     ),
     Patch(
-        ("torch._inductor.scheduler:MixOrderReduction.can_fuse",),
-        _ALL,
-        "Rows and columns of small matrices are summed at once, in more time: what asks for large ones holds always.",
-        "The guide's GAT is as fast without it on a GPU.",
-        patch_mix_order_reduction,
-    ),
-    Patch(
-        ("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",),
-        _UP_TO_HERE,
-        "The code for a CPU forgets which reads come after a write in place.",
-        "tests/unit/test_ordered_writes.py passes without it.",
-        patch_recompute_size_and_body,
-    ),
-    Patch(
         ("torch._inductor.codegen.cpp:CppVecKernel.masked",),
         _UP_TO_HERE,
         "A vector reads after the last row where it reads under a condition: with no rows the process dies.",
@@ -178,15 +153,8 @@ INDUCTOR = (
         "Torch 2.14 reads them.",
         patch_codegen_inputs,
     ),
-    Patch(
-        ("torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper.post_compile",),
-        _ALL,
-        "A second derivative of a compiled backward has an error that says what to do.",
-        "tests/e2e/test_functorch.py passes without it.",
-        patch_post_compile,
-    ),
 )
-"""Patches of the code that Inductor and AOTAutograd write."""
+"""Patches of the code that Inductor writes."""
 
 SUBSTITUTION = (
     Patch(

@@ -114,23 +114,6 @@ def _is_width(e: Tensor, dim: int) -> bool:
     return e.is_floating_point() and dim == e.dim() - 1 and alone
 
 
-def patch_evaluate_symexpr() -> None:
-    """Makes Inductor report the strides of a forward's results as symbols, in gnncompile's compiles.
-
-    Up to torch 2.14, Inductor would report the strides of the first call. The backward is compiled for them wherever
-    torch can't tell that they are the expected ones. With ``backed_size_oblivious``, torch can't tell this for any
-    symbol, so gradients for other sizes are wrong. Torch 2.15 reports symbols.
-    """
-    evaluate: Any = getattr(ShapeEnv, "evaluate_symexpr", None)
-    if evaluate is None:
-        return
-
-    def stride(self: ShapeEnv, code: str) -> Any:
-        return evaluate(self, code) if compiling.patches is None else self.deserialize_symexpr(code)
-
-    cast(Any, ShapeEnv).evaluate_symexpr = stride
-
-
 def size_now(size: Any) -> int | None:
     """Returns the value of a size during the capture, without a guard; None if the size is data-dependent."""
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)

@@ -5,14 +5,13 @@ Compiled code knows only the first gradient of its results. A caller that asks f
 
 from __future__ import annotations
 
-import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -110,35 +109,31 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
     refuse_tangents(cotangents)
 
 
-class _Thread(threading.local):
-    ours = False
+def tell_what_to_do(compiled: Callable[..., Any]) -> None:
+    """Makes the backward of code that AOTAutograd compiled raise errors that say what to do.
 
-
-_thread = _Thread()
-
-
-@contextmanager
-def told_apart() -> Iterator[None]:
-    """A context manager: backwards that AOTAutograd makes inside it raise errors that say what to do."""
-    outer, _thread.ours = _thread.ours, True
-    try:
-        yield
-    finally:
-        _thread.ours = outer
-
-
-def patch_post_compile() -> None:
-    """Makes :func:`told_apart` take effect on the backwards that AOTAutograd makes."""
-    post_compile: Any = RuntimeWrapper.post_compile
-
-    def watched(self: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        kind = getattr(compiled, "__self__", None)
-        if _thread.ours and isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
+    The code calls a :class:`torch.autograd.Function` of its own if it has a backward. The functions around that call
+    hold it in their closures. It is called by :func:`applies` from now on.
+    """
+    for cell in _cells(compiled):
+        kind = getattr(cell.cell_contents, "__self__", None)
+        if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             _tell(kind)
-            compiled = applies(kind)
-        return post_compile(self, compiled, *args, **kwargs)
+            cell.cell_contents = applies(kind)
 
-    RuntimeWrapper.post_compile = watched  # type: ignore[method-assign,assignment]
+
+def _cells(function: Any) -> Iterator[types.CellType]:
+    """Yields the cells of a function's closure, and of the functions that these cells hold."""
+    functions, seen = [function], {id(function)}
+    while functions:
+        for cell in getattr(functions.pop(), "__closure__", None) or ():
+            with suppress(ValueError):  # the cell is empty
+                held = cell.cell_contents
+                yield cell
+                inner = getattr(held, "compiled_fn", held)  # torch wraps code that its cache on disk may take
+                if isinstance(inner, types.FunctionType) and id(inner) not in seen:
+                    seen.add(id(inner))
+                    functions.append(inner)
 
 
 def _tell(kind: Any) -> None:

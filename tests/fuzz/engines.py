@@ -47,8 +47,9 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    with _compat.transforms.told_apart():
-        return wrapped(gm, inputs)
+    compiled = wrapped(gm, inputs)
+    _compat.transforms.tell_what_to_do(compiled)
+    return compiled
 
 
 def _quotient(one: float, other: float) -> float:

@@ -55,7 +55,7 @@ def test_torch_is_replaced_at_the_first_compile_and_as_the_table_says():
     on_import, at_compile, there = _in_a_new_process()
     assert on_import == set()
     wanted = {symbol for patch in PATCHES for symbol in patch.symbols if _ELSEWHERE not in symbol}
-    assert at_compile & wanted == there and len(there) > 25
+    assert at_compile & wanted == there and len(there) >= len(wanted) - 3  # some are of other releases
     # A function that other modules have imported by name stands in each of them.
     names = {symbol.rpartition(".")[2].rpartition(":")[2] for symbol in wanted}
     assert {
