@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.lowering import fallback_handler
+from torch.fx.node import has_side_effect
 
 from gnncompile._compat.inductor import V, ir, ops, register_lowering
+from gnncompile._compat.inductor_guards import lower_prepare_sizes
 
 
 class Result(ir.ExternKernel):
@@ -184,3 +186,9 @@ def install(op: Any, lower: Callable[..., Any]) -> None:
 def install_fallback(op: Any, theirs: Any) -> None:
     """Registers the lowering of an op that Inductor writes as a call of torch's own op, with the same arguments."""
     register_lowering(op, type_promotion_kind=None)(fallback_handler(theirs, add_to_fallback_set=False))
+
+
+def install_prepare_sizes(op: Any) -> None:
+    """Registers the lowering of an op without arguments or results, with which each graph of ours begins."""
+    has_side_effect(op)
+    register_lowering(op, type_promotion_kind=None)(lower_prepare_sizes)

@@ -52,26 +52,6 @@ def _number(stride: Any) -> int | None:
     return int(found) if found.is_Integer else None
 
 
-def patch_size_hints() -> None:
-    """Makes Inductor plan kernels for some rows where the first call has none, in gnncompile's compiles.
-
-    Inductor puts the sizes of the first call in place of symbols to find the loop index that goes along memory, and to
-    choose tiles. Indices into an axis of size 0 can't be computed. Guards still use the true sizes.
-    """
-    start: Any = SizeVarAllocator.__init__
-
-    @functools.wraps(start)
-    def started(self: Any, *args: Any, **kwargs: Any) -> None:
-        start(self, *args, **kwargs)
-        if ours():
-            self.backed_var_to_val = {
-                symbol: sympy.Integer(_ORDINARY) if size == 0 else size
-                for symbol, size in self.backed_var_to_val.items()
-            }
-
-    SizeVarAllocator.__init__ = started  # type: ignore[method-assign]
-
-
 class _Thread(threading.local):
     """Whether a reshape in this thread may only use known facts about sizes."""
 
@@ -89,7 +69,6 @@ def patch_dynamic_reshape_indexer() -> None:
     unless a size is 0, or all happen to be 1: each index is then computed on its own, from the position in memory.
     """
     reshape: Any = ir.View.dynamic_reshape_indexer.__func__  # type: ignore[attr-defined]
-    check: Any = SizeVarAllocator.check_equals
 
     @functools.wraps(reshape)
     def dynamic_reshape_indexer(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,15 +87,31 @@ def patch_dynamic_reshape_indexer() -> None:
         finally:
             _thread.strict = outer
 
-    @functools.wraps(check)
-    def check_equals(self: Any, left: Any, right: Any) -> Any:
+    ir.View.dynamic_reshape_indexer = classmethod(dynamic_reshape_indexer)  # type: ignore[method-assign,assignment]
+
+
+class _Sizes(SizeVarAllocator):
+    """The sizes of a graph that Inductor lowers for gnncompile."""
+
+    def check_equals(self, left: Any, right: Any) -> Any:
         asked = sys._getframe(1).f_code.co_name
         if _thread.strict and asked == "_dynamic_reshape_indexer" and not self.statically_known_equals(left, right):
             raise AssertionError(f"{left} == {right} is not known")
-        return check(self, left, right)
+        return super().check_equals(left, right)
 
-    ir.View.dynamic_reshape_indexer = classmethod(dynamic_reshape_indexer)  # type: ignore[method-assign,assignment]
-    SizeVarAllocator.check_equals = check_equals  # type: ignore[method-assign]
+
+def lower_prepare_sizes() -> None:
+    """The lowering of a node at the beginning of a graph: makes the graph's sizes ours.
+
+    Inductor puts the sizes of the first call in place of symbols to find the loop index that goes along memory, and to
+    choose tiles. Indices into an axis of size 0 can't be computed. So Inductor plans kernels for some rows where the
+    first call has none. Guards still use the true sizes.
+    """
+    sizes = V.graph.sizevars
+    sizes.__class__ = _Sizes
+    sizes.backed_var_to_val = {
+        symbol: sympy.Integer(_ORDINARY) if size == 0 else size for symbol, size in sizes.backed_var_to_val.items()
+    }
 
 
 _Indices = Callable[[Sequence[Any]], Sequence[Any]]

@@ -20,7 +20,6 @@ from gnncompile._compat.inductor import (
 from gnncompile._compat.inductor_guards import (
     patch_dynamic_reshape_indexer,
     patch_get_fill_order,
-    patch_size_hints,
 )
 from gnncompile._compat.recovery import patch_guard_create
 from gnncompile._compat.shapes import (
@@ -119,18 +118,11 @@ INDUCTOR = (
         patch_get_fill_order,
     ),
     Patch(
-        ("torch._inductor.ir:View.dynamic_reshape_indexer", "torch._inductor.sizevars:SizeVarAllocator.check_equals"),
+        ("torch._inductor.ir:View.dynamic_reshape_indexer",),
         _ALL,
         "Inductor makes guards of sizes that happen to be equal in the first call, and can't reshape no rows.",
         "tests/unit/test_inductor_guards.py passes without it.",
         patch_dynamic_reshape_indexer,
-    ),
-    Patch(
-        ("torch._inductor.sizevars:SizeVarAllocator.__init__",),
-        _ALL,
-        "Inductor plans loops and tiles with the sizes of the first call, and divides by those that are 0.",
-        "tests/e2e/test_symbolic_sizes.py passes without it on a GPU.",
-        patch_size_hints,
     ),
     Patch(
         ("torch._inductor.runtime.triton_heuristics:Grid2DWithYZOverflow.generate",),

@@ -23,7 +23,7 @@ from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm_lowering, gradient, region_lowering, stored
+from gnncompile.ops import embedding, gemm_lowering, gradient, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -291,6 +291,7 @@ class _AfterDifferentiation(OwnPass):
         manager.run_post_grad(graph, self.options)
         for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
             node.target = torch.ops.gnncompile.region_kernel.default
+        prepared.begin(graph)
 
     def uuid(self) -> str:
         """The pass's part of Inductor's cache key: a hash of our sources, and the options."""
@@ -315,3 +316,4 @@ def prepare_torch() -> None:
     gemm_lowering.install()
     region_lowering.install()
     stored.install()
+    prepared.install()

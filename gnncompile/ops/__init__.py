@@ -10,6 +10,7 @@ import gnncompile.ops.gradient
 import gnncompile.ops.higher_order
 import gnncompile.ops.matching
 import gnncompile.ops.opaque
+import gnncompile.ops.prepared
 import gnncompile.ops.region
 import gnncompile.ops.sampling
 import gnncompile.ops.segment

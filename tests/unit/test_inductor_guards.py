@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.virtualized import V
 from torch_geometric.utils import to_dense_batch
 
 import gnncompile
+from gnncompile._compat import inductor
 from gnncompile.capture.compile import callable_of
 
 
@@ -46,3 +50,23 @@ def test_attention_is_captured_once(training: bool, batches: tuple[tuple[int, ..
             torch.testing.assert_close(*found)
     program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1
+
+
+def test_the_sizes_of_each_graph_are_ours(monkeypatch: pytest.MonkeyPatch):
+    """A first call without rows is planned for some rows; a compile of others is planned as torch does."""
+    torch._dynamo.reset()
+    planned: list[tuple[str, list[int]]] = []
+    schedule = inductor._OwnNodes()
+
+    def look(nodes: Any) -> Any:
+        sizes = V.graph.sizevars
+        planned.append((type(sizes).__name__, sorted(map(int, sizes.backed_var_to_val.values()))))
+        return schedule(nodes)
+
+    monkeypatch.setattr(inductor, "_OwnNodes", lambda: look)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        gnncompile.compile(lambda x: x.cos() * 2)(torch.zeros(0, 3, requires_grad=True)).sum().backward()
+        with torch._inductor.config.patch(_pre_fusion_custom_pass=look):
+            torch.compile(lambda x: x.cos() * 2, dynamic=True)(torch.zeros(5, 3))
+    assert [name for name, _ in planned] == ["_Sizes", "_Sizes", "SizeVarAllocator"]
+    assert all(0 not in sizes and sizes for _, sizes in planned[:2])

@@ -87,8 +87,9 @@ OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
 }
 """Ops whose sizes only the data knows; those that draw give something else each time."""
 
-NOT_HERE = {"refined_colors", "adjacency", "gradient", "nested"}
-"""The first needs a layer of the user's (tests/e2e/test_odd_layers.py). The others are never run. They stand for a
+NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested"}
+"""The first needs a layer of the user's (tests/e2e/test_odd_layers.py). The second has a lowering only
+(tests/unit/test_inductor_guards.py). The others are never run. They stand for a
 sparse matrix, for a gradient and for a nested graph until a pass has replaced them (tests/e2e/test_sparse_made.py,
 tests/e2e/test_forces.py, tests/e2e/test_nested_graphs.py).
 """
