@@ -35,7 +35,7 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
         libraries: Folders of library code whose questions are ignored. Such code saves work on empty tensors, or looks
             for a maximum, for which gnncompile has other ways.
     """
-    start, create = SymNodeVariable.__init__, SymNodeVariable.create.__func__  # type: ignore[attr-defined]
+    create = SymNodeVariable.create.__func__  # type: ignore[attr-defined]
 
     def notice(node: fx.Node, result: Any, file: Callable[[], str]) -> None:
         if not compiling.calls or compiling.empty_is_special or not _is_wrong_for_empty(node, result):
@@ -46,14 +46,12 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
     def left_alone(file: str) -> bool:
         return file.startswith(libraries) and "polyfills" not in file  # the user's built-ins are traced as polyfills
 
-    def watched_start(self: Any, proxy: Any, sym_num: Any, **kwargs: Any) -> None:
-        start(self, proxy, sym_num, **kwargs)
-        notice(proxy.node, sym_num, lambda: calling_file(skip=""))
-
     def watched_create(cls: Any, tx: Any, proxy: Any, *args: Any, **kwargs: Any) -> Any:
         made = create(cls, tx, proxy, *args, **kwargs)
         if made.is_python_constant():
             notice(proxy.node, made.as_python_constant(), lambda: tx.f_code.co_filename)
+        else:
+            notice(proxy.node, made.sym_num, lambda: calling_file(skip=""))
         return made
 
     def watched_bool(size: Any) -> bool:
@@ -74,7 +72,6 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
 
     evaluate = ShapeEnv.evaluate_expr
     ShapeEnv.evaluate_expr = watched_evaluation  # type: ignore[method-assign,assignment]
-    SymNodeVariable.__init__ = watched_start  # type: ignore[method-assign]
     SymNodeVariable.create = classmethod(watched_create)  # type: ignore[method-assign,assignment]
     guard: Any = getattr(symbolic_convert, "guard_bool", None)  # called by an `if` on a size
     if guard is not None:

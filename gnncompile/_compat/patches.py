@@ -165,8 +165,8 @@ SUBSTITUTION = (
     Patch(
         (
             "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr",
-            "torch._dynamo.variables.tensor:SymNodeVariable.__init__",
             "torch._dynamo.variables.tensor:SymNodeVariable.create",
+            "torch._dynamo.variables.tensor:SymNodeVariable.evaluate_expr",
             "torch._dynamo.symbolic_convert:guard_bool",
         ),
         _ALL,
