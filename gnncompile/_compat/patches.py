@@ -154,7 +154,6 @@ SUBSTITUTION = (
             "torch._dynamo.variables.functions:UserFunctionVariable.call_function",
             "torch._dynamo.variables.functions:UserMethodVariable.call_function",
             "torch._dynamo.variables.user_defined:UserDefinedClassVariable.call_function",
-            "torch._dynamo.variables.nn_module:UnspecializedNNModuleVariable.var_getattr",
             "torch._dynamo.variables.tensor:TensorVariable.var_getattr",
             "torch._dynamo.variables.tensor:TensorVariable.call_method",
         ),

@@ -15,7 +15,6 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
@@ -54,18 +53,6 @@ _READ = "var_getattr" if hasattr(TensorVariable, "var_getattr") else "tp_getattr
 """The name of the method that reads an attribute of a variable while Dynamo traces. It changes after torch 2.13."""
 
 
-def substitute_attribute(kind: type, name: str, ours: Callable[..., Any], active: Callable[[], bool]) -> None:
-    """Makes Dynamo trace ``ours()`` in place of reading an attribute of a module class, if `active` returns True."""
-    getattr_ = getattr(UnspecializedNNModuleVariable, _READ)
-
-    def read(self: Any, tx: Any, asked: str) -> Any:
-        if asked == name and isinstance(self.value, kind) and active():
-            return UserFunctionVariable(cast(types.FunctionType, ours)).call_function(tx, [], {})
-        return getattr_(self, tx, asked)
-
-    setattr(UnspecializedNNModuleVariable, _READ, read)
-
-
 EDGE_INDEX, ADJACENCY = "gnncompile_edge_index", "gnncompile_adjacency"
 """The kinds of values that :func:`keep_with` attaches to a tensor in a captured graph."""
 
@@ -98,6 +85,30 @@ _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 def object_of(number: int) -> Any:
     """Returns the object for which :func:`identified` returned this number."""
     return _objects[number]
+
+
+def break_at(layer: Any, name: str, why: str) -> None:
+    """While Dynamo traces: from now on, the graph breaks where this attribute of a module is read."""
+
+
+def _break_at(layer: Any, name: Any, why: Any) -> Any:
+    layer.__class__ = _breaking(layer.__class__, name.as_python_constant(), why)
+    return ConstantVariable.create(None)
+
+
+def _breaking(theirs: Any, name: str, why: Any) -> Any:
+    """Returns the class of Dynamo's variables whose attribute `name` breaks the graph."""
+
+    def read(self: Any, tx: Any, asked: str) -> Any:
+        if asked == name:
+            return UserFunctionVariable(cast(types.FunctionType, _broken)).call_function(tx, [why], {})
+        return getattr(theirs, _READ)(self, tx, asked)
+
+    return type(theirs)(theirs.__name__, (theirs,), {_READ: read, "__module__": __name__})
+
+
+def _broken(why: str) -> None:
+    torch._dynamo.graph_break(msg=why)
 
 
 def use_original(name: str) -> None:
@@ -145,6 +156,7 @@ _WHILE_TRACING: dict[Callable[..., Any], Callable[..., Any]] = {
     keep_with: _keep_with,
     kept_with: _kept_with,
     identified: _identified,
+    break_at: _break_at,
     use_original: _use_original,
     is_watched: _is_watched,
     refuse_layer: _refuse_layer,

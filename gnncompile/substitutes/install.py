@@ -22,7 +22,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.nn import WLConv
 from torch_geometric.utils.num_nodes import maybe_num_nodes as pyg_maybe_num_nodes
 
 import gnncompile.substitutes.attention
@@ -34,12 +33,12 @@ import gnncompile.substitutes.nn.conv.rgat
 import gnncompile.substitutes.nn.conv.rgcn
 import gnncompile.substitutes.nn.conv.typed_linear
 import gnncompile.substitutes.nn.edge_pooling
+import gnncompile.substitutes.nn.layers
 import gnncompile.substitutes.nn.pool
 import gnncompile.substitutes.nn.sparse_products
 import gnncompile.substitutes.utils  # noqa: F401  (each registers its substitutes)
 from gnncompile import _compat
 from gnncompile.substitutes import data, decompositions, sparse
-from gnncompile.substitutes.nn import layers
 from gnncompile.substitutes.registry import FUNCTIONS, METHODS, substitute
 from gnncompile.substitutes.relation_tables import is_edge_list, sizes_and_starts
 from gnncompile.substitutes.self_loops import loop_attributes
@@ -220,7 +219,6 @@ def install() -> None:
     _compat.notice_use_as(EdgeIndex, sparse.MATRIX_METHODS)
     _compat.patch_autograd_grad(lambda: _compat.current_settings().captures_gradients)
     decompositions.install()
-    _compat.substitute_attribute(WLConv, "hashmap", layers.wl_table, lambda: _backend_setting() != OFF)
     _compat.substitute_construction(Batch, data.new_batch, lambda: _backend_setting() != OFF)
     markers = {_OPS.sized, _OPS.laid_out, _OPS.hop_prefix, _OPS.padded}
     _compat.substitute_largest(_OPS.num_segments.default, markers, lambda: _backend_setting() != OFF)

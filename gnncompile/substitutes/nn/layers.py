@@ -25,7 +25,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import add_self_loops, degree, get_laplacian, remove_self_loops, softmax, to_dense_batch
 
-from gnncompile._compat import EDGE_INDEX, copy_of, identified, kept_with
+from gnncompile._compat import EDGE_INDEX, break_at, copy_of, identified, kept_with
 from gnncompile.ops.opaque import opaque
 from gnncompile.substitutes.message_hooks import refuse_hooks
 from gnncompile.substitutes.nn.conv.typed_linear import is_plain, typed_linear
@@ -279,16 +279,20 @@ def wl_forward(self: Any, x: Tensor, edge_index: Any) -> Any:
     """See :class:`torch_geometric.nn.WLConv`, which runs as one op: it hashes in Python and fills the layer's table."""
     if not is_edge_list(edge_index) or type(self).forward is not WLConv.forward:
         return _wl_forward(self, x, edge_index)
+    break_at(self, "hashmap", _TABLE)
     return _OPS.refined_colors(x.detach(), edge_index, identified(self))
 
 
+_TABLE = "the model reads the table of a WLConv, which the layer fills"
+
+
 @substitute(WLConv.histogram)
-def wl_table(*args: Any, **kwargs: Any) -> None:
+def wl_histogram(*args: Any, **kwargs: Any) -> None:
     """Breaks the graph where the model reads the table of a :class:`torch_geometric.nn.WLConv`.
 
     The layer fills its table when it runs.
     """
-    torch._dynamo.graph_break(msg="the model reads the table of a WLConv, which the layer fills")
+    torch._dynamo.graph_break(msg=_TABLE)
 
 
 def _is_plain(lstm: nn.LSTM) -> bool:
