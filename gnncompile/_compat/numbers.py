@@ -18,7 +18,8 @@ EXACT_SETTINGS: dict[str, Any] = {"joint_graph_constant_folding": False}
 """Inductor settings that keep signed zeros and NaN.
 
 Inductor would drop sums with a tensor of zeros, which turn negative zeros into positive zeros, and products with an
-integer 0, which are NaN for NaN and infinity.
+integer 0, which are NaN for NaN and infinity. What else the setting does for a graph, to write single numbers as
+``aten.full``, is done by a decomposition.
 """
 
 
@@ -47,7 +48,16 @@ def _remainder(dividend: Any, divisor: Any) -> Any:
     return torch.where(below | above, rest + divisor, rest)
 
 
+def _scalar_tensor(
+    number: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Any:
+    if not isinstance(number, (bool, int, float)):
+        return NotImplemented
+    return torch.full((), number, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
 EXACT: dict[Any, Callable[..., Any]] = {
-    op: _remainder for op in (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+    **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
+    aten.scalar_tensor.default: _scalar_tensor,
 }
 """Decompositions of operations whose numbers are not torch's in Inductor's code."""
