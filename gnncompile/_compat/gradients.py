@@ -58,6 +58,7 @@ def _trace_calls(wanted: Callable[[], bool]) -> None:
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling.patches is None or not wanted():
             return handler(self, tx, *args, **kwargs)
+        tx.output._validate_outputs_safe_for_autograd_nodes = _frees_nothing  # of this capture alone
         try:
             with dynamo_config.patch(trace_autograd_ops=True):
                 return handler(self, tx, *args, **kwargs)
@@ -67,14 +68,13 @@ def _trace_calls(wanted: Callable[[], bool]) -> None:
     handlers[torch.autograd.grad] = handle
 
 
+def _frees_nothing(results: Any, tx: Any) -> None:
+    """Replaces torch's check that no result of a capture belongs to a graph that ``torch.autograd.grad`` freed."""
+
+
 def _let_results_pass(wanted: Callable[[], bool]) -> None:
     graph: Any = OutputGraph
-    consumed: Any = getattr(graph, "_validate_outputs_safe_for_autograd_nodes", None)
     leaked: Any = getattr(graph, "_check_requires_grad_intermediate_outputs", None)
-
-    def check_consumed(self: Any, results: Any, tx: Any) -> None:
-        if compiling.patches is None or not wanted():
-            consumed(self, results, tx)
 
     def check_leaked(self: Any, results: Any, tx: Any) -> None:
         if compiling.patches is not None and wanted():
@@ -83,8 +83,6 @@ def _let_results_pass(wanted: Callable[[], bool]) -> None:
             results = [v for v in results if not isinstance(v, TensorVariable) or v.as_proxy().node not in others]
         leaked(self, results, tx)
 
-    if consumed is not None:
-        graph._validate_outputs_safe_for_autograd_nodes = check_consumed
     if leaked is not None:
         graph._check_requires_grad_intermediate_outputs = check_leaked
 

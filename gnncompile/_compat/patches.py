@@ -174,7 +174,7 @@ SUBSTITUTION = (
     ),
     Patch(
         (
-            "torch._dynamo.output_graph:OutputGraph._validate_outputs_safe_for_autograd_nodes",
+            "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers()[torch.autograd.grad]",
             "torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs",
         ),
         "2.11 and later",
