@@ -29,7 +29,6 @@ ONLY_WITH_CUDA = "_cuda_"
 """Builds of torch for CPUs lack these."""
 
 OF_OBJECTS: dict[str, Any] = {
-    "_add_peephole_patterns": importlib.import_module("torch._inductor.fx_passes.joint_graph"),
     "_automatic_dynamic": importlib.import_module("torch._dynamo.variables.builder"),
     "_backward_hooks": torch.Tensor,
     "_cdata": torch.UntypedStorage,
@@ -41,9 +40,11 @@ OF_OBJECTS: dict[str, Any] = {
     "_native_batch_norm_legit": torch.ops.aten,
     "_native_batch_norm_legit_functional": torch.ops.aten,
     "_native_batch_norm_legit_no_training": torch.ops.aten,
+    "_one_graph": importlib.import_module("torch._dynamo.convert_frame"),
     "_op_dk": torch._ops.OpOverload,
     "_post_accumulate_grad_hooks": torch.Tensor,
     "_shape_env": importlib.import_module("torch._library.fake_impl").FakeImplCtx,
+    "_torchdynamo_orig_backend": importlib.import_module("torch._dynamo.convert_frame"),
     "_torchdynamo_orig_callable": importlib.import_module("torch._dynamo.eval_frame"),
     "_validate_outputs_safe_for_autograd_nodes": importlib.import_module("torch._dynamo.output_graph"),
     "_unsafe_preserve_version_counter": torch.autograd,
