@@ -79,6 +79,11 @@ class TileTable:
     heads_width: int
     """Elements of the heads of one program, if programs share the heads of a row. Measured."""
 
+    pair_arithmetic: float
+    """Most instructions per element of an edge in a step of two edges, if one warp sums rows with several heads.
+
+    Measured: beyond it, the values of two edges do not fit in the registers of a warp."""
+
     most_steps: int
     """Most steps that the generator unrolls."""
 
@@ -369,6 +374,7 @@ H200 = TileTable(
     long_elements=512,
     long_channels=64,
     heads_width=256,
+    pair_arithmetic=15,
     most_steps=4,
     counted_edges=8,
     heavy=48,

@@ -230,7 +230,8 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
         return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
     if num_warps > 1 and not shared and _sums_heads(region):
-        return Tile(1, 2 if dots_per_edge(region, plan) else 1, channels, 1)
+        pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
+        return Tile(1, 2 if pair else 1, channels, 1)
     rows = _rows(region, plan, width)
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
