@@ -23,7 +23,7 @@ from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm_lowering, gradient, prepared, region_lowering, stored
+from gnncompile.ops import embedding, gemm, gradient, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -313,7 +313,7 @@ def prepare_torch() -> None:
     """Registers substitutes and the lowerings of our ops with torch, and applies patches, at the first compile."""
     install.install()
     embedding.install()
-    gemm_lowering.install()
+    gemm.install()
     region_lowering.install()
     stored.install()
     prepared.install()

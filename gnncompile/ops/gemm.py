@@ -1,8 +1,8 @@
 """Matrix products with an epilogue (a sum, a bias, an activation), and products and sums over rows.
 
 ``gnncompile::add_product(total, left, right)`` is ``total + left @ right``. Torch's ``addmm`` first copies `total`.
-Here the caller promises that nobody reads `total` afterwards, and :mod:`gnncompile.ops.gemm_lowering` adds in place.
-Outside Inductor the op returns a new tensor, so a graph is right with or without Inductor.
+Here the caller promises that nobody reads `total` afterwards, and the lowering for Inductor adds in place. Outside
+Inductor the op returns a new tensor, so a graph is right with or without Inductor.
 
 ``gnncompile::product(left, right, added, gate, relu, in_place)`` is ``left @ right`` with an epilogue, and
 ``gnncompile::product_over_rows(left, right)`` is ``left.T @ right``, both for many rows. Their kernels compute float32
@@ -10,14 +10,21 @@ products on tensor cores (:mod:`gnncompile.codegen.gemm.kernels`). ``gnncompile:
 ``gnncompile::two_products_over_rows`` compute two products in one launch.
 
 ``gnncompile::sums_over_rows(rows, behind)`` is ``rows.sum(0)``, launched after the call that makes `behind`.
+
+The last part of this file lowers the ops for Inductor: into its own buffers, or into a matrix that nobody reads
+afterwards.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile._compat import inductor_call
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
 from gnncompile.device import device_of
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
@@ -264,3 +271,147 @@ for _schema, _op, _of_fakes in (
     _name = LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_name}", _of_fakes, lib=LIBRARY)
+
+
+# -- lowerings --------------------------------------------------------------------------------------------------------
+
+_own = torch.ops.gnncompile
+_IMPORT = "from gnncompile.ops import gemm as _gnncompile_gemm"
+
+
+class ProductInPlace(Call):
+    """Adds ``left @ right`` to `total`: ``[n, m] += [n, k] @ [k, m]``. The inputs are total, left, right."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into Inductor's wrapper."""
+        total, left, right = self.references()
+        wrapper.writeline(f"extern_kernels.addmm({total}, {left}, {right}, alpha=1, beta=1, out={total})")
+
+
+class Product(Call):
+    """Writes a product, or the sum of two products, to a new buffer or to the input `added`.
+
+    The inputs are the matrices, `added` and `gate`; an input may be left out as None. The constants are:
+
+    - for each input, whether it is given;
+    - whether a ReLU follows;
+    - the position of the input that is written to; None for a new buffer.
+    """
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into Inductor's wrapper."""
+        there, relu, in_place = self.constant_args
+        references = iter(self.references())
+        given = [next(references) if is_there else "None" for is_there in there]
+        out = given[in_place] if in_place is not None else self.filled(wrapper)[0]
+        name = "write_product" if len(given) == 4 else "write_sum_of_products"
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_gemm.{name}({', '.join(given)}, {relu}, {out})")
+
+
+class ProductOverRows(Call):
+    """Fills buffers with ``left.T @ right``, and with ``left.sum(0)`` if there is a second buffer."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into Inductor's wrapper."""
+        wrapper.add_import_once(_IMPORT)
+        given = ", ".join([*self.references(), *self.filled(wrapper)])
+        wrapper.writeline(f"_gnncompile_gemm.write_product_over_rows({given})")
+
+
+class TwoProductsOverRows(Call):
+    """Fills buffers with two products over rows, each followed by ``left.sum(0)`` if that is wanted.
+
+    The constants are two flags: whether ``left.sum(0)`` is wanted for the first product, and for the second.
+    """
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into Inductor's wrapper."""
+        matrices, results = iter(self.references()), iter(self.filled(wrapper))
+        given: list[str] = []
+        for sums in self.constant_args:
+            given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_gemm.write_two_products_over_rows({', '.join(given)})")
+
+
+class SumsOverRows(Call):
+    """Fills a buffer with ``rows.sum(0)``. The second input only orders the call after another call."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into Inductor's wrapper."""
+        (rows, _), (out,) = self.references(), self.filled(wrapper)
+        wrapper.add_import_once(_IMPORT)
+        wrapper.writeline(f"_gnncompile_gemm.write_sums_over_rows({rows}, {out})")
+
+
+def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
+    total = writable(total, 0)
+    ProductInPlace([total, *map(realized, (left, right))], written=[total])
+    return tensor_of(total)
+
+
+def _lower_product(*args: Any) -> Any:
+    *factors, added, gate, relu, in_place = args
+    if in_place:
+        added = writable(added, -4)
+    left, right = factors[:2]
+    matrices = [realized(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
+    extra = [None if t is None else contiguous(t) for t in (added, gate)]
+    given = [*matrices, *extra]
+    there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
+    if in_place:
+        Product(inputs, written=[extra[0]], constants=(there, relu, len(matrices)))
+        return tensor_of(added)
+    out = _result(left, left.get_size()[0], right.get_size()[1])
+    Product(inputs, [out], constants=(there, relu, None))
+    return tensor_of(out)
+
+
+def _lower_product_over_rows(left: Any, right: Any) -> Any:
+    results = _results(left, right, sums=False)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return tensor_of(results[0])
+
+
+def _lower_product_and_sums(left: Any, right: Any) -> list[Any]:
+    results = _results(left, right, sums=True)
+    ProductOverRows([contiguous(left), contiguous(right)], results)
+    return [tensor_of(result) for result in results]
+
+
+def _lower_two_products(
+    left: Any, right: Any, sums: bool, other_left: Any, other_right: Any, other_sums: bool
+) -> list[Any]:
+    results = [*_results(left, right, sums), *_results(other_left, other_right, other_sums)]
+    given = [contiguous(t) for t in (left, right, other_left, other_right)]
+    TwoProductsOverRows(given, results, constants=(sums, other_sums))
+    return [tensor_of(result) for result in results]
+
+
+def _results(left: Any, right: Any, sums: bool) -> list[Result]:
+    """Buffers for a product over rows and, if `sums`, for the sum of its left matrix's rows."""
+    columns = left.get_size()[1]
+    product = _result(left, columns, right.get_size()[1])
+    return [product, _result(left, columns)] if sums else [product]
+
+
+def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
+    out = _result(rows, rows.get_size()[1])
+    SumsOverRows([contiguous(rows), realized(behind)], [out])
+    return tensor_of(out)
+
+
+def _result(like: Any, *size: Any) -> Result:
+    return Result(size, like.get_dtype(), like.get_device())
+
+
+def install() -> None:
+    """Registers the lowerings with Inductor."""
+    inductor_call.install(_own.add_product.default, _lower_add_product)
+    inductor_call.install(_own.product.default, _lower_product)
+    inductor_call.install(_own.sum_of_products.default, _lower_product)
+    inductor_call.install(_own.product_over_rows.default, _lower_product_over_rows)
+    inductor_call.install(_own.product_and_sums_over_rows.default, _lower_product_and_sums)
+    inductor_call.install(_own.two_products_over_rows.default, _lower_two_products)
+    inductor_call.install(_own.sums_over_rows.default, _lower_sums_over_rows)
