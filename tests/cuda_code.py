@@ -12,6 +12,7 @@ import torch._dynamo.device_interface as device_interface
 import torch.utils._triton as triton_utils
 from torch import Tensor
 from torch._inductor import scheduler
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
@@ -92,6 +93,8 @@ def _pretend(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(holder, name, _constant(value, static=isinstance(holder, type)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    # A pool of processes would compile the kernels while they are written, as soon as it is warm.
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", _constant(False, static=True))
 
 
 def _constant(value: Any, static: bool) -> Any:

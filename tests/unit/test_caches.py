@@ -140,6 +140,7 @@ def test_the_trial_of_vector_instructions_runs_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         inductor, "compile_fx", lambda *_, **__: found.append(inductor.cpu_vec_isa.valid_vec_isa_list())
     )
+    monkeypatch.setattr(inductor, "_report_symbols", lambda: None)  # there is no capture
     other = threading.Thread(target=lambda: inductor.compile_inductor(torch.fx.symbolic_trace(lambda x: x), [], {}))
     other.start()
     other.join(0.1)
