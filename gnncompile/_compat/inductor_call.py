@@ -189,6 +189,6 @@ def install_fallback(op: Any, theirs: Any) -> None:
 
 
 def install_prepare_sizes(op: Any) -> None:
-    """Registers the lowering of an op without arguments or results, with which each graph of ours begins."""
+    """Registers the lowering of ``gnncompile::prepare_sizes``, which replaces Inductor's object for sizes."""
     has_side_effect(op)
     register_lowering(op, type_promotion_kind=None)(lower_prepare_sizes)

@@ -120,7 +120,7 @@ class Context:
 
     @cached_property
     def structural(self) -> dict[fx.Node, bool]:
-        """The result of :func:`structural_nodes` at the first access; empty where structure is not hoisted."""
+        """The nodes that compute graph structure, found at the first access; empty if structure stays in the step."""
         return structural_nodes(self.graph, self.written) if self.options.hoist else {}
 
     @cached_property

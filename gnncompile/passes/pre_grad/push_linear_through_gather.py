@@ -109,7 +109,7 @@ def _pays(layer: fx.Node, parts: list[_Part]) -> bool:
 
 
 def _share(source: Source, rows: fx.Node) -> float:
-    """Returns the number of rows of a table for each gathered row, at most 1."""
+    """Returns the rows of a table divided by the rows that are gathered from it, at most 1."""
     number, now = value(source[0]).shape[0], _compat.size_now(value(rows).shape[0])
     if isinstance(number, torch.SymInt) or not now:
         return 1 / _EDGES_PER_NODE
