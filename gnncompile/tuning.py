@@ -80,9 +80,8 @@ class TileTable:
     """Elements of the heads of one program, if programs share the heads of a row. Measured."""
 
     pair_arithmetic: float
-    """Most instructions per element of an edge in a step of two edges, if one warp sums rows with several heads.
-
-    Measured: beyond it, the values of two edges do not fit in the registers of a warp."""
+    """Most instructions per element of an edge in a step of two edges, if one warp sums rows with several heads. Beyond
+    it, the values of two edges do not fit in the registers of a warp. Measured."""
 
     most_steps: int
     """Most steps that the generator unrolls."""
