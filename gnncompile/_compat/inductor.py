@@ -142,11 +142,9 @@ def _choices(theirs: Any) -> Any:
     class Choices(theirs):
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, one: Any, other: Any, shared: int) -> bool:
-            both = hasattr(inductor_config.triton, _MIXED) and MixOrderReduction.can_fuse(one, other)
-            if not both or MixOrderReduction.get_numel(one) >= _LARGE:
-                return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
-            with inductor_config.patch({f"triton.{_MIXED}": False}):
-                return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
+            if MixOrderReduction.can_fuse(one, other) and MixOrderReduction.get_numel(one) < _LARGE:
+                return False
+            return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
 
     return Choices()
 
