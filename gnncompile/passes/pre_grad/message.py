@@ -213,7 +213,7 @@ class Message:
             return self.builder.softmax(self.lower(node.args[0], slots, strict))  # type: ignore[arg-type]
         if (layer := edge_linears.layer_of(node)).target is aten.linear.default:
             return self._layer(layer, node, slots)
-        if (picked := picked_heads.of(node)) is not None and 0 in slots:
+        if (picked := picked_heads.of(node)) is not None and slots[:1] == (0,):
             return self._picked_heads(picked, node, slots)
         if node.target in _RESHAPES:
             return self._reshape(node, slots, strict)
@@ -301,7 +301,7 @@ class Message:
 
     def _picked_heads(self, picked: picked_heads.Picked, node: fx.Node, slots: Slots) -> int:
         """Lowers ``w[:, order]``: each head of the result takes the row of one of a few heads of `w`."""
-        if slots[0] != 0 or {picked.rows, picked.order} & self.ctx.written or not makes_messages(node):
+        if {picked.rows, picked.order} & self.ctx.written or not makes_messages(node):
             raise NotFusable("its rows are used otherwise as well")
         with self.ctx.graph.inserting_before(self.at):
             rows, masks = picked_heads.parts(self.ctx, picked, self.at)

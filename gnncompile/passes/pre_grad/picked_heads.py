@@ -50,6 +50,8 @@ def of(node: fx.Node) -> Picked | None:
         return None
     if not is_tensor(order) or value(order).dim() != 1 or value(order).dtype != torch.int64:
         return None
+    if value(order).device != value(rows).device:  # torch moves such an index for each call
+        return None
     heads, picked = value(rows).shape[1], value(order).shape[0]
     if not isinstance(heads, int) or not isinstance(picked, int) or not 0 < heads <= min(MOST_HEADS, picked - 1):
         return None
