@@ -24,6 +24,7 @@ from gnncompile.ir.cutting import Stages, Transplant, elements
 from gnncompile.ir.forward_values import ForwardValues
 from gnncompile.ir.reductions import gradient_of
 from gnncompile.ir.region import (
+    BITS,
     BOOL,
     FEATURE_MAXIMA,
     FEATURE_SUMS,
@@ -64,7 +65,7 @@ def cheapest(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) 
     The arguments are those of :func:`vjp`.
     """
     plan = Differentiation(region, given).backward(wanted)
-    if region.tiled or not any(map(region.per_edge, region.outputs)):
+    if region.tiled or not any(region.per_edge(o) and o.dtype != BITS for o in region.outputs):
         return plan
     other = Differentiation(region, given, reads_states=True).backward(wanted)
     return other if not other.missing and bytes_read(other) < bytes_read(plan) else plan

@@ -71,14 +71,10 @@ def parts(ctx: Context, picked: Picked, like: fx.Node) -> tuple[list[fx.Node], l
     """
     heads = value(picked.rows).shape[1]
     rows = [ctx.call(aten.select.int, picked.rows, 1, k, like=like) for k in range(heads)]
-    order = picked.order
-    device = value(order).device
-    if picked.wraps:
-        negative = ctx.call(aten.lt.Scalar, order, 0, like=like)
-        order = ctx.call(
-            aten.where.self, negative, ctx.call(aten.add.Scalar, order, heads, like=like), order, like=like
-        )
     # An entry out of range is found here, as it would be in the model.
-    all_heads = ctx.call(aten.arange.default, heads, device=device, like=like)
-    found = ctx.call(aten.index_select.default, all_heads, 0, order, like=like)
+    all_heads = ctx.call(aten.arange.default, heads, device=value(picked.order).device, like=like)
+    if picked.wraps:
+        found = ctx.call(aten.index.Tensor, all_heads, [picked.order], like=like)
+    else:
+        found = ctx.call(aten.index_select.default, all_heads, 0, picked.order, like=like)
     return rows, [ctx.call(aten.eq.Scalar, found, k, like=like) for k in range(heads)]

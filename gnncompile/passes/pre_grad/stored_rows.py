@@ -26,8 +26,9 @@ def sums_of_states(message: Message, reductions: Iterable[fx.Node]) -> set[fx.No
         reductions: The reductions over it that its region computes.
     """
     found = set()
-    inside = {*reductions, *message.computed()}
-    for node, at in message.computed().items():
+    computed = message.computed()
+    inside = {*reductions, *computed}
+    for node, at in computed.items():
         needed, rows = _behind(message, at)
         alone = all(n.space is Space.EDGE and n.shape == message.builder.nodes[at].shape for n in rows)
         if len(rows) > 1 and alone and _plain(needed) and readers_outside(node, inside):
