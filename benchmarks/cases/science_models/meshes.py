@@ -20,8 +20,12 @@ class Processor(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """Takes `x` `[nodes, channels]`, `edge_index` `[2, edges]`, and edge states `[edges, channels]`."""
         for block in self.blocks:
-            x, edge_attr = block(x, edge_attr, edge_index)
+            x, edge_attr = self.step(block, x, edge_attr, edge_index)
         return torch.cat([x, sum_rows(edge_attr, edge_index[1], x.size(0))], dim=-1)
+
+    def step(self, block: nn.Module, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """Runs a block on the states of nodes, those of edges, and the edges; returns the new states."""
+        return cast(tuple[Tensor, Tensor], block(*given))
 
 
 class CheckpointedProcessor(Processor):
@@ -34,11 +38,9 @@ class CheckpointedProcessor(Processor):
         found.blocks = cast(nn.ModuleList, model.blocks)
         return found
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """As for :class:`Processor`."""
-        for block in self.blocks:
-            x, edge_attr = checkpoint(block, x, edge_attr, edge_index, use_reentrant=False)
-        return torch.cat([x, sum_rows(edge_attr, edge_index[1], x.size(0))], dim=-1)
+    def step(self, block: nn.Module, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """As for :class:`Processor`, but without keeping what is inside of the block."""
+        return cast(tuple[Tensor, Tensor], checkpoint(block, *given, use_reentrant=False))
 
 
 class GraphCast(nn.Module):
