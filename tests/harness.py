@@ -1,4 +1,4 @@
-"""Lets tests choose which kernels run a region, and leave out Inductor where it would only cost time."""
+"""Lets tests choose the kernels of regions, leave out Inductor where it only costs time, and compare gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from gnncompile import _compat, tuning
 from gnncompile.passes import manager
@@ -89,3 +89,21 @@ def light(which: str = "reference") -> Iterator[None]:
         patch.setattr(_compat, "prepare_inductor", lambda for_cpu: None)
         yield
     torch._dynamo.reset()
+
+
+def same_gradients(eager: nn.Module, ours: tuple[nn.Module, Callable[..., Tensor]], *given: Tensor) -> None:
+    """Asserts that a compiled model has eager's result and gradients, of floating-point inputs and of parameters.
+
+    Args:
+        eager: The model, in float64.
+        ours: A copy of it, and the copy compiled.
+        given: The inputs.
+    """
+    found = []
+    for model, called in ((eager, eager), ours):
+        inputs = [t.clone().requires_grad_() if t.is_floating_point() else t for t in given]
+        model.zero_grad()
+        out = called(*inputs)
+        (out * torch.arange(out.numel(), device=out.device).view_as(out).cos()).sum().backward()
+        found.append([out.detach(), *(t.grad for t in inputs), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gnncompile
-from tests.harness import light
+from tests.harness import light, same_gradients
 
 HEADS, PICKED, CHANNELS = 3, 7, 4
 
@@ -56,14 +56,8 @@ def test_values_and_gradients(spelling: str, device: str) -> None:
         compiled = gnncompile.compile(ours)
         for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
             edge_index, given = inputs(nodes, edges, device)
-            found = []
-            for model, called in ((eager, eager), (ours, compiled)):
-                x, *others = (t.clone().requires_grad_() for t in given)
-                model.zero_grad()
-                out = called(x, edge_index, *others)
-                (out * torch.arange(out.numel(), device=device).view_as(out).cos()).sum().backward()
-                found.append([out.detach(), *(t.grad for t in (x, *others, *model.parameters()))])
-            torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+            x, *others = given
+            same_gradients(eager, (ours, compiled), x, edge_index, *others)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

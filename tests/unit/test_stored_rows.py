@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gnncompile
-from tests.harness import light
+from tests.harness import light, same_gradients
 
 CUTS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "split": lambda rows: rows.split(4, dim=-1),  # type: ignore[dict-item,return-value]
@@ -35,18 +35,6 @@ class Messages(nn.Module):
         return torch.cat([plain, x.new_zeros(x.size(0), *along.shape[1:]).index_add(0, destination, along).sum(1)], 1)
 
 
-def _compare(eager: nn.Module, ours: tuple[nn.Module, nn.Module], edge_index: Tensor, given: list[Tensor]) -> None:
-    """Compares results and all gradients. `ours` is a model and the same model compiled."""
-    found = []
-    for model, called in ((eager, eager), ours):
-        x, away = (t.clone().requires_grad_() for t in given)
-        model.zero_grad()
-        out = called(x, edge_index, away)
-        (out * torch.arange(out.numel(), device=out.device).view_as(out).cos()).sum().backward()
-        found.append([out.detach(), x.grad, away.grad, *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("cut", CUTS)
 def test_parts_of_messages(cut: str, device: str) -> None:
     torch.manual_seed(0)
@@ -57,7 +45,8 @@ def test_parts_of_messages(cut: str, device: str) -> None:
         for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
             edge_index = torch.randint(nodes, (2, edges), device=device)
             given = [torch.randn(n, m, dtype=torch.float64, device=device) for n, m in ((nodes, 8), (edges, 3))]
-            _compare(eager, (ours, compiled), edge_index, given)
+            x, away = given
+            same_gradients(eager, (ours, compiled), x, edge_index, away)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -111,4 +100,5 @@ def test_sums_of_residual_states(layers: int, device: str) -> None:
         for nodes, edges in ((6, 20), (4, 0), (1, 3), (9, 40)):
             edge_index = torch.randint(nodes, (2, edges), device=device)
             given = [torch.randn(n, m, dtype=torch.float64, device=device) for n, m in ((nodes, 16), (edges, 3))]
-            _compare(eager, (ours, compiled), edge_index, given)
+            x, away = given
+            same_gradients(eager, (ours, compiled), x, edge_index, away)
