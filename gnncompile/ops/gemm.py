@@ -38,8 +38,8 @@ def write_product(
     """Writes ``left @ right + added`` to `out`, then applies `relu` and `gate`; all tensors are float32.
 
     Args:
-        left: ``[rows, depth]``, contiguous; depth is a multiple of 4.
-        right: ``[depth, columns]``.
+        left: ``[rows, depth]``, contiguous.
+        right: ``[depth, columns]``, of any strides.
         added: ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`.
         gate: ``[rows, columns]``, contiguous: where it is not positive, zeros are written.
         relu: Whether to write zeros instead of negative values.
@@ -86,8 +86,8 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
     """Writes ``left.T @ right`` to `out`, and ``left.sum(0)`` to `sums`; all tensors are float32 and contiguous.
 
     Args:
-        left: ``[rows, depth]``; depth is a multiple of 4.
-        right: ``[rows, columns]``; columns are a multiple of 4.
+        left: ``[rows, depth]``.
+        right: ``[rows, columns]``.
         out: ``[depth, columns]``.
         sums: ``[depth]``, or None.
     """

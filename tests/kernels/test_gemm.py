@@ -39,7 +39,10 @@ def _off(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 16), (65, 32, 64), (130, 100, 47), (64, 260, 130)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(1, 16, 16), (65, 32, 64), (130, 100, 47), (64, 260, 130), (70, 17, 18), (1, 18, 20), (65, 50, 17), (0, 130, 50)],
+)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
 @pytest.mark.parametrize("few", [True, False])
@@ -62,19 +65,26 @@ def test_by_rows(
     expected = left.double() @ right.double() + (0 if given is None else given.double())
     relu = added != "nothing"
     launch.by_rows((left, right), None, given, None, relu, out)
-    assert _off(out, expected.relu() if relu else expected) < EXACT
+    assert not rows or _off(out, expected.relu() if relu else expected) < EXACT
 
 
-@pytest.mark.parametrize("depths", [(16, 16), (132, 20), (36, 260)])
+@pytest.mark.parametrize(
+    ("depths", "columns"), [((16, 16), 36), ((132, 20), 36), ((36, 260), 36), ((17, 50), 130), ((18, 20), 17)]
+)
 @pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("added", ["nothing", "row", "out"])
 @pytest.mark.parametrize("few", [True, False])
 def test_sum_of_two(
-    depths: tuple[int, int], transposed: tuple[bool, bool], added: str, few: bool, monkeypatch: pytest.MonkeyPatch
+    depths: tuple[int, int],
+    columns: int,
+    transposed: tuple[bool, bool],
+    added: str,
+    few: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Of matrices of different widths, with what is added to both once."""
     torch.manual_seed(0)
-    rows, columns = 70, 36
+    rows = 70
     tune(monkeypatch, few_rows=rows if few else 0)
     lefts = [torch.randn(rows, depth, device=DEVICE) for depth in depths]
     weights = [torch.randn(columns, depth, device=DEVICE).t() for depth in depths]
@@ -137,18 +147,29 @@ def any_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     tune(monkeypatch, few_rows=2**14 if request.param else 0)
 
 
-def test_gate(any_tile: None):
+@pytest.mark.parametrize(("depth", "columns"), [(32, 40), (18, 17), (17, 50), (50, 18), (20, 130)])
+@pytest.mark.parametrize("added", [True, False])
+def test_gate(depth: int, columns: int, added: bool, any_tile: None):
     """Zeros where a matrix is not positive, as in the gradient of a ReLU: where it is no number, the gradient is."""
-    left, right = torch.randn(70, 32, device=DEVICE), torch.randn(32, 40, device=DEVICE)
-    gate = torch.randn(70, 40, device=DEVICE)
+    left, right = torch.randn(70, depth, device=DEVICE), torch.randn(depth, columns, device=DEVICE)
+    gate = torch.randn(70, columns, device=DEVICE)
     gate[::7], gate[::11] = 0, NAN
-    out = torch.full((70, 40), NAN, device=DEVICE)
+    out = torch.full((70, columns), NAN, device=DEVICE)
+    if added:
+        matrix = torch.randn(70, columns, device=DEVICE)
+        launch.by_rows((left, right), None, matrix, gate, False, out)
+        assert _off(out, (left.double() @ right.double() + matrix).masked_fill(gate <= 0, 0)) < EXACT
+        return
     launch.by_rows((left, right), None, None, gate, False, out)
     assert _off(out, (left.double() @ right.double()).masked_fill(gate <= 0, 0)) < EXACT
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(1, 16, 16), (31, 64, 64), (300, 100, 36), (100, 36, 132), (260, 132, 256)]
+    ("rows", "depth", "columns"),
+    [
+        *[(1, 16, 16), (31, 64, 64), (300, 100, 36), (100, 36, 132), (260, 132, 256)],
+        *[(1, 17, 18), (70, 18, 17), (300, 128, 50), (100, 50, 20), (65, 130, 17), (65, 20, 130)],
+    ],
 )
 def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
@@ -175,7 +196,9 @@ def test_shares_of_rows():
 
 
 @pytest.mark.parametrize("rows", [1, 31, 300])
-@pytest.mark.parametrize("widths", [(16, 64, 100, 36), (132, 36, 16, 128)])
+@pytest.mark.parametrize(
+    "widths", [(16, 64, 100, 36), (132, 36, 16, 128), (17, 18, 50, 20), (128, 50, 17, 17), (18, 130, 20, 16)]
+)
 @pytest.mark.parametrize("summed", [(True, False), (False, True), (True, True), (False, False)])
 def test_two_products_over_rows(
     rows: int, widths: tuple[int, ...], summed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
@@ -266,6 +289,28 @@ def test_views_that_begin_anywhere(any_tile: None):
     assert _off(out, left.double().t() @ left.double()) < EXACT
 
 
+VIEWS: dict[str, Callable[[int, int], Tensor]] = {
+    "rows of a slice": lambda depth, columns: torch.randn(depth, 3 * columns, device=DEVICE)[:, columns : 2 * columns],
+    "columns of a slice": lambda depth, columns: torch.randn(columns, 2 * depth + 1, device=DEVICE)[:, -depth:].t(),
+    "with gaps": lambda depth, columns: torch.randn(depth, 2 * columns, device=DEVICE)[:, ::2],
+    "one row for all": lambda depth, columns: torch.randn(1, columns, device=DEVICE).expand(depth, -1),
+    "one number for all": lambda depth, columns: torch.randn(1, 1, device=DEVICE).expand(depth, columns),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("depth", "columns"), [(16, 64), (64, 16), (17, 50), (50, 18), (1, 20)])
+def test_weights_may_be_views(view: str, depth: int, columns: int, any_tile: None):
+    torch.manual_seed(0)
+    weight, other = VIEWS[view](depth, columns), torch.randn(32, columns, device=DEVICE)
+    left, other_left = torch.randn(70, depth, device=DEVICE), torch.randn(70, 32, device=DEVICE)
+    out, both = (torch.full((70, columns), NAN, device=DEVICE) for _ in range(2))
+    launch.by_rows((left, weight), None, None, None, False, out)
+    assert _off(out, left.double() @ weight.double()) < EXACT
+    launch.by_rows((other_left, other), (left, weight), None, None, False, both)
+    assert _off(both, other_left.double() @ other.double() + left.double() @ weight.double()) < EXACT
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e18])
 def test_numbers_of_all_sizes(scale: float, any_tile: None):
     """Every element is as exact as in float32, whatever stands beside it in its row."""
@@ -282,21 +327,22 @@ def test_numbers_of_all_sizes(scale: float, any_tile: None):
     assert float(((out - expected).abs() / bound).max()) < 2.0**-21
 
 
-def test_infinities_and_no_numbers(any_tile: None):
-    left, right = torch.ones(4, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE) * 1.01
+@pytest.mark.parametrize(("depth", "columns"), [(16, 16), (17, 18), (50, 17)])
+def test_infinities_and_no_numbers(depth: int, columns: int, any_tile: None):
+    left, right = torch.ones(4, depth, device=DEVICE), torch.ones(depth, columns, device=DEVICE) * 1.01
     left[0, 3], left[1, 3], left[2, 3] = INF, -INF, NAN
     left[3, 3], left[3, 4] = INF, -INF
     right[3, 5] = 0
-    out = torch.empty(4, 16, device=DEVICE)
+    out = torch.empty(4, columns, device=DEVICE)
     launch.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
     right[2, 6], right[4, 7] = INF, NAN
     launch.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out, left @ right, equal_nan=True)
     right[2, 6], right[4, 7] = 1, 1
-    again = torch.empty(16, 16, device=DEVICE)
-    launch.over_rows(OverRows(left.t().contiguous(), right, again[:4], None))
-    torch.testing.assert_close(again[:4], left @ right, equal_nan=True)
+    again = torch.empty(4, columns, device=DEVICE)
+    launch.over_rows(OverRows(left.t().contiguous(), right, again, None))
+    torch.testing.assert_close(again, left @ right, equal_nan=True)
 
 
 @pytest.fixture
@@ -320,6 +366,18 @@ class _Graph(nn.Module):
         return x
 
 
+class _Slices(nn.Module):
+    """Products with slices of one weight, as a layer of rows that stand side by side is taken apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(18, 49) / 7)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        one = nn.functional.linear(x, self.weight[:, :16]).relu()
+        return one + nn.functional.linear(x * 2, self.weight[:, 33:])
+
+
 class _Layers(nn.Sequential):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return super().forward(x)  # type: ignore[no-any-return]
@@ -332,10 +390,15 @@ def _mlp(*widths: int) -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[list[int]]]] = {
     "dense": (
         lambda: _Layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 17, bias=False)),
-        [[2, 0, 0, 1, 0, 0], [1, 1, 0, 0, 0, 1]],
+        [[2, 0, 0, 1, 0, 0], [2, 0, 1, 0, 1, 1]],
     ),
     "gcn": (lambda: _Graph(GCNConv(16, 32), GCNConv(32, 16)), [[2, 0, 0, 1, 0, 0], [2, 0, 1, 0, 1, 1]]),
     "sage": (lambda: _Graph(SAGEConv(16, 32), SAGEConv(32, 16)), [[3, 0, 0, 1, 0, 0], [3, 0, 2, 0, 1, 2]]),
+    "odd": (
+        lambda: _Layers(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 17), nn.ReLU(), nn.Linear(17, 18)),
+        [[3, 0, 0, 2, 0, 0], [3, 1, 1, 0, 2, 3]],
+    ),
+    "slices": (_Slices, [[2, 0, 0, 1, 0, 0], [2, 2, 0, 0, 0, 0]]),
     "gin": (lambda: _Graph(GINConv(_mlp(16, 32, 16))), [[2, 0, 0, 2, 0, 0], [2, 0, 1, 0, 1, 2]]),
 }
 """Models, and what :func:`_taken_in` says of their forward and backward."""
@@ -393,7 +456,7 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
     assert BY_ROWS.search(_code_of())
     assert not BY_ROWS.search(_code_of({"products": False}))
     assert not BY_ROWS.search(_code_of(dtype=torch.float64))
-    assert not BY_ROWS.search(_code_of(width=15)) and not BY_ROWS.search(_code_of(width=18))
+    assert not BY_ROWS.search(_code_of(width=15)) and BY_ROWS.search(_code_of(width=17))
     with monkeypatch.context() as narrow:
         tune(narrow, least_weight=1024)
         assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))

@@ -60,21 +60,25 @@ def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
     return dot(a_high, b_high, total)
 
 
-@triton.jit(do_not_specialize=["depth", "columns", "padded_depth", "padded_columns"])
+@triton.jit(do_not_specialize=["depth", "columns", "pitch", "padded_depth", "padded_columns"])
 def split(
     matrix_ptr,
     parts_ptr,
     depth,
     columns,
+    pitch,
     padded_depth,
     padded_columns,
     TRANSPOSED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes a matrix ``[depth, columns]`` in parts, ``[3, padded_depth, padded_columns]``, with zeros around it."""
+    """Writes a matrix ``[depth, columns]`` in parts, ``[3, padded_depth, padded_columns]``, with zeros around it.
+
+    Pitch is the distance of two rows in memory. TRANSPOSED: columns lie together, and pitch is the distance of two.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, column = at // padded_columns, at % padded_columns
-    source = column * depth + row if TRANSPOSED else row * columns + column
+    source = column.to(tl.int64) * pitch + row if TRANSPOSED else row.to(tl.int64) * pitch + column
     x = tl.load(matrix_ptr + source, mask=(row < depth) & (column < columns), other=0.0)
     high, middle, low = parts(x)
     size = padded_depth * padded_columns
@@ -123,7 +127,7 @@ def add_product(
     return total
 
 
-@triton.jit(do_not_specialize=["rows", "fours", "other_fours", "units", "across"])
+@triton.jit(do_not_specialize=["rows", "depth_units", "other_depth_units", "units", "across"])
 def by_rows(
     left_ptr,
     right_ptr,
@@ -133,15 +137,17 @@ def by_rows(
     gate_ptr,
     out_ptr,
     rows,
-    fours,
-    other_fours,
+    depth_units,
+    other_depth_units,
     units,
     across,
     UNIT: tl.constexpr,
+    DEPTH_UNIT: tl.constexpr,
     BLOCKS: tl.constexpr,
     WHOLE: tl.constexpr,
     RIGHT: tl.constexpr,
     TWO: tl.constexpr,
+    OTHER_DEPTH_UNIT: tl.constexpr,
     OTHER_BLOCKS: tl.constexpr,
     OTHER_WHOLE: tl.constexpr,
     OTHER_RIGHT: tl.constexpr,
@@ -154,8 +160,8 @@ def by_rows(
 ):
     """``left @ right + added``: ``[rows, depth] @ [depth, columns]``. TWO: plus the product of two other matrices.
 
-    Depth comes in fours and columns in units, so that Triton knows where four numbers can be read at once; the size of
-    the parts comes in blocks.
+    Depths and columns come in units of 4, 2 or 1, so that Triton knows how many numbers can be read at once; the size
+    of the parts comes in blocks.
     WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
     "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
     positive, zeros are written.
@@ -165,12 +171,12 @@ def by_rows(
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
     exists = row[:, None] < rows
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    depth = fours * 4
+    depth = depth_units * DEPTH_UNIT
     total = add_product(
         total, left_ptr, right_ptr, row, column, exists, depth, columns, padded, BLOCKS, WHOLE, RIGHT, DEPTH
     )
     if TWO:
-        other_depth = other_fours * 4
+        other_depth = other_depth_units * OTHER_DEPTH_UNIT
         total = add_product(
             total,
             other_left_ptr,
@@ -251,7 +257,7 @@ def sum_of_share(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "share", "depth_fours", "column_fours", "other_depth_fours", "other_column_fours"]
+    do_not_specialize=["rows", "share", "depth_units", "column_units", "other_depth_units", "other_column_units"]
 )
 def over_rows(
     left_ptr,
@@ -261,14 +267,18 @@ def over_rows(
     partial_ptr,
     rows,
     share,
-    depth_fours,
-    column_fours,
-    other_depth_fours,
-    other_column_fours,
+    depth_units,
+    column_units,
+    other_depth_units,
+    other_column_units,
     TWO: tl.constexpr,
+    DEPTH_UNIT: tl.constexpr,
+    COLUMN_UNIT: tl.constexpr,
     SUMS: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    OTHER_DEPTH_UNIT: tl.constexpr,
+    OTHER_COLUMN_UNIT: tl.constexpr,
     OTHER_SUMS: tl.constexpr,
     OTHER_DEPTH: tl.constexpr,
     OTHER_COLUMNS: tl.constexpr,
@@ -277,14 +287,15 @@ def over_rows(
     """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
 
     SUMS: behind it the sum of the left matrix's rows, ``[depth]``. TWO: behind both the same of two other matrices.
-    Widths come in fours; DEPTH, COLUMNS and ROWS are those of a tile.
+    Widths come in units of 4, 2 or 1; DEPTH, COLUMNS and ROWS are those of a tile.
     """
-    depth, columns = depth_fours * 4, column_fours * 4
+    depth, columns = depth_units * DEPTH_UNIT, column_units * COLUMN_UNIT
     tiles = tl.cdiv(columns, COLUMNS) * tl.cdiv(depth, DEPTH)
     size = depth * columns + depth if SUMS else depth * columns
     at = tl.program_id(0)
     if TWO:
-        other_depth, other_columns = other_depth_fours * 4, other_column_fours * 4
+        other_depth = other_depth_units * OTHER_DEPTH_UNIT
+        other_columns = other_column_units * OTHER_COLUMN_UNIT
         all_tiles = tiles + tl.cdiv(other_columns, OTHER_COLUMNS) * tl.cdiv(other_depth, OTHER_DEPTH)
         behind = partial_ptr + size
         size += other_depth * other_columns + other_depth if OTHER_SUMS else other_depth * other_columns
@@ -348,7 +359,7 @@ def sums(matrix_ptr, partial_ptr, rows, fours, share, BLOCK_ROWS: tl.constexpr, 
     tl.store(partial_ptr + part * columns + j, tl.sum(total, 0), mask=j < columns)
 
 
-@triton.jit(do_not_specialize=["shares", "fours", "second_at", "third_at", "fourth_at"])
+@triton.jit(do_not_specialize=["shares", "units", "second_at", "third_at", "fourth_at"])
 def join(
     partial_ptr,
     first_ptr,
@@ -356,18 +367,19 @@ def join(
     third_ptr,
     fourth_ptr,
     shares,
-    fours,
+    units,
     second_at,
     third_at,
     fourth_at,
+    UNIT: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The sum over all shares, ``[shares, size]``, to four results, one behind the other; some may be empty.
 
-    The size, and where the results begin, come in fours.
+    The size, and where the results begin, come in units of 4, 2 or 1.
     """
-    size, second, third, fourth = fours * 4, second_at * 4, third_at * 4, fourth_at * 4
+    size, second, third, fourth = units * UNIT, second_at * UNIT, third_at * UNIT, fourth_at * UNIT
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     share = tl.arange(0, SHARES)
     total = tl.zeros((SHARES, BLOCK), tl.float32)

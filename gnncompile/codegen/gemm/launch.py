@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,12 @@ _join = Kernel(kernels.join, num_warps=tuning.TILES.short_warps)
 
 
 Factors = tuple[Tensor, Tensor]
-"""The factors of a product, a matrix and a weight. The matrix is float32 ``[rows, depth]``, contiguous, with a depth
-that is a multiple of 4. The weight is float32 ``[depth, columns]``, contiguous or the transposed view of a contiguous
-matrix; another weight is copied.
+"""The factors of a product, a matrix and a weight. The matrix is float32 ``[rows, depth]``, contiguous. The weight is
+float32 ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
 """
+
+_LONGEST_PITCH = 2**31
+"""Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
 
 
 def by_rows(
@@ -45,13 +48,13 @@ def by_rows(
     tile = tuning.TILES.product_of_few if few else tuning.TILES.product_of_many
     terms = [_term(*factors, tile, not few) for factors in ((one,) if other is None else (one, other))]
     first, last = terms[0], terms[-1]
-    across, unit = -(-columns // tile.columns), 1 if columns % 4 else 4
+    across, unit = -(-columns // tile.columns), _unit(columns)
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
     ends = kind, relu, gate is not None
     _by_rows(tile)(
         -(-rows // tile.rows) * across,
         (*first.matrices, *last.matrices, out if added is None else added, out if gate is None else gate, out),
-        (rows, first.depth // 4, last.depth // 4, columns // unit, across),
+        (rows, first.units, last.units, columns // unit, across),
         (unit, *first.constants, other is not None, *last.constants, *ends, tile.rows, tile.columns, tile.depth),
     )
 
@@ -66,37 +69,62 @@ class _Term(NamedTuple):
 
     Attributes:
         matrices: The matrix, and the weight or its three bfloat16 parts.
-        depth: The length of the axis that both factors share.
-        constants: The number of blocks along the depth, whether all blocks are full, and the weight's memory layout.
+        units: The length of the axis that both factors share, in units.
+        constants: The unit, the number of blocks along the depth, whether all blocks are full, and how the weight lies
+            in memory.
     """
 
     matrices: tuple[Tensor, Tensor]
-    depth: int
-    constants: tuple[int, bool, str]
+    units: int
+    constants: tuple[int, int, bool, str]
 
 
 def _term(left: Tensor, right: Tensor, tile: ProductTile, split: bool) -> _Term:
-    """Returns the arguments for one product. `split` says whether the weight is split beforehand."""
+    """Returns the arguments for one product. `split` says whether any weight is split beforehand.
+
+    A weight with gaps between its rows is always split: the kernel that splits it knows the distance of two rows.
+    """
     depth, columns = right.shape
-    transposed = not right.is_contiguous()
-    if transposed and not right.t().is_contiguous():
-        right, transposed = right.contiguous(), False
+    transposed, pitch = _lies(right)
+    if pitch is None:
+        right, transposed, pitch = right.contiguous(), False, columns
     blocks = -(-depth // tile.depth)
     lies = "columns" if transposed else "rows"
-    if split:
+    if split or pitch != (depth if transposed else columns):
         weight, size, lies = right, (blocks * tile.depth, -(-columns // tile.columns) * tile.columns), "parts"
         right = torch.empty((3, *size), dtype=torch.bfloat16, device=left.device)
         block = tuning.TILES.split_block
-        _split(-(-size[0] * size[1] // block), (weight, right), (depth, columns, *size), (transposed, block))
-    return _Term((left, right), depth, (blocks, depth == blocks * tile.depth, lies))
+        _split(-(-size[0] * size[1] // block), (weight, right), (depth, columns, pitch, *size), (transposed, block))
+    unit = _unit(depth)
+    return _Term((left, right), depth // unit, (unit, blocks, depth == blocks * tile.depth, lies))
+
+
+def _lies(weight: Tensor) -> tuple[bool, int | None]:
+    """Returns whether columns of a weight lie together in memory, rather than rows, and the distance of two of them.
+
+    The distance is None if neither rows nor columns lie together, or if kernels can't take it.
+    """
+    if weight.is_contiguous():
+        return False, weight.size(1)
+    if weight.t().is_contiguous():
+        return True, weight.size(0)
+    down, across = weight.stride()
+    transposed = across != 1
+    pitch = across if transposed else down
+    return transposed, pitch if 1 in (down, across) and pitch < _LONGEST_PITCH else None
+
+
+def _unit(*widths: int) -> int:
+    """Returns the largest of 4, 2 and 1 that divides all widths: as many numbers of a row are read at once."""
+    return gcd(4, *widths)
 
 
 class OverRows(NamedTuple):
     """The arguments of a product over rows, ``left.T @ right``.
 
     Attributes:
-        left: float32 ``[rows, depth]``, contiguous; depth is a multiple of 4.
-        right: float32 ``[rows, columns]``, contiguous; columns is a multiple of 4.
+        left: float32 ``[rows, depth]``, contiguous.
+        right: float32 ``[rows, columns]``, contiguous.
         out: float32 ``[depth, columns]``, contiguous, for the product.
         sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
     """
@@ -128,12 +156,17 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
     share, shares = _shares(rows, most, table.over_rows_step, table.steps_per_share[len(both) - 1])
     results = [result for p in both for result in p.results]
     partial = one.left.new_empty((shares, sum(result.numel() for result in results)))
-    last = both[-1]
+    last, units = both[-1], [[_unit(width) for width in pair] for pair in widths]
     _over_rows(tuning.choice(table.over_rows_warps, largest))(
         tiles * shares,
         (one.left, one.right, last.left, last.right, partial),
-        (rows, share, *(width // 4 for width in (*widths[0], *widths[-1]))),
-        (other is not None, one.sums is not None, *blocks[0], last.sums is not None, *blocks[-1], table.over_rows_step),
+        (rows, share, *(width // _unit(width) for width in (*widths[0], *widths[-1]))),
+        (
+            other is not None,
+            *(*units[0], one.sums is not None, *blocks[0]),
+            *(*units[-1], last.sums is not None, *blocks[-1]),
+            table.over_rows_step,
+        ),
     )
     _joined(partial, results)
 
@@ -159,11 +192,12 @@ def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
     """Sums `partial`, ``[shares, size]``, over the shares; splits the sum, in order, among up to four results."""
     (shares, size), joined = partial.shape, tuning.TILES.joined
     ends = [*accumulate(result.numel() for result in results), *[size] * 3]
+    unit = _unit(*ends)
     _join(
         -(-size // joined[1]),
         (partial, *results, *[partial] * (4 - len(results))),
-        (shares, *(end // 4 for end in (size, *ends[:3]))),
-        joined,
+        (shares, *(end // unit for end in (size, *ends[:3]))),
+        (unit, *joined),
     )
 
 

@@ -181,7 +181,7 @@ class TiledKernel:
         """Returns weights in three bfloat16 parts, ``[3, rows, columns]``, with padded rows and columns of zeros."""
         size, block = (padded(rows), padded(columns)), tuning.TILES.split_block
         parts = torch.empty((3, *size), dtype=torch.bfloat16, device=weights.device)
-        _split(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, *size), (False, block))
+        _split(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, columns, *size), (False, block))
         return parts
 
     def _without_bools(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -62,8 +62,7 @@ def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
     left = _before_transposing(graph, node)
     if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not is_packed(value(right)):
         return
-    columns = value(right).shape[1]
-    if columns % 4 == 0 and _has_rows(left, columns):
+    if _has_rows(left, value(right).shape[1]):
         _replace(graph, node, own.product_over_rows.default, left, right)
 
 
@@ -130,7 +129,7 @@ def _fits(left: Any, right: Any) -> bool:
     widths = one.shape[1], other.shape[1]
     if not all(isinstance(width, int) and width >= NARROWEST for width in widths):
         return False
-    return widths[0] % 4 == 0 and is_packed(one)
+    return is_packed(one)
 
 
 def _has_rows(left: fx.Node, columns: int) -> bool:
@@ -141,11 +140,9 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
 
 
 def _is_weight(right: fx.Node) -> bool:
-    """Whether a matrix has a known, large enough size, and it or its transpose is contiguous."""
+    """Whether a matrix has a known, large enough size. Its strides do not matter: a weight may be a view."""
     depth, columns = value(right).shape
-    if not isinstance(depth, int) or not isinstance(columns, int) or depth * columns < tuning.TILES.least_weight:
-        return False
-    return is_packed(value(right)) or is_packed(value(right).t())
+    return isinstance(depth, int) and isinstance(columns, int) and depth * columns >= tuning.TILES.least_weight
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:
