@@ -1,36 +1,25 @@
-"""Float32 products on tensor cores: the kernels, and where the passes put them."""
+"""The kernels of float32 products on tensor cores, and where the library computes the products."""
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._inductor.utils import run_and_get_code
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv
+from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-import gnncompile
 from gnncompile.codegen.gemm import launch
 from gnncompile.codegen.gemm.launch import OverRows
-from gnncompile.device import device_of
+from gnncompile.codegen.triton import tiled_products
 from gnncompile.ops import gemm
-from gnncompile.options import DEFAULTS
-from gnncompile.passes.manager import run_post_grad
 from tests.harness import tune
 from tests.triton_regions import DEVICE, INF, NAN
 
 pytestmark = triton_regions.INTERPRETED
 
-BY_ROWS = re.compile(r"write_(?:product|sum_of_products)\((.*)\)")
-OVER_ROWS, TWO_OVER_ROWS = (re.compile(rf"write_{name}_over_rows\((.*)\)") for name in ("product", "two_products"))
 EXACT = 1.5e-7
 """Of the norm of a product: what one rounding to float32 may cost, and what the tensor cores' rounding adds."""
 
@@ -68,23 +57,16 @@ def test_by_rows(
     assert not rows or _off(out, expected.relu() if relu else expected) < EXACT
 
 
-@pytest.mark.parametrize(
-    ("depths", "columns"), [((16, 16), 36), ((132, 20), 36), ((36, 260), 36), ((17, 50), 130), ((18, 20), 17)]
-)
+@pytest.mark.parametrize("widths", [(16, 16, 36), (132, 20, 36), (36, 260, 36), (17, 50, 130), (18, 20, 17)])
 @pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("added", ["nothing", "row", "out"])
 @pytest.mark.parametrize("few", [True, False])
 def test_sum_of_two(
-    depths: tuple[int, int],
-    columns: int,
-    transposed: tuple[bool, bool],
-    added: str,
-    few: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    widths: tuple[int, int, int], transposed: tuple[bool, bool], added: str, few: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of matrices of different widths, with what is added to both once."""
+    """The depths of two products differ; a matrix or row is added to their sum once."""
     torch.manual_seed(0)
-    rows = 70
+    rows, (*depths, columns) = 70, widths
     tune(monkeypatch, few_rows=rows if few else 0)
     lefts = [torch.randn(rows, depth, device=DEVICE) for depth in depths]
     weights = [torch.randn(columns, depth, device=DEVICE).t() for depth in depths]
@@ -260,8 +242,26 @@ def test_products_over_few_rows_write_sums(rows: int, monkeypatch: pytest.Monkey
     torch.testing.assert_close(out, left.t() @ right)
 
 
+@pytest.mark.parametrize(
+    ("widths", "ours"), [((16, 50), True), ((17, 4), True), ((8, 12), True), ((15, 16), False), ((32, 3), False)]
+)
+def test_products_over_edges(widths: tuple[int, int], ours: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    tune(monkeypatch, least_over_rows=1)
+    if DEVICE == "cuda":
+        tune(monkeypatch, capability=torch.cuda.get_device_capability())
+    calls: list[tuple[int, int]] = []
+    over_rows = launch.over_rows
+    monkeypatch.setattr(launch, "over_rows", lambda one: (calls.append(tuple(one.out.shape)), over_rows(one))[1])
+    left, right = (torch.randn(70, width, device=DEVICE) for width in widths)
+    out = torch.full(widths, NAN, device=DEVICE)
+    tiled_products.write_product(left, right, out)
+    assert calls == ([widths] if ours else [])
+    torch.testing.assert_close(out.double(), left.double().t() @ right.double(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("depth", "columns"), [(100, 256), (256, 256), (256, 47), (128, 512)])
+@pytest.mark.parametrize(("depth", "columns"), [(100, 256), (256, 256), (256, 47), (128, 512), (50, 128), (17, 18)])
 def test_many_rows(depth: int, columns: int):
     """As many as a sampled mini-batch has: the programs' shares are long, and all of a launch is used."""
     rows = 316_499
@@ -270,11 +270,10 @@ def test_many_rows(depth: int, columns: int):
     out, expected = added.clone(), left.double() @ right.double() + added.double()
     launch.by_rows((left, right), None, out, gate, True, out)
     assert _off(out, expected.relu().masked_fill(gate <= 0, 0)) < EXACT
-    if columns % 4 == 0:
-        product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
-        launch.over_rows(OverRows(gate, left, product, sums))
-        assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
-        assert _off(sums, gate.double().sum(0)) < 4 * EXACT
+    product, sums = torch.empty(columns, depth, device=DEVICE), torch.empty(columns, device=DEVICE)
+    launch.over_rows(OverRows(gate, left, product, sums))
+    assert _off(product, gate.double().t() @ left.double()) < 4 * EXACT
+    assert _off(sums, gate.double().sum(0)) < 4 * EXACT
 
 
 def test_views_that_begin_anywhere(any_tile: None):
@@ -343,191 +342,3 @@ def test_infinities_and_no_numbers(depth: int, columns: int, any_tile: None):
     again = torch.empty(4, columns, device=DEVICE)
     launch.over_rows(OverRows(left.t().contiguous(), right, again, None))
     torch.testing.assert_close(again, left @ right, equal_nan=True)
-
-
-@pytest.fixture
-def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products go to the kernels too, on whatever device there is."""
-    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
-    if DEVICE == "cuda":
-        tune(monkeypatch, capability=torch.cuda.get_device_capability())
-    torch._dynamo.reset()
-
-
-class _Graph(nn.Module):
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, edge_index).relu()
-        return x
-
-
-class _Slices(nn.Module):
-    """Products with slices of one weight, as a layer of rows that stand side by side is taken apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(18, 49) / 7)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        one = nn.functional.linear(x, self.weight[:, :16]).relu()
-        return one + nn.functional.linear(x * 2, self.weight[:, 33:])
-
-
-class _Layers(nn.Sequential):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return super().forward(x)  # type: ignore[no-any-return]
-
-
-def _mlp(*widths: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(*widths[:2]), nn.ReLU(), nn.Linear(*widths[1:]))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], list[list[int]]]] = {
-    "dense": (
-        lambda: _Layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 17, bias=False)),
-        [[2, 0, 0, 1, 0, 0], [2, 0, 1, 0, 1, 1]],
-    ),
-    "gcn": (lambda: _Graph(GCNConv(16, 32), GCNConv(32, 16)), [[2, 0, 0, 1, 0, 0], [2, 0, 1, 0, 1, 1]]),
-    "sage": (lambda: _Graph(SAGEConv(16, 32), SAGEConv(32, 16)), [[3, 0, 0, 1, 0, 0], [3, 0, 2, 0, 1, 2]]),
-    "odd": (
-        lambda: _Layers(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 17), nn.ReLU(), nn.Linear(17, 18)),
-        [[3, 0, 0, 2, 0, 0], [3, 1, 1, 0, 2, 3]],
-    ),
-    "slices": (_Slices, [[2, 0, 0, 1, 0, 0], [2, 2, 0, 0, 0, 0]]),
-    "gin": (lambda: _Graph(GINConv(_mlp(16, 32, 16))), [[2, 0, 0, 2, 0, 0], [2, 0, 1, 0, 1, 2]]),
-}
-"""Models, and what :func:`_taken_in` says of their forward and backward."""
-
-
-def _taken_in(code: str) -> list[int]:
-    """How many products of rows there are, over rows, and pairs of these; how many ReLUs, their gradients, and sums
-    they take in.
-    """
-    by_rows = [found.split(", ")[-3:] for found in BY_ROWS.findall(code)]
-    over_rows = [found.split(", ") for found in OVER_ROWS.findall(code)]
-    pairs = [found.split(", ") for found in TWO_OVER_ROWS.findall(code)]
-    relus, gates = sum(call[1] == "True" for call in by_rows), sum(call[0] != "None" for call in by_rows)
-    sums = sum(len(call) == 4 for call in over_rows) + sum((c[3] != "None") + (c[7] != "None") for c in pairs)
-    return [len(by_rows), len(over_rows), len(pairs), relus, gates, sums]
-
-
-def _steps(model: nn.Module, run: Any, x: Tensor, edge_index: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    inputs = x.to(dtype).requires_grad_()
-    out = run(inputs, edge_index)
-    return [out, *torch.autograd.grad(out.square().sum(), [inputs, *model.parameters()])]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models(name: str, on_tensor_cores: None):
-    torch.manual_seed(0)
-    make, expected = MODELS[name]
-    model = make().to(DEVICE)
-    exact = copy.deepcopy(model).double()
-    compiled = gnncompile.compile(model)
-    for nodes in (70, 1, 0, 3):
-        x = torch.randn(nodes, 16, device=DEVICE)
-        edge_index = torch.randint(nodes, (2, 3 * nodes), device=DEVICE) if nodes else x.new_empty(2, 0).long()
-        found = _steps(model, compiled, x, edge_index, torch.float32)
-        for a, b in zip(found, _steps(exact, exact, x, edge_index, torch.float64), strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-    x = torch.randn(9, 16, device=DEVICE, requires_grad=True)
-    edges = torch.randint(9, (2, 20), device=DEVICE)
-    torch._dynamo.reset()
-    _, codes = run_and_get_code(lambda: gnncompile.compile(model)(x, edges).sum().backward())
-    assert [_taken_in(code) for code in codes] == expected
-
-
-def _code_of(options: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32, width: int = 16) -> str:
-    model, x = nn.Linear(width, 32).to(DEVICE, dtype), torch.randn(70, width, device=DEVICE, dtype=dtype)
-    torch._dynamo.reset()
-    compiled = gnncompile.compile(model, options=options)
-    with torch._inductor.config.patch(force_disable_caches=True):  # what is patched here is no part of their keys
-        found, codes = run_and_get_code(compiled, x)
-    torch.testing.assert_close(found, model(x), rtol=1e-3, atol=1e-3)
-    return "".join(codes)
-
-
-def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
-    assert BY_ROWS.search(_code_of())
-    assert not BY_ROWS.search(_code_of({"products": False}))
-    assert not BY_ROWS.search(_code_of(dtype=torch.float64))
-    assert not BY_ROWS.search(_code_of(width=15)) and BY_ROWS.search(_code_of(width=17))
-    with monkeypatch.context() as narrow:
-        tune(narrow, least_weight=1024)
-        assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))
-    with monkeypatch.context() as other:
-        tune(other, capability=(1, 0))
-        assert device_of(torch.device(DEVICE, 0 if DEVICE == "cuda" else None)).multiplies_in_parts == (DEVICE == "cpu")
-    with monkeypatch.context() as small:
-        tune(small, least_by_rows=2**30)
-        assert BY_ROWS.search(_code_of())  # nobody knows how many rows there will be
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    try:
-        assert not BY_ROWS.search(_code_of())
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-
-
-def test_a_sum_waits_for_the_walk_over_the_edges(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
-    tune(monkeypatch, least_summed=1)
-    model, x = GCNConv(16, 16).to(DEVICE), torch.randn(9, 16, device=DEVICE)
-    edges = torch.randint(9, (2, 20), device=DEVICE)
-    compiled = gnncompile.compile(model)
-    found = _steps(model, compiled, x, edges, torch.float32)
-    for a, b in zip(found, _steps(model, model, x, edges, torch.float32), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-    _, codes = run_and_get_code(lambda: compiled(x.requires_grad_(), edges).sum().backward())
-    body = codes[1].partition("def call(")[2]
-    assert 0 < body.index("region_") < body.index("write_sums_over_rows(") < body.index("write_product_over_rows(")
-
-
-def test_a_sum_waits_for_two_products_in_one(on_tensor_cores: None):
-    def gradients(dy: Tensor, w: Tensor, y: Tensor) -> list[Tensor]:
-        bias = dy.sum(0)
-        total = own.product(dy, w, None, None, False, False)
-        return [bias, own.product(y, w, total, None, False, True)]
-
-    own = torch.ops.gnncompile
-    given = [torch.randn(rows, 16, device=DEVICE) for rows in (20, 16, 20)]
-    gm = make_fx(gradients, tracing_mode="fake")(*given)
-    run_post_grad(gm.graph, DEFAULTS)
-    gm.graph.lint()
-    gm.recompile()
-    torch.testing.assert_close(gm(*given), gradients(*given))
-    order = [node.target for node in gm.graph.nodes if node.op == "call_function"]
-    assert order.index(own.sum_of_products.default) < order.index(own.sums_over_rows.default)
-
-
-def test_the_view_that_is_kept_may_be_the_transpose(on_tensor_cores: None):
-    def gradients(kept: Tensor, dy: Tensor) -> Tensor:
-        return torch.mm(kept, dy)
-
-    own = torch.ops.gnncompile
-    given = torch.randn(70, 16, device=DEVICE).t(), torch.randn(70, 32, device=DEVICE)
-    gm = make_fx(gradients, tracing_mode="fake")(*given)
-    run_post_grad(gm.graph, DEFAULTS)
-    gm.graph.lint()
-    gm.recompile()
-    torch.testing.assert_close(gm(*given), gradients(*given), rtol=1e-5, atol=1e-5)
-    assert gm.graph.find_nodes(op="call_function", target=own.product_over_rows.default)
-
-
-def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.utils.counters.clear()
-    rows: list[int] = []
-    ours = launch.by_rows
-    monkeypatch.setattr(launch, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
-    tune(monkeypatch, least_by_rows=16 * 32 * 40)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
-    compiled = gnncompile.compile(model)
-    for count in (50, 39, 40, 1, 0):
-        x = torch.randn(count, 16, device=DEVICE)
-        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
-    assert rows == [50, 40]
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

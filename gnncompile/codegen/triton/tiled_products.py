@@ -9,6 +9,9 @@ from gnncompile import tuning
 from gnncompile.codegen.gemm import launch
 from gnncompile.device import device_of
 
+_NARROWEST = 16
+"""The least width that our kernel takes, except for multiples of 4: tensor cores multiply blocks of 16."""
+
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Writes ``left.T @ right``.
@@ -32,6 +35,6 @@ def _is_tuned(left: Tensor, right: Tensor) -> bool:
     return (
         left.dtype is torch.float32
         and device_of(left.device).multiplies_in_parts
-        and left.size(1) % 4 == right.size(1) % 4 == 0
+        and all(matrix.size(1) % 4 == 0 or matrix.size(1) >= _NARROWEST for matrix in (left, right))
         and left.numel() * right.size(1) >= tuning.TILES.least_over_rows
     )
