@@ -104,7 +104,7 @@ class Kernel:
     def __init__(self, kernel: Any, **options: Any) -> None:
         self._kernel = kernel
         self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
-        self._launchers: dict[tuple[int, tuple[Any, ...]], Launcher] = {}
+        self._launchers: dict[tuple[int, tuple[Any, ...], tuple[int, ...]], Launcher] = {}
 
     def __call__(
         self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
@@ -117,13 +117,13 @@ class Kernel:
             return
         device = tensors[0].get_device()
         pointers = [tensor.data_ptr() for tensor in tensors]
-        # A kernel that was compiled for aligned pointers serves every call whose pointers are all aligned.
-        aligned = not reduce(or_, pointers) & 15
-        launcher = self._launchers.get((device, constants)) if aligned else None
+        # Triton compiles for the pointers that are aligned. The code serves every call with the same aligned pointers.
+        unaligned = tuple(at for at, p in enumerate(pointers) if p & 15) if reduce(or_, pointers) & 15 else ()
+        launcher = self._launchers.get((device, constants, unaligned))
         if launcher is not None:
             launcher(programs, 1, device, [*pointers, *numbers])
             return
         compiled = self._kernel[programs, 1, 1](*tensors, *numbers, *constants, **self._options)
-        if aligned and compiled is not None:  # the interpreter returns None
+        if compiled is not None:  # the interpreter returns None
             types = "O" * len(tensors) + "i" * len(numbers)
-            self._launchers[device, constants] = Launcher(compiled, types, constants)
+            self._launchers[device, constants, unaligned] = Launcher(compiled, types, constants)
