@@ -23,12 +23,14 @@ class WalkTile(NamedTuple):
     Attributes:
         edges: Edges of a tile, a power of two. With 64 and more, Triton multiplies by Hopper's ``wgmma``.
         warps: Warps of the program.
-        programs: Programs that a multiprocessor runs at a time.
+        programs: Most programs that a multiprocessor runs at a time.
+        stages: Triton's ``num_stages``: rows are loaded ``stages - 1`` steps ahead, if shared memory has room for them.
     """
 
     edges: int
     warps: int
     programs: int
+    stages: int = 1
 
 
 class ProductTile(NamedTuple):

@@ -211,10 +211,26 @@ class TileTable:
     """Tiles of walks, by the padded channels of the widest value; twice the channels in float64. Measured."""
 
     tiled_halves: tuple[tuple[int, WalkTile], ...]
-    """The same where the factors of products have 16 bits. Measured."""
+    """The same where the factors of products have 16 bits, by these channels times the layers of the walk. Measured."""
+
+    tiled_halves_of_heavy: WalkTile
+    """The same in a walk whose arithmetic is above :attr:`tiled_heavy`. Measured."""
+
+    tiled_heavy: Choices
+    """Instructions per element and edge above which a walk with 16 bits takes more warps, by the padded channels of the
+    widest value. Measured."""
 
     registers: int
     """Registers of a multiprocessor."""
+
+    other_registers: int
+    """Registers of a thread of a walk in tiles that hold no values of edges, but addresses and the like."""
+
+    shared_memory: int
+    """Bytes of shared memory of a multiprocessor."""
+
+    shared_memory_of_program: int
+    """Bytes of shared memory that CUDA takes for each program, besides what the program uses."""
 
     tiled_widest: int
     """Most channels of a value. A program holds whole rows of the edges of a tile."""
@@ -412,14 +428,19 @@ H200 = TileTable(
     edge_sum_warps=8,
     edge_sum_programs=2048,
     edge_sum_steps=8,
-    tiled_floats=((0, WalkTile(64, 4, 3)), (128, WalkTile(64, 4, 2)), (256, WalkTile(32, 8, 1))),
-    tiled_halves=((0, WalkTile(32, 4, 4)), (128, WalkTile(32, 8, 2)), (256, WalkTile(32, 8, 1))),
+    tiled_floats=((0, WalkTile(64, 4, 3, 3)), (128, WalkTile(64, 4, 2, 3)), (256, WalkTile(32, 8, 1))),
+    tiled_halves=((0, WalkTile(32, 4, 4, 3)), (256, WalkTile(32, 4, 2, 3)), (512, WalkTile(32, 8, 1))),
+    tiled_halves_of_heavy=WalkTile(32, 8, 2),
+    tiled_heavy=((0, 1000), (128, 38)),
     registers=2**16,
+    other_registers=24,
+    shared_memory=228 * 2**10,
+    shared_memory_of_program=2**10,
     tiled_widest=256,
     tiled_widest_floats=64,
     tiled_weights=2**16,
     tiled_layers=((0, 1),),
-    tiled_layers_of_halves=((0, 1), (128, 2)),
+    tiled_layers_of_halves=((0, 4), (128, 2)),
     most_tiled_layers=4,
     layer_features=32,
     layer_width=16,

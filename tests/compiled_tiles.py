@@ -113,13 +113,13 @@ def report_phase(plan: TiledPlan, phase: Phase, tile: TiledTile) -> str:
 def main(name: str, channels: str, *words: str) -> None:
     """Prints the reports of a region's forward and backward for each dtype.
 
-    A word of numbers is a tile, ``edges:warps:programs:keeps_weights``, for the dtypes behind it.
+    A word of numbers is a tile, ``edges:warps:programs:keeps_weights:stages``, for the dtypes behind it.
     """
     tile = None
     for word in words:
         if ":" in word:
-            edges, warps, programs, keeps = map(int, word.split(":"))
-            tile = TiledTile(edges, warps, programs, bool(keeps))
+            edges, warps, programs, keeps, stages = map(int, word.split(":"))
+            tile = TiledTile(edges, warps, programs, bool(keeps), stages)
             continue
         for way, region in both_ways(name, int(channels), word).items():
             print(f"{name} {channels} {word} {way}\n    {report(region, tile)}", flush=True)

@@ -89,7 +89,7 @@ def arithmetic(region: Region, plan: Schedule) -> float:
     """Returns the approximate number of instructions per edge and element of the tile."""
     nodes = [n for n in (region.nodes[i] for i in plan.need) if n.space in plan.edge_spaces and n.op != "input"]
     size = region.grid[0] * region.grid[1]
-    return sum(_instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
+    return sum(instructions(region, n) * n.shape[0] * n.shape[1] for n in nodes) / size
 
 
 def is_heavy(region: Region, plan: Schedule) -> bool:
@@ -97,7 +97,8 @@ def is_heavy(region: Region, plan: Schedule) -> bool:
     return arithmetic(region, plan) > tuning.TILES.heavy
 
 
-def _instructions(region: Region, node: Node) -> float:
+def instructions(region: Region, node: Node) -> float:
+    """Returns the approximate number of instructions per element of a value."""
     if node.op == "linear":  # a multiply-add for each feature
         return region.nodes[node.args[0]].shape[1]
     return _INSTRUCTIONS.get(node.op, 1)

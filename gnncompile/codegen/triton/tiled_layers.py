@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton.tile import power_of_two
-from gnncompile.ir.region import SEED, Node, Region, Space
+from gnncompile.ir.region import BITS, SEED, Node, Region, Space
 
 NARROWEST = 16
 """Fewest columns of a block, other than a single column: the least that ``tl.dot`` takes."""
+
+WIDE = 32
+"""Fewest channels of a row that counts as wide."""
 
 HALVES = ("bfloat16", "float16")
 
@@ -32,6 +35,11 @@ def is_product(region: Region, node: Node) -> bool:
 def is_layer(region: Region, node: Node) -> bool:
     """Whether a node is the product of a value per edge and a matrix of weights."""
     return node.op in ("linear", "transposed") and is_product(region, node)
+
+
+def is_wide_row(node: Node) -> bool:
+    """Whether a value that is read from memory is a wide row for each edge."""
+    return node.space not in (Space.PARAMETER, Space.FEATURE) and node.shape[1] >= WIDE and node.dtype != BITS
 
 
 def factor(region: Region) -> str:

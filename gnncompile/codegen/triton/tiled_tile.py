@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import HALVES, matrix, padded
+from gnncompile.codegen.triton.tiled_layers import HALVES
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
-
-_BYTES = {"float64": 8, "float32": 6}
-"""Bytes of a weight in shared memory: three bfloat16 parts for float32."""
+from gnncompile.codegen.triton.tiled_work import TiledWork
+from gnncompile.tile_sizes import WalkTile
 
 
 @dataclass(frozen=True)
@@ -23,31 +22,64 @@ class TiledTile:
         programs: Programs that a multiprocessor runs at a time.
         keeps_weights: Whether a program loads all weights once, into shared memory. Otherwise it loads them for each
             tile.
+        stages: Triton's ``num_stages``: what products read is loaded ``stages - 1`` tiles ahead.
     """
 
     edges: int
     num_warps: int
     programs: int
     keeps_weights: bool
+    stages: int = 1
 
     @property
     def registers(self) -> int:
         """Most registers of a thread. With more, fewer programs would fit on a multiprocessor."""
-        threads = self.programs * self.num_warps * 32
-        return min(255, tuning.TILES.registers // threads // 8 * 8)
+        return _registers(self.num_warps, self.programs)
 
 
 def choose_tiled_tile(plan: TiledPlan, phase: Phase) -> TiledTile:
-    """Returns the tile for a phase. It depends on the widths and types of values only.
+    """Returns the tile for a phase. It depends on the operations, widths and types only.
 
     Regions that compare values for equality all have one tile: a gradient must find again the maxima of its forward, so
     both must round alike.
     """
-    tiles, region = tuning.TILES, plan.region
-    width = max((padded(region.nodes[i].shape[1]) for i in phase.need), default=1)
-    wide = tiles.tiled_widest if region.exact else width * (2 if region.double else 1)
-    layers = [(plan.layers[i], region.nodes[i]) for i in plan.layers_of(phase)]
-    weights = {(name, node.op, matrix(region, node)) for name, node in layers}
-    size = sum(padded(rows) * padded(columns) for _, _, (rows, columns) in weights) * _BYTES.get(plan.factor, 2)
-    tile = tuning.choice(tiles.tiled_halves if plan.factor in HALVES else tiles.tiled_floats, wide)
-    return TiledTile(*tile, 0 < size <= tiles.tiled_weights and not region.exact)
+    work = TiledWork(plan, phase)
+    tile, exact = _walk_tile(plan, work), plan.region.exact
+    keeps_weights = 0 < work.weights <= tuning.TILES.tiled_weights and not exact
+    programs = _programs(tile, work)
+    stages = tile.stages if _can_prefetch(tile, programs, work) and not exact else 1
+    return TiledTile(tile.edges, tile.warps, programs, keeps_weights, stages)
+
+
+def _walk_tile(plan: TiledPlan, work: TiledWork) -> WalkTile:
+    tiles = tuning.TILES
+    table = tiles.tiled_halves if plan.factor in HALVES else tiles.tiled_floats
+    if plan.region.exact:
+        return table[-1][1]
+    if plan.factor not in HALVES:
+        return tuning.choice(table, work.width * (2 if plan.region.double else 1))
+    if work.instructions > tuning.choice(tiles.tiled_heavy, work.width):
+        return tiles.tiled_halves_of_heavy
+    return tuning.choice(table, work.width * work.layers)
+
+
+def _programs(tile: WalkTile, work: TiledWork) -> int:
+    """Returns how many programs a multiprocessor runs: fewer if only then the values of a tile fit in its registers.
+
+    At least two of them remain: while one waits for memory, another computes.
+    """
+    needed = work.waiting * tile.edges // (tile.warps * 32) + tuning.TILES.other_registers
+    fitting = [n for n in range(2, tile.programs + 1) if _registers(tile.warps, n) >= needed]
+    return max(fitting, default=tile.programs)
+
+
+def _registers(warps: int, programs: int) -> int:
+    """Returns the most registers of a thread with which so many programs fit on a multiprocessor."""
+    return min(255, tuning.TILES.registers // (programs * warps * 32) // 8 * 8)
+
+
+def _can_prefetch(tile: WalkTile, programs: int, work: TiledWork) -> bool:
+    """Whether loading rows ahead pays: the tile needs them at once, and shared memory has room for them."""
+    tiles = tuning.TILES
+    needed = work.weights + tile.edges * (work.bytes_of_rows + work.bytes_of_exchange) + tiles.shared_memory_of_program
+    return work.begins_with_rows and programs * needed <= tiles.shared_memory

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gnncompile.codegen.triton.text import constant, literal, masked, pointwise_arguments, pointwise_text
-from gnncompile.codegen.triton.tiled_layers import is_product, matrix, padded
+from gnncompile.codegen.triton.tiled_layers import is_product, is_wide_row, matrix, padded
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import TiledTile
@@ -19,9 +19,6 @@ from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import BITS, FEATURE_SUMS, SEED, Node, Space
-
-WIDE = 32
-"""Fewest channels of a row that is loaded again after a product."""
 
 NEVER = 1024
 """An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
@@ -95,7 +92,7 @@ class TileValues:
             self.load_again(node.args)
         if is_read:
             text = self._read(i)
-            if self._is_wide_row(node):
+            if is_wide_row(node):
                 self.recent.add(i)
         elif node.op == "dropout":
             text = self._dropout(node)
@@ -125,10 +122,6 @@ class TileValues:
             self.line(f"{self.names[i]} = {self._read(i, again=True)}")
             self.old.remove(i)
             self.recent.add(i)
-
-    @staticmethod
-    def _is_wide_row(node: Node) -> bool:
-        return node.space not in (Space.PARAMETER, Space.FEATURE) and node.shape[1] >= WIDE and node.dtype != BITS
 
     def _is_vector(self, weights: int) -> bool:
         """Whether a layer reads weights as one row of numbers."""

@@ -100,7 +100,7 @@ class TiledWriter(TileValues):
 
     def _loop(self) -> None:
         nodes, step = self.region.nodes, f"tl.num_programs(0) * {self.tile.edges}"
-        self.line(f"for start in tl.range(program * {self.tile.edges}, last, {step}, num_stages=1):")
+        self.line(f"for start in tl.range(program * {self.tile.edges}, last, {step}, num_stages={self.tile.stages}):")
         self.indent += 1
         self._open_tile()
         outputs, stores, sums = list(self.phase.outputs), list(self.written), list(self.phase.sums)
