@@ -163,7 +163,10 @@ def library() -> ctypes.CDLL:
     try:
         made = load(_SOURCE.read_text(encoding="utf-8"), contract=False)
     except UnsupportedRegion as error:
-        raise MissingLibraryError(f"sampler: it is compiled when it is first used, and that failed: {error}") from error
+        raise MissingLibraryError(
+            f"sampler: it is compiled when it is first used, and that failed: {error}. Where pyg-lib is installed, "
+            'gnncompile.loader(..., sampler="pyg") samples with it.'
+        ) from error
     made.sample_neighborhood.argtypes = (ctypes.POINTER(_Request), ctypes.POINTER(_Answer))
     made.sample_neighborhood.restype = ctypes.c_int64
     made.release.argtypes = (ctypes.c_void_p,)

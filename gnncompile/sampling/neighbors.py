@@ -139,7 +139,7 @@ def sample_neighbors_hetero(
         edge_time_dict: As `edge_time` of :func:`sample_neighbors`. Types without times are not restricted.
         seed_time_dict: As `seed_time` of :func:`sample_neighbors`, for each node type that has seeds.
         weight_dict: As `weight` of :func:`sample_neighbors`. Types without weights are drawn uniformly.
-        num_nodes_dict: The number of nodes of each type; a type that is missing is read off `colptr_dict`.
+        num_nodes_dict: The number of nodes of types that are no destination; others are read off `colptr_dict`.
         replace: As for :func:`sample_neighbors`.
         disjoint: As for :func:`sample_neighbors`.
         temporal_strategy: As for :func:`sample_neighbors`.
@@ -330,7 +330,7 @@ def _numbers_of_nodes(
     given: Mapping[str, int],
 ) -> dict[str, int]:
     known = {kind[2]: colptr_dict[kind].numel() - 1 for kind in edge_types}
-    return {name: int(given.get(name, known.get(name, UNKNOWN))) for name in node_types}
+    return {name: int(known.get(name, given.get(name, UNKNOWN))) for name in node_types}
 
 
 def _on_device(
