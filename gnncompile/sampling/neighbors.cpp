@@ -4,6 +4,8 @@
 // (SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014). Local ids follow the order
 // of the edges. So the result is the same bits for every number of threads.
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -111,6 +113,29 @@ struct Draws {
 
 // -- local ids ---------------------------------------------------------------------------------------------------------
 
+// Memory in huge pages, where the system has them: reads of a table go to random pages.
+template <typename T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <typename U>
+  HugePages(const HugePages<U>&) {}
+
+  T* allocate(std::size_t number) {
+    constexpr std::size_t PAGE = std::size_t(1) << 21;
+    const std::size_t bytes = number * sizeof(T);
+    void* found = bytes < PAGE ? std::malloc(bytes) : std::aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+    if (!found) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (bytes >= PAGE) madvise(found, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<T*>(found);
+  }
+  void deallocate(T* data, std::size_t) { std::free(data); }
+  bool operator==(const HugePages&) const { return true; }
+  bool operator!=(const HugePages&) const { return false; }
+};
+
 // A hash table from nodes to local ids. The largest word marks an empty slot.
 template <typename Word>
 class Table {
@@ -136,17 +161,16 @@ class Table {
 
   void prefetch(Word key) const { __builtin_prefetch(&slots_[home(key)]); }
 
-  // Returns the id of a key. A new key gets the id `next`.
+  // Returns the id of a key. A new key gets the id `next`. Whether a key is new can't be predicted, so nothing branches
+  // on it.
   Word insert(Word key, Word next) {
-    i64 at = find(key);
-    if (slots_[at].key == key) return slots_[at].id;
-    if (2 * (size_ + 1) > capacity()) {
-      reserve(capacity());
-      at = find(key);
-    }
-    slots_[at] = {key, next};
-    ++size_;
-    return next;
+    if (4 * (size_ + 1) > 3 * capacity()) reserve(capacity());
+    Slot& slot = slots_[find(key)];
+    const bool is_new = slot.key == EMPTY;
+    const Word id = is_new ? next : slot.id;
+    slot = {key, id};
+    size_ += is_new;
+    return id;
   }
 
   // Returns the id of a key, or EMPTY.
@@ -189,7 +213,9 @@ class Table {
     return at;
   }
 
-  void allocate(std::vector<Slot>& slots, i64 entries) {
+  using Slots = std::vector<Slot, HugePages<Slot>>;
+
+  void allocate(Slots& slots, i64 entries) {
     int bits = 6;
     while ((i64(1) << bits) < 2 * entries) ++bits;
     slots.assign(std::size_t(1) << bits, Slot{EMPTY, EMPTY});
@@ -197,7 +223,7 @@ class Table {
     shift_ = 64 - bits;
   }
 
-  std::vector<Slot> slots_, spare_;
+  Slots slots_, spare_;
   i64 size_ = 0, mask_ = 0;
   int shift_ = 64;
 };
@@ -470,11 +496,9 @@ class Sampler {
       for (i64 e = 0; e < total; ++e) {
         if (e + AHEAD < total) table.prefetch(key_of(e + AHEAD));
         const i64 id = table.insert(key_of(e), static_cast<Word>(before + added));
-        if (id == before + added) {
-          node[added] = row[e];
-          if (batch) batch[added] = batches[col[e]];
-          ++added;
-        }
+        node[added] = row[e];  // overwritten by the next edge unless the node is new
+        if (batch) batch[added] = batches[col[e]];
+        added += id == before + added;
         row[e] = id;
       }
     }

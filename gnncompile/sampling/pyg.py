@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from gnncompile.exc import ArgumentError, ArgumentTypeError
+from gnncompile.sampling.cpu import prefer_huge_pages
 from gnncompile.sampling.neighborhood import EdgeType
 from gnncompile.sampling.neighbors import sample_neighbors, sample_neighbors_hetero
 
@@ -70,10 +71,13 @@ class NeighborSampler(torch_geometric.sampler.NeighborSampler):
         return made
 
     def _prepare(self) -> None:
-        """Converts times and weights once, and checks once that neighbours are sorted by time."""
+        """Does once what each call would have to do: moves the graph, converts times and weights, checks the order."""
         self._node_time: Any
         self._edge_time: Any
         self._weight: Any
+        graph = (*self.colptr_dict.values(), *self.row_dict.values()) if self.is_hetero else (self.colptr, self.row)
+        for tensor in graph:
+            prefer_huge_pages(tensor)
         if self.is_hetero:
             self._node_time = _each(self.node_time, lambda name, time: _time(time))
             self._edge_time = _each(self.edge_time, lambda name, time: _time(time))

@@ -110,6 +110,14 @@ def test_memory_is_used_again_only_after_its_tensor() -> None:
     assert all(torch.equal(view, value) for view, value in zip(views, expected, strict=True))
 
 
+def test_huge_pages_keep_values() -> None:
+    for number in (0, 10, 5_000_000):
+        tensor = torch.arange(number)
+        address = tensor.data_ptr()
+        cpu.prefer_huge_pages(tensor)
+        assert tensor.data_ptr() == address and torch.equal(tensor, torch.arange(number))
+
+
 # -- induced subgraphs -------------------------------------------------------------------------------------------------
 
 
