@@ -14,13 +14,27 @@ from benchmarks.commands import (
     memory,
     minibatch,
     report,
+    sampled,
     science,
     tiles,
     training,
 )
 
 # Each module offers `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`.
-SUBCOMMANDS = (guide, training, minibatch, layers, science, kernels, tiles, memory, compile_time, report, compare)
+SUBCOMMANDS = (
+    guide,
+    training,
+    minibatch,
+    sampled,
+    layers,
+    science,
+    kernels,
+    tiles,
+    memory,
+    compile_time,
+    report,
+    compare,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,7 @@
     python examples/neighbour_sampling.py                       PubMed if it is in data/, or handwritten digits
     python examples/neighbour_sampling.py --num_neighbors 15 10 5
 
-``gnncompile.loader`` wraps PyG's ``NeighborLoader``: its workers sort the edges and lay them out.
-``NeighborLoader`` needs pyg-lib or torch-sparse; where neither is installed, NumPy samples.
+``gnncompile.loader`` wraps PyG's ``NeighborLoader``: it samples, sorts the edges and lays them out, without pyg-lib.
 """
 
 import copy
@@ -13,16 +12,12 @@ import sys
 import common
 import torch
 import torch.nn.functional as F
-import torch_geometric.typing
 from digits import data as digits
 from torch_geometric.datasets import Planetoid
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GraphSAGE
 
 import gnncompile
-from benchmarks.cases.minibatches import NeighbourSampler
-
-CAN_SAMPLE = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
 
 
 def load(args):
@@ -36,14 +31,10 @@ def load(args):
 
 def sampled(data, nodes, args):
     """Mini-batches whose first `batch_size` nodes are the ones asked for; `n_id` says which nodes they hold."""
-    if CAN_SAMPLE:
-        plain = copy.copy(data)
-        del plain.train_index, plain.test_index
-        source = NeighborLoader(plain, args.num_neighbors, input_nodes=nodes, batch_size=args.batch_size)
-    else:
-        sampler = NeighbourSampler(data.edge_index, data.num_nodes, tuple(args.num_neighbors), data.y)
-        source = torch.utils.data.DataLoader(nodes.tolist(), args.batch_size, collate_fn=sampler)
-    return gnncompile.loader(source, device=args.device)  # sorts and lays out the edges ahead
+    plain = copy.copy(data)
+    del plain.train_index, plain.test_index
+    source = NeighborLoader(plain, args.num_neighbors, input_nodes=nodes, batch_size=args.batch_size)
+    return gnncompile.loader(source, device=args.device)  # samples, sorts and lays out the edges ahead
 
 
 def fit(model, data, args, steps):
@@ -84,7 +75,6 @@ def main():
     common.add_dataset(parser, ["PubMed", "Cora", "CiteSeer"], "digits")
     args = common.parse(parser, epochs=6)
     data, num_classes = load(args)
-    print(f"Sampling with {'NeighborLoader' if CAN_SAMPLE else 'NumPy, as neither pyg-lib nor torch-sparse is there'}.")
 
     eager = GraphSAGE(data.num_features, args.hidden_channels, len(args.num_neighbors), num_classes).to(args.device)
     model = gnncompile.compile(copy.deepcopy(eager))

@@ -31,6 +31,7 @@ PARTS = (
     Part("", "gnncompile/report/traffic.py", ("Work",)),
     Part("", "gnncompile/passes/log.py", ("Skip",)),
     Part("", "gnncompile/report/model_graph.py", ("ModelGraph", "Box", "Operation")),
+    Part("gnncompile.sampling.pyg", "gnncompile/sampling/pyg.py", ("NeighborSampler",)),
     Part("gnncompile.exc", "gnncompile/exc.py"),
     Part("gnncompile.transforms", "transforms/__init__.py"),
     Part("What prepare reports", "transforms/prepare.py", ("Moved", "Left")),

@@ -21,15 +21,8 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _can_sample() -> bool:
-    from torch_geometric import typing
-
-    return bool(typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE)
-
-
 NEEDS: dict[str, Callable[[], bool]] = {
     "an NVIDIA GPU": _has_gpu,
-    "pyg-lib": _can_sample,
 }
 """What a block may need, and whether it is there."""
 

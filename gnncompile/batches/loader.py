@@ -24,6 +24,7 @@ from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
 from gnncompile.layout.streams import copying
+from gnncompile.sampling.loaders import with_own_sampler
 
 AHEAD = 2
 """The number of mini-batches that are prepared ahead."""
@@ -31,7 +32,13 @@ AHEAD = 2
 _END = object()
 
 
-def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> Loader:
+SAMPLERS = ("gnncompile", "pyg")
+"""Who may sample neighbours."""
+
+
+def loader(
+    source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+) -> Loader:
     """Wraps a loader so that compiled models need not sort edges or build layouts in their calls.
 
     The loader yields the mini-batches of `source`, on `device`, with the edges sorted by destination. The sort is
@@ -41,6 +48,9 @@ def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = Fals
     :class:`gnncompile.TrainStep` then replay one recording for all mini-batches of a bucket. The padding is never seen:
     tensors, results and losses are those of the mini-batch alone. A model runs without padding if it has an operation
     from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
+
+    Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples on the CPU, with the meaning of PyG's
+    samplers and without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`.
 
     Example::
 
@@ -54,13 +64,16 @@ def loader(source: Iterable[Any], device: Any = None, buckets: bool | int = Fals
             tuples of them) on the CPU.
         device: Where mini-batches go; None leaves them on the CPU.
         buckets: Whether mini-batches are padded, or the largest number of sizes (True: 4).
+        sampler: Who samples neighbours: ``"gnncompile"``, or ``"pyg"`` for the sampler of `source`. Samplers other than
+            PyG's ``NeighborSampler`` are always used as they are, and a warning says so.
 
     Raises:
-        TypeError: `source` can't be iterated over.
-        ValueError: `buckets` is negative.
-        ImportError: While iterating: the library that `source` samples with is missing.
+        TypeError: `source` can't be iterated over, or the times that it samples by are not integers.
+        ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
+        ImportError: There is no C++ compiler for the sampler. While iterating: the library that `source` samples with
+            is missing.
     """
-    return Loader(source, device, buckets)
+    return Loader(source, device, buckets, sampler)
 
 
 class Loader:
@@ -72,7 +85,9 @@ class Loader:
         buckets: The sizes that mini-batches are padded to; None without padding.
     """
 
-    def __init__(self, source: Iterable[Any], device: Any = None, buckets: bool | int = False) -> None:
+    def __init__(
+        self, source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+    ) -> None:
         if not hasattr(source, "__iter__"):
             raise ArgumentTypeError(
                 f"source: found {type(source).__name__}, expected a loader, e.g. "
@@ -80,10 +95,13 @@ class Loader:
             )
         if buckets < 0:
             raise ArgumentError(f"buckets: found {buckets}, expected True, False or how many sizes there may be.")
+        if sampler not in SAMPLERS:
+            raise ArgumentError(f"sampler: found {sampler!r}, expected one of {', '.join(SAMPLERS)}.")
         self.source = source
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
-        self._prepared = _preparing(source, self.buckets, self.device)
+        sampling = with_own_sampler(source) if sampler == "gnncompile" else source
+        self._prepared = _preparing(sampling, self.buckets, self.device)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -115,10 +133,13 @@ def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.dev
 def _explaining(items: Iterator[Any], source: Any) -> Iterator[Any]:
     try:
         yield from items
+    except MissingLibraryError:
+        raise
     except ImportError as missing:
         raise MissingLibraryError(
             f"loader: {type(source).__name__} samples with a library that is not installed; expected pyg-lib or "
-            f"torch-sparse. Install one, e.g. `pip install pyg-lib`. ({str(missing).splitlines()[0]})"
+            "torch-sparse. PyPI has no pyg-lib: install it from https://data.pyg.org for your release of torch, or use "
+            f'a loader around NeighborSampler with sampler="gnncompile". ({str(missing).splitlines()[0]})'
         ) from missing
 
 

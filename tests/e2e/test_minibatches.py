@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.loader import DataLoader, DynamicBatchSampler, NeighborLoader
+from torch_geometric.loader import DataLoader, DynamicBatchSampler
 from torch_geometric.nn import (
     GATConv,
     GCNConv,
@@ -616,18 +616,6 @@ def test_what_stands_beside_a_mini_batch_is_pinned(workers: int, pin: bool) -> N
     for batch, beside, more in gnncompile.loader(source, "cuda"):
         assert batch.x.is_cuda and beside.is_pinned() is pin and more["more"][0].is_pinned() is pin
         assert beside.tolist() == [1, 1, 1] and more["names"] == "abc"
-
-
-def test_a_sampler_library_that_is_missing() -> None:
-    data = graphs(1)[0]
-    try:
-        next(iter(NeighborLoader(data, num_neighbors=[2], batch_size=1)))
-    except ImportError:
-        with pytest.raises(ImportError, match=r"expected pyg-lib or torch-sparse"):
-            next(iter(gnncompile.loader(NeighborLoader(data, num_neighbors=[2], batch_size=1))))
-        return
-    found = next(iter(gnncompile.loader(NeighborLoader(data, num_neighbors=[2], batch_size=1), buckets=True)))
-    assert found.batch_size == 1
 
 
 def test_wrong_arguments() -> None:

@@ -1,0 +1,65 @@
+"""Changes PyG's loaders so that they sample with gnncompile."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from types import MethodType
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from gnncompile.sampling.cpu import library
+from gnncompile.sampling.pyg import replaced
+
+logger = logging.getLogger(__name__)
+
+SAMPLERS = ("node_sampler", "link_sampler")
+"""The attributes of PyG's loaders that hold a sampler."""
+
+
+def with_own_sampler(source: Any) -> Any:
+    """Returns a copy of a loader that samples neighbours with gnncompile.
+
+    This holds for ``NeighborLoader``, ``LinkNeighborLoader``, other loaders around PyG's ``NeighborSampler``, and a
+    ``ZipLoader`` of such loaders. A loader with another sampler is returned as it is, and a warning names the sampler.
+
+    Raises:
+        ImportError: There is no working C++ compiler.
+    """
+    if not isinstance(source, DataLoader):
+        return source
+    changes = {}
+    for name in SAMPLERS:
+        given = getattr(source, name, None)
+        made = None if given is None else replaced(given)
+        if made is not None:
+            library()  # compiled here, so that worker processes find it
+            changes[name] = made
+        elif given is not None:
+            _warn(type(source).__name__, type(given).__name__)
+    inner = getattr(source, "loaders", None)
+    if isinstance(inner, (list, tuple)):
+        changes["loaders"] = [with_own_sampler(one) for one in inner]
+    return _copy(source, changes) if changes else source
+
+
+def _copy(source: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any]:
+    made = copy.copy(source)
+    made._iterator = None
+    for name, value in changes.items():
+        setattr(made, name, value)
+    if getattr(source.collate_fn, "__self__", None) is source:
+        # The loader collates by a method of its own, which has to read the copy's sampler.
+        made.collate_fn = MethodType(type(source).collate_fn, made)
+    return made
+
+
+_warned: set[tuple[str, str]] = set()
+"""The loaders and samplers that a warning has named already."""
+
+
+def _warn(loader: str, sampler: str) -> None:
+    if (loader, sampler) not in _warned:
+        _warned.add((loader, sampler))
+        logger.warning("%s samples with %s, since gnncompile replaces only PyG's NeighborSampler", loader, sampler)

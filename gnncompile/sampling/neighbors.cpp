@@ -1,0 +1,631 @@
+// Samples neighbourhoods hop by hop, on all cores. cpu.py calls `sample_neighborhood` and mirrors the structures.
+//
+// Random numbers are a function of the seed, the hop, the relation, the position of a node and the index of the draw
+// (SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014). Local ids follow the order
+// of the edges. So the result is the same bits for every number of threads.
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using i64 = std::int64_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+// -- what cpu.py passes ------------------------------------------------------------------------------------------------
+
+enum Status : i64 { OK, NO_MEMORY, ROW_OUT_OF_RANGE, BAD_WEIGHT, NO_WEIGHT, TIMES_NOT_SORTED, TOO_LARGE };
+
+// int32 or int64 numbers.
+struct Ints {
+  const void* data;
+  i64 is_wide;
+
+  i64 operator[](i64 at) const {
+    return is_wide ? static_cast<const i64*>(data)[at] : static_cast<const std::int32_t*>(data)[at];
+  }
+  void prefetch(i64 at) const { __builtin_prefetch(static_cast<const char*>(data) + at * (is_wide ? 8 : 4)); }
+};
+
+// The edges between two node types, in CSC order.
+struct Relation {
+  i64 source, target;    // node types
+  Ints colptr, row;      // [num_targets + 1], [num_edges]
+  const i64* fan_outs;   // [num_hops]
+  const i64* node_time;  // [num_sources] or null
+  const i64* edge_time;  // [num_edges] or null
+  const void* weight;    // [num_edges] or null
+  i64 is_double;         // whether weights are float64; float32 otherwise
+
+  double weight_of(i64 edge) const {
+    return is_double ? static_cast<const double*>(weight)[edge] : static_cast<const float*>(weight)[edge];
+  }
+};
+
+struct Request {
+  i64 num_types, num_relations, num_hops, num_batches, threads;
+  u64 seed;
+  i64 replace, disjoint, last, induced;
+  const Relation* relations;  // [num_relations]
+  const i64* num_nodes;       // [num_types]
+  const i64* const* seeds;    // [num_types], each [num_seeds]
+  const i64* num_seeds;       // [num_types]
+  const i64* first_batch;     // [num_types]: the batch of each type's first seed
+  const i64* seed_times;      // [num_batches] or null
+};
+
+// A tensor that grows. cpu.py gives it memory of earlier calls, and takes the memory back.
+struct Column {
+  i64* data;
+  i64 size, capacity;
+
+  // Returns the first of `more` new elements.
+  i64* extend(i64 more) {
+    if (size + more > capacity) {
+      const i64 wanted = std::max(size + more, capacity + capacity / 2);
+      void* found = std::realloc(data, wanted * sizeof(i64));
+      if (!found) throw std::bad_alloc();
+      data = static_cast<i64*>(found);
+      capacity = wanted;
+    }
+    size += more;
+    return data + size - more;
+  }
+};
+
+struct Answer {
+  Column *node, *batch;      // [num_types]
+  Column *row, *col, *edge;  // [num_relations]
+  i64* nodes_per_hop;        // [num_types, num_hops + 1]
+  i64* edges_per_hop;        // [num_relations, num_hops]
+  i64 relation, position;    // where an error was found: the relation, and an edge or a target
+};
+
+// -- random numbers ----------------------------------------------------------------------------------------------------
+
+constexpr u64 GOLDEN = 0x9e3779b97f4a7c15;
+
+u64 mix(u64 z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+struct Draws {
+  u64 state;
+
+  u64 next() { return mix(state += GOLDEN); }
+  // A number in [0, limit). The bias is below limit / 2^64.
+  i64 below(i64 limit) { return static_cast<i64>((static_cast<unsigned __int128>(next()) * limit) >> 64); }
+  // A number in (0, 1).
+  double uniform() { return (static_cast<double>(next() >> 12) + 0.5) * 0x1p-52; }
+};
+
+// -- local ids ---------------------------------------------------------------------------------------------------------
+
+// Memory in huge pages, where the system has them: reads of a table go to random pages.
+template <typename T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <typename U>
+  HugePages(const HugePages<U>&) {}
+
+  T* allocate(std::size_t number) {
+    constexpr std::size_t PAGE = std::size_t(1) << 21;
+    const std::size_t bytes = number * sizeof(T);
+    void* found = bytes < PAGE ? std::malloc(bytes) : std::aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+    if (!found) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (bytes >= PAGE) madvise(found, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<T*>(found);
+  }
+  void deallocate(T* data, std::size_t) { std::free(data); }
+  bool operator==(const HugePages&) const { return true; }
+  bool operator!=(const HugePages&) const { return false; }
+};
+
+// A hash table from nodes to local ids. The largest word marks an empty slot.
+template <typename Word>
+class Table {
+ public:
+  static constexpr Word EMPTY = ~Word(0);
+  struct Slot {
+    Word key, id;
+  };
+
+  void clear(i64 entries) {
+    size_ = 0;
+    allocate(slots_, entries);
+  }
+
+  // Makes room for `entries` in all.
+  void reserve(i64 entries) {
+    if (2 * entries <= capacity()) return;
+    std::swap(slots_, spare_);
+    allocate(slots_, entries);
+    for (const Slot& slot : spare_)
+      if (slot.key != EMPTY) slots_[find(slot.key)] = slot;
+  }
+
+  void prefetch(Word key) const { __builtin_prefetch(&slots_[home(key)]); }
+
+  // Returns the id of a key. A new key gets the id `next`. Whether a key is new can't be predicted, so nothing branches
+  // on it.
+  Word insert(Word key, Word next) {
+    if (4 * (size_ + 1) > 3 * capacity()) reserve(capacity());
+    Slot& slot = slots_[find(key)];
+    const bool is_new = slot.key == EMPTY;
+    const Word id = is_new ? next : slot.id;
+    slot = {key, id};
+    size_ += is_new;
+    return id;
+  }
+
+  // Returns the id of a key, or EMPTY.
+  Word lookup(Word key) const {
+    const Slot& slot = slots_[find(key)];
+    return slot.key == key ? slot.id : EMPTY;
+  }
+
+  // Inserts a key while other threads insert, and keeps the lowest id that was offered. Returns the slot. There has to
+  // be room.
+  i64 offer(Word key, Word id) {
+    i64 at = home(key);
+    for (;; at = (at + 1) & mask_) {
+      Word found = __atomic_load_n(&slots_[at].key, __ATOMIC_RELAXED);
+      if (found == EMPTY && __atomic_compare_exchange_n(&slots_[at].key, &found, key, false, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED))
+        break;
+      if (found == key) break;
+    }
+    Word held = __atomic_load_n(&slots_[at].id, __ATOMIC_RELAXED);
+    while (id < held && !__atomic_compare_exchange_n(&slots_[at].id, &held, id, true, __ATOMIC_RELAXED,
+                                                     __ATOMIC_RELAXED)) {
+    }
+    return at;
+  }
+
+  Word id(i64 slot) const { return __atomic_load_n(&slots_[slot].id, __ATOMIC_RELAXED); }
+  void set_id(i64 slot, Word id) { __atomic_store_n(&slots_[slot].id, id, __ATOMIC_RELAXED); }
+  void added(i64 number) { size_ += number; }
+  i64 size() const { return size_; }
+
+ private:
+  i64 capacity() const { return static_cast<i64>(slots_.size()); }
+  i64 home(Word key) const { return static_cast<i64>((key * GOLDEN) >> shift_); }
+
+  // Returns the slot of a key, or the empty slot where it belongs.
+  i64 find(Word key) const {
+    i64 at = home(key);
+    while (slots_[at].key != key && slots_[at].key != EMPTY) at = (at + 1) & mask_;
+    return at;
+  }
+
+  using Slots = std::vector<Slot, HugePages<Slot>>;
+
+  void allocate(Slots& slots, i64 entries) {
+    int bits = 6;
+    while ((i64(1) << bits) < 2 * entries) ++bits;
+    slots.assign(std::size_t(1) << bits, Slot{EMPTY, EMPTY});
+    mask_ = (i64(1) << bits) - 1;
+    shift_ = 64 - bits;
+  }
+
+  Slots slots_, spare_;
+  i64 size_ = 0, mask_ = 0;
+  int shift_ = 64;
+};
+
+// -- the edges of one node ---------------------------------------------------------------------------------------------
+
+struct Range {
+  i64 begin, end;
+};
+
+// Chooses `count` of `population` positions without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
+// brilliance, 1987).
+void choose(i64 population, i64 count, Draws draws, i64* out) {
+  const i64 first = population - count;
+  if (population <= 64) {
+    u64 taken = 0;
+    for (i64 i = first; i < population; ++i) {
+      i64 found = draws.below(i + 1);
+      if (taken >> found & 1) found = i;
+      taken |= u64(1) << found;
+      *out++ = found;
+    }
+    return;
+  }
+  if (count <= 24) {
+    for (i64 n = 0; n < count; ++n) {
+      const i64 found = draws.below(first + n + 1);
+      bool is_taken = false;
+      for (i64 k = 0; k < n; ++k) is_taken |= out[k] == found;
+      out[n] = is_taken ? first + n : found;
+    }
+    return;
+  }
+  static thread_local Table<u64> taken;
+  taken.clear(count);
+  for (i64 i = first; i < population; ++i) {
+    const i64 before = taken.size();
+    i64 found = draws.below(i + 1);
+    taken.insert(found, 0);
+    if (taken.size() == before) taken.insert(found = i, 0);
+    *out++ = found;
+  }
+}
+
+// Chooses edges without replacement, by weight: the largest keys log(u) / weight (Efraimidis and Spirakis, Weighted
+// random sampling with a reservoir, 2006). Edges of weight 0 come last.
+Status choose_by_weight(const Relation& relation, Range range, i64 count, Draws draws, i64* out, i64& bad) {
+  static thread_local std::vector<std::pair<double, i64>> keys;
+  keys.clear();
+  for (i64 edge = range.begin; edge < range.end; ++edge) {
+    const double weight = relation.weight_of(edge);
+    if (!(weight >= 0 && weight <= std::numeric_limits<double>::max())) {
+      bad = edge;
+      return BAD_WEIGHT;
+    }
+    const double u = draws.uniform();
+    keys.emplace_back(weight > 0 ? std::log(u) / weight : -std::numeric_limits<double>::infinity(), edge);
+  }
+  const auto is_before = [](const auto& a, const auto& b) {
+    return a.first > b.first || (a.first == b.first && a.second < b.second);
+  };
+  std::partial_sort(keys.begin(), keys.begin() + count, keys.end(), is_before);
+  for (i64 n = 0; n < count; ++n) out[n] = keys[n].second;
+  return OK;
+}
+
+// Draws edges with replacement, by weight: a binary search in the running sum.
+Status draw_by_weight(const Relation& relation, Range range, i64 count, Draws draws, i64* out, i64& bad) {
+  static thread_local std::vector<double> sums;
+  sums.clear();
+  double sum = 0;
+  i64 last = -1;
+  for (i64 edge = range.begin; edge < range.end; ++edge) {
+    const double weight = relation.weight_of(edge);
+    if (!(weight >= 0 && weight <= std::numeric_limits<double>::max())) {
+      bad = edge;
+      return BAD_WEIGHT;
+    }
+    if (weight > 0) last = edge;
+    sums.push_back(sum += weight);
+  }
+  if (last < 0) return NO_WEIGHT;
+  for (i64 n = 0; n < count; ++n) {
+    const i64 found = std::upper_bound(sums.begin(), sums.end(), draws.uniform() * sum) - sums.begin();
+    out[n] = std::min(range.begin + found, last);  // rounding may reach the sum
+  }
+  return OK;
+}
+
+// -- the whole ---------------------------------------------------------------------------------------------------------
+
+constexpr i64 AHEAD = 16;         // edges between a prefetch and its use
+constexpr i64 BLOCK = 64;         // nodes that one thread takes at once
+constexpr i64 SEVERAL = 1 << 13;  // edges from which threads share the work on local ids
+
+template <typename Word>
+class Sampler {
+ public:
+  Sampler(const Request& request, Answer& answer) : request_(request), answer_(answer), scratch_(scratch()) {
+    tables_.resize(std::max(tables_.size(), static_cast<std::size_t>(request.num_types)));
+    slices_.resize(request.num_types);
+  }
+
+  Status run() {
+    for (i64 type = 0; type < request_.num_types; ++type) add_seeds(type);
+    for (i64 hop = 0; hop < request_.num_hops && status_ == OK; ++hop) {
+      for (i64 k = 0; k < request_.num_relations && status_ == OK; ++k) sample(k, hop);
+      for (i64 type = 0; type < request_.num_types; ++type) {
+        slices_[type] = {slices_[type].end, answer_.node[type].size};
+        answer_.nodes_per_hop[type * (request_.num_hops + 1) + hop + 1] = slices_[type].end - slices_[type].begin;
+      }
+    }
+    if (request_.induced)
+      for (i64 k = 0; k < request_.num_relations && status_ == OK; ++k) induce(k);
+    return status_;
+  }
+
+ private:
+  Word key(i64 type, i64 node, i64 batch) const { return static_cast<Word>(batch * request_.num_nodes[type] + node); }
+  bool is_source(const Relation& relation, i64 node) const {
+    return node >= 0 && node < request_.num_nodes[relation.source];
+  }
+  i64 batch_of(i64 type, i64 local) const { return request_.disjoint ? answer_.batch[type].data[local] : 0; }
+
+  void fail(Status status, i64 relation, i64 position) {
+    i64 none = OK;
+    if (failing_.compare_exchange_strong(none, status)) {
+      answer_.relation = relation;
+      answer_.position = position;
+    }
+  }
+
+  // Seeds that occur twice stay two nodes, since PyG reads the first rows as those of the seeds. Edges lead from the
+  // first of the two.
+  void add_seeds(i64 type) {
+    const i64 number = request_.num_seeds[type];
+    tables_[type].clear(4 * number);
+    i64* node = answer_.node[type].extend(number);
+    i64* batch = request_.disjoint ? answer_.batch[type].extend(number) : nullptr;
+    for (i64 i = 0; i < number; ++i) {
+      node[i] = request_.seeds[type][i];
+      const i64 in_batch = batch ? request_.first_batch[type] + i : 0;
+      if (batch) batch[i] = in_batch;
+      tables_[type].insert(key(type, node[i], in_batch), static_cast<Word>(i));
+    }
+    slices_[type] = {0, number};
+    answer_.nodes_per_hop[type * (request_.num_hops + 1)] = number;
+  }
+
+  // The edges of a node that may be sampled.
+  Range range_of(i64 k, i64 node, i64 batch, i64 fan_out) {
+    const Relation& relation = request_.relations[k];
+    Range range = {relation.colptr[node], relation.colptr[node + 1]};
+    if ((!relation.node_time && !relation.edge_time) || fan_out == 0 || range.begin == range.end) return range;
+    const auto time = [&](i64 edge) {
+      if (relation.edge_time) return relation.edge_time[edge];
+      const i64 from = relation.row[edge];
+      if (is_source(relation, from)) return relation.node_time[from];
+      fail(ROW_OUT_OF_RANGE, k, edge);
+      return i64(0);
+    };
+    // The first edge after the seed's time.
+    const i64 latest = request_.seed_times[batch];
+    i64 low = range.begin, high = range.end;
+    while (low < high) {
+      const i64 middle = low + (high - low) / 2;
+      if (time(middle) <= latest)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    range.end = low;
+    if (request_.last && fan_out > 0) range.begin = std::max(range.begin, range.end - fan_out);
+    if (range.begin < range.end && time(range.begin) > time(range.end - 1)) fail(TIMES_NOT_SORTED, k, node);
+    return range;
+  }
+
+  i64 number_of(Range range, i64 fan_out) const {
+    const i64 population = range.end - range.begin;
+    if (fan_out < 0 || population == 0) return population;
+    return request_.replace ? fan_out : std::min(fan_out, population);
+  }
+
+  void draw(i64 k, Range range, i64 number, bool is_all, Draws draws, i64* out) {
+    const Relation& relation = request_.relations[k];
+    const i64 population = range.end - range.begin;
+    if (is_all || (!request_.replace && number == population)) {
+      for (i64 n = 0; n < number; ++n) out[n] = range.begin + n;
+    } else if (relation.weight) {
+      i64 bad = range.begin;
+      const Status status = request_.replace ? draw_by_weight(relation, range, number, draws, out, bad)
+                                             : choose_by_weight(relation, range, number, draws, out, bad);
+      if (status != OK) {
+        fail(status, k, bad);
+        std::fill(out, out + number, range.begin);
+      }
+    } else if (request_.replace) {
+      for (i64 n = 0; n < number; ++n) out[n] = range.begin + draws.below(population);
+    } else {
+      choose(population, number, draws, out);
+      for (i64 n = 0; n < number; ++n) out[n] += range.begin;
+    }
+  }
+
+  // Samples the edges of one relation to the nodes that the hop before has found.
+  void sample(i64 k, i64 hop) {
+    const Relation& relation = request_.relations[k];
+    const i64 fan_out = relation.fan_outs[hop], first = slices_[relation.target].begin;
+    const i64 number = slices_[relation.target].end - first;
+    const i64* node = answer_.node[relation.target].data + first;
+    ranges_.resize(number);
+    starts_.resize(number + 1);
+#pragma omp parallel for num_threads(request_.threads) if (number > BLOCK) schedule(static)
+    for (i64 i = 0; i < number; ++i) {
+      if (i + AHEAD < number) relation.colptr.prefetch(node[i + AHEAD]);
+      ranges_[i] = range_of(k, node[i], batch_of(relation.target, first + i), fan_out);
+      starts_[i + 1] = number_of(ranges_[i], fan_out);
+    }
+    starts_[0] = 0;
+    for (i64 i = 0; i < number; ++i) starts_[i + 1] += starts_[i];
+    status_ = static_cast<Status>(failing_.load());
+    const i64 total = starts_[number];
+    answer_.edges_per_hop[k * request_.num_hops + hop] = total;
+    if (status_ != OK || total == 0) return;
+
+    const u64 stream = mix(request_.seed ^ mix(GOLDEN * (hop * request_.num_relations + k + 1)));
+    i64 *row = answer_.row[k].extend(total), *col = answer_.col[k].extend(total), *edge = answer_.edge[k].extend(total);
+    const i64 blocks = (number + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(request_.threads) if (blocks > 1) schedule(dynamic)
+    for (i64 block = 0; block < blocks; ++block) {
+      try {
+        const i64 last = std::min(number, (block + 1) * BLOCK);
+        for (i64 i = block * BLOCK; i < last; ++i) {
+          const i64 start = starts_[i], drawn = starts_[i + 1] - start;
+          draw(k, ranges_[i], drawn, fan_out < 0, {mix(stream + GOLDEN * (first + i))}, edge + start);
+          std::fill(col + start, col + start + drawn, first + i);
+          for (i64 n = start; n < start + drawn; ++n) relation.row.prefetch(edge[n]);
+        }
+        for (i64 n = starts_[block * BLOCK]; n < starts_[last]; ++n) {
+          row[n] = relation.row[edge[n]];
+          if (!is_source(relation, row[n])) fail(ROW_OUT_OF_RANGE, k, edge[n]);
+        }
+      } catch (const std::bad_alloc&) {
+        fail(NO_MEMORY, k, 0);
+      }
+    }
+    status_ = static_cast<Status>(failing_.load());
+    if (status_ == OK) relabel(k, row, col, total);
+    if (request_.induced) answer_.row[k].size = answer_.col[k].size = answer_.edge[k].size = 0;
+  }
+
+  // Replaces nodes in `row` by local ids, and appends the nodes that are new in the order of the edges.
+  void relabel(i64 k, i64* row, const i64* col, i64 total) {
+    const i64 source = request_.relations[k].source, target = request_.relations[k].target;
+    const i64 before = answer_.node[source].size;
+    if (static_cast<u64>(before + total) >= static_cast<u64>(Table<Word>::EMPTY)) {
+      status_ = TOO_LARGE;
+      return;
+    }
+    i64* node = answer_.node[source].extend(total);
+    i64* batch = request_.disjoint ? answer_.batch[source].extend(total) : nullptr;
+    const i64* batches = request_.disjoint ? answer_.batch[target].data : nullptr;  // after `extend`, which may move it
+    const auto key_of = [&](i64 e) { return key(source, row[e], batches ? batches[col[e]] : 0); };
+    i64 added = 0;
+    if (request_.threads > 1 && total >= SEVERAL) {
+      added = relabel_together(source, before, key_of, row, col, total, node, batch, batches);
+    } else {
+      Table<Word>& table = tables_[source];
+      table.reserve(table.size() + total / 2);
+      for (i64 e = 0; e < total; ++e) {
+        if (e + AHEAD < total) table.prefetch(key_of(e + AHEAD));
+        const i64 id = table.insert(key_of(e), static_cast<Word>(before + added));
+        node[added] = row[e];  // overwritten by the next edge unless the node is new
+        if (batch) batch[added] = batches[col[e]];
+        added += id == before + added;
+        row[e] = id;
+      }
+    }
+    answer_.node[source].size = before + added;
+    if (batch) answer_.batch[source].size = before + added;
+  }
+
+  // The same by several threads. Each edge offers its own position as the id of its node, and the lowest is kept. Then
+  // the edges whose offer was kept are counted, which gives the ids.
+  template <typename Key>
+  i64 relabel_together(i64 source, i64 before, Key key_of, i64* row, const i64* col, i64 total, i64* node, i64* batch,
+                       const i64* batches) {
+    Table<Word>& table = tables_[source];
+    const i64 most = std::min(table.size() + total, request_.num_batches * request_.num_nodes[source]);
+    table.reserve(most);
+    const i64 threads = request_.threads, share = (total + threads - 1) / threads;
+    slots_.resize(total);
+    firsts_.assign(threads + 1, 0);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (i64 thread = 0; thread < threads; ++thread) {
+      const i64 end = std::min(total, (thread + 1) * share);
+      for (i64 e = thread * share; e < end; ++e) {
+        if (e + AHEAD < end) table.prefetch(key_of(e + AHEAD));
+        slots_[e] = table.offer(key_of(e), static_cast<Word>(before + e));
+      }
+    }
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (i64 thread = 0; thread < threads; ++thread) {
+      const i64 end = std::min(total, (thread + 1) * share);
+      i64 found = 0;
+      for (i64 e = thread * share; e < end; ++e) found += table.id(slots_[e]) == static_cast<Word>(before + e);
+      firsts_[thread + 1] = found;
+    }
+    for (i64 thread = 0; thread < threads; ++thread) firsts_[thread + 1] += firsts_[thread];
+    // An id is at most the offer that it replaces, so no other edge's offer equals it.
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (i64 thread = 0; thread < threads; ++thread) {
+      const i64 end = std::min(total, (thread + 1) * share);
+      i64 next = firsts_[thread];
+      for (i64 e = thread * share; e < end; ++e) {
+        if (table.id(slots_[e]) != static_cast<Word>(before + e)) continue;
+        node[next] = row[e];
+        if (batch) batch[next] = batches[col[e]];
+        table.set_id(slots_[e], static_cast<Word>(before + next++));
+      }
+    }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (i64 e = 0; e < total; ++e) row[e] = table.id(slots_[e]);
+    table.added(firsts_[threads]);
+    return firsts_[threads];
+  }
+
+  // Takes all edges of one relation between nodes that were sampled.
+  void induce(i64 k) {
+    const Relation& relation = request_.relations[k];
+    const Table<Word>& table = tables_[relation.source];
+    const i64 number = answer_.node[relation.target].size;
+    const i64* node = answer_.node[relation.target].data;
+    const auto each = [&](i64 i, auto&& take) {
+      for (i64 edge = relation.colptr[node[i]]; edge < relation.colptr[node[i] + 1]; ++edge) {
+        const i64 from = relation.row[edge];
+        if (!is_source(relation, from)) {
+          fail(ROW_OUT_OF_RANGE, k, edge);
+          continue;
+        }
+        const Word id = table.lookup(static_cast<Word>(from));
+        if (id != Table<Word>::EMPTY) take(static_cast<i64>(id), edge);
+      }
+    };
+    starts_.resize(number + 1);
+#pragma omp parallel for num_threads(request_.threads) if (number > BLOCK) schedule(dynamic, BLOCK)
+    for (i64 i = 0; i < number; ++i) {
+      i64 found = 0;
+      each(i, [&](i64, i64) { ++found; });
+      starts_[i + 1] = found;
+    }
+    starts_[0] = 0;
+    for (i64 i = 0; i < number; ++i) starts_[i + 1] += starts_[i];
+    status_ = static_cast<Status>(failing_.load());
+    if (status_ != OK) return;
+    const i64 total = starts_[number];
+    i64 *row = answer_.row[k].extend(total), *col = answer_.col[k].extend(total), *edge = answer_.edge[k].extend(total);
+#pragma omp parallel for num_threads(request_.threads) if (number > BLOCK) schedule(dynamic, BLOCK)
+    for (i64 i = 0; i < number; ++i) {
+      i64 at = starts_[i];
+      each(i, [&](i64 id, i64 which) {
+        row[at] = id;
+        col[at] = i;
+        edge[at++] = which;
+      });
+    }
+  }
+
+  const Request& request_;
+  Answer& answer_;
+  Status status_ = OK;
+  std::atomic<i64> failing_{OK};
+  std::vector<Range> slices_;  // per type: the nodes that the hop before has found
+
+  // Kept between the calls of a thread: new memory would cost a page fault per 4 KiB in each.
+  struct Scratch {
+    std::vector<Table<Word>> tables;
+    std::vector<Range> ranges;
+    std::vector<i64> starts, slots, firsts;
+  };
+  static Scratch& scratch() {
+    static thread_local Scratch kept;
+    return kept;
+  }
+  // References, since a name of thread_local memory would mean other memory in each thread of a loop.
+  Scratch& scratch_;
+  std::vector<Table<Word>>& tables_ = scratch_.tables;
+  std::vector<Range>& ranges_ = scratch_.ranges;                                         // edges per target
+  std::vector<i64>&starts_ = scratch_.starts, &slots_ = scratch_.slots, &firsts_ = scratch_.firsts;
+};
+
+}  // namespace
+
+extern "C" i64 sample_neighborhood(const Request* request, Answer* answer) {
+  try {
+    i64 most = 0;
+    for (i64 type = 0; type < request->num_types; ++type) most = std::max(most, request->num_nodes[type]);
+    const bool is_narrow = most < std::numeric_limits<u32>::max() / std::max<i64>(request->num_batches, 1);
+    return is_narrow ? Sampler<u32>(*request, *answer).run() : Sampler<u64>(*request, *answer).run();
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+extern "C" void release(void* data) { std::free(data); }
