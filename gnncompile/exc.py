@@ -24,6 +24,7 @@ __all__ = [
     "SecondDerivativeError",
     "StructureSizeError",
     "UnsupportedRegion",
+    "UnsupportedSampling",
     "UsageError",
 ]
 
@@ -93,6 +94,10 @@ class InvalidRegionError(GnncompileError, ValueError):
 
 class UnsupportedRegion(GnncompileError):  # noqa: N818  (named after what it says of a region)
     """A generator can't express a region. It never reaches the user: the reference interpreter runs the region."""
+
+
+class UnsupportedSampling(GnncompileError):  # noqa: N818  (named as the class above)
+    """A device has no sampler for what was asked for. It never reaches the user: the CPU samples."""
 
 
 class UsageError(GnncompileError):

@@ -24,6 +24,7 @@ ORDER = (
     ("substitutes",),
     ("passes",),
     ("capture",),
+    ("sampling",),
     ("batches", "steps"),
     ("report",),
     ("support",),

@@ -1,0 +1,1 @@
+"""Samples neighbourhoods of seeds, for mini-batches of large graphs."""
