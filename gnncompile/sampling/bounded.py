@@ -17,9 +17,6 @@ from gnncompile.sampling.neighborhood import Neighborhood
 PADDED_NODES = 2
 """The least number of padded nodes. Padded edges join them in a ring without self loops."""
 
-_STEP = 8
-"""The number of edges is a multiple of this, so that sources and destinations are aligned in one memory."""
-
 
 class Bounds(NamedTuple):
     """The largest sizes of a sampling with fixed fan-outs.
@@ -106,6 +103,8 @@ class BoundedSampler:
     Kernels report seeds and sources outside the graph, times out of order and weights that are no weights, and
     :meth:`check` raises the error. The results of such a call mean nothing; no memory outside a tensor is read.
 
+    All calls write to the same memory, so make them on one stream.
+
     Example::
 
         from gnncompile.sampling.bounded import BoundedSampler, gather
@@ -178,17 +177,17 @@ class BoundedSampler:
             )
         device, self.bounds = colptr.device, bounds(self.graph, batch_size, self.fan_outs)
         self.max_nodes = self.bounds.nodes + PADDED_NODES
-        self.max_edges = -(-self.bounds.edges // _STEP) * _STEP
         self.seed = seed_tensor(seed, device)
         self._buffers = Buffers(
             self.graph,
             batch_size,
             len(self.fan_outs),
             self.max_nodes,
-            self.max_edges,
+            self.bounds.edges,
             self.seed,
             needs_hash(self.graph),
         )
+        self.max_edges = self._buffers.edge.numel()
         self._buffers.reserve(max([1, *(r * f for r, f in zip(self.bounds.rows, self.fan_outs, strict=True))]))
         self._seeds = torch.empty(batch_size, dtype=torch.int64, device=device)
         self._times = torch.empty(batch_size, dtype=torch.int64, device=device)
@@ -217,7 +216,7 @@ class BoundedSampler:
         buffers.start(seeds)
         for hop, (rows, fan_out) in enumerate(zip(self.bounds.rows, self.fan_outs, strict=True)):
             buffers.draw(hop, fan_out, rows, self._times if limit is None else limit)
-        buffers.finish(clears=True)
+        buffers.pad()
         batch = buffers.batch if self.graph.disjoint else None
         return BoundedNeighborhood(
             buffers.node, buffers.edge_index, buffers.edge, batch, buffers.node_ends, buffers.edge_ends

@@ -101,7 +101,7 @@ class _Sampling:
                 self._take_all(hop)
             else:
                 self._draw(hop, fan_out)
-        buffers.finish(clears=False)
+        buffers.finish()
         state = buffers.state.tolist()
         complain(state[0], graph)
         node_ends, edge_ends = state[NODES + 1 : NODES + 2 + buffers.hops], state[NODES + 3 + buffers.hops :]

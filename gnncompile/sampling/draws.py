@@ -193,7 +193,7 @@ def lightest(
     key, then the index of the edge.
     """
     best = tl.full((WIDTH,), -1, tl.int64)
-    for offset in range(0, size, BLOCK):
+    for offset in range(0, tl.where(size <= FANOUT, 0, size), BLOCK):
         at = offset + tl.arange(0, BLOCK)
         mask = at < size
         weight = weight_of(weight_ptr, state_ptr, first_edge + at, mask)

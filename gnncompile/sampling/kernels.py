@@ -301,6 +301,7 @@ def finish_edges(
     TYPES: tl.constexpr,
 ):
     """Gives edges the local ids of their sources, and pads `size` edges: a ring through the padded nodes below `rows`.
+    A `size` of 0 pads nothing.
 
     See :class:`gnncompile.batches.padding_edges.Ring`. The position of a padded edge repeats those of the first edges.
     """
@@ -315,7 +316,7 @@ def finish_edges(
 
     padded, more = (at >= edges) & (at < size), rows - nodes
     k = (at - edges) * more // tl.maximum(size - edges, 1)
-    tl.store(edge_row_ptr + at, nodes + (k + 1) % more, mask=padded)
+    tl.store(edge_row_ptr + at, nodes + (k + 1) % tl.maximum(more, 1), mask=padded)
     tl.store(edge_col_ptr + at, nodes + k, mask=padded)
     again = tl.load(edge_ptr + (at - edges) % tl.maximum(edges, 1), mask=padded & (edges > 0), other=0)
     tl.store(edge_ptr + at, again, mask=padded)

@@ -34,15 +34,18 @@ BLOCK = 1024
 _TILE = 512
 """Draws of a program that draws uniformly."""
 
-_STEP = 512
-"""Edges that a program reads at once when it draws by weight without replacement."""
+_STEP = 128
+"""Edges that a program reads at once when it draws by weight without replacement: few nodes have more."""
+
+_ONE_WARP = 64
+"""The largest fan-out for which one warp draws by weight. It sorts without shared memory."""
 
 _PAIRS, _LEAST_STEP = 4096, 16
 """With replacement, a program compares each edge that it reads with each draw: pairs at once, and the least edges."""
 
 _start = Kernel(kernels.start, num_warps=4)
 _draw_uniform = Kernel(draws.draw_uniform, num_warps=4)
-_draw_weighted = Kernel(draws.draw_weighted, num_warps=4)
+_draw_weighted = {warps: Kernel(draws.draw_weighted, num_warps=warps) for warps in (1, 4)}
 _find_ranges = Kernel(draws.find_ranges, num_warps=4)
 _claim_slots = Kernel(kernels.claim_slots, num_warps=4)
 _count = Kernel(kernels.count, num_warps=4)
@@ -189,8 +192,8 @@ class Buffers:
         batch_size: The largest number of seeds.
         hops: The number of hops.
         nodes: The most nodes, padding included.
-        edges: The most edges, padding included.
-        seed: The random seed, int64 ``[1]``. :meth:`finish` adds 1.
+        edges: The most edges. There is memory for a multiple of 8.
+        seed: The random seed, int64 ``[1]``. :meth:`pad` adds 1.
         hashes: Whether a hash table maps nodes to local ids.
     """
 
@@ -200,8 +203,10 @@ class Buffers:
         device = graph.colptr.device
         _check_sizes(nodes, edges)
         self.graph, self.batch_size, self.hops, self.seed = graph, batch_size, hops, seed
-        self.node, self.edge = (torch.empty(size, dtype=torch.int64, device=device) for size in (nodes, edges))
-        self.edge_index = torch.empty(2, edges, dtype=torch.int64, device=device)
+        self.node = torch.empty(nodes, dtype=torch.int64, device=device)
+        self.edge_index = torch.empty(2, _rounded(edges), dtype=torch.int64, device=device)
+        self.row, self.col = self.edge_index
+        self.edge = torch.empty_like(self.row)
         self.batch = torch.empty_like(self.node) if graph.disjoint else self.node
         sizes = [0, graph.num_nodes, graph.row.numel()]
         self.state = torch.zeros(NODES + 2 * hops + 3, dtype=torch.int64, device=device)
@@ -235,13 +240,13 @@ class Buffers:
         """
         _check_sizes(nodes, edges)
         known = self.node.numel()
-        self.node, self.batch = _grown(self.node, nodes), _grown(self.batch, nodes)
-        self.edge_index, self.edge = _grown(self.edge_index, edges), _grown(self.edge, edges)
-        if not self.graph.disjoint:
-            self.batch = self.node
+        self.node = _grown(self.node, nodes)
+        self.batch = _grown(self.batch, nodes) if self.graph.disjoint else self.node
+        self.edge_index, self.edge = _grown(self.edge_index, _rounded(edges)), _grown(self.edge, _rounded(edges))
+        self.row, self.col = self.edge_index
         if self.hash_bits and _bits(nodes) > self.hash_bits:
             begin, end = int(self.state[NUMBERED]), int(self.state[NODES + 2 + self.hops + hop])
-            self.edge_index[0, begin:end] = self.first[self.edge_index[0, begin:end]].long()
+            self.row[begin:end] = self.first[self.row[begin:end]].long()
             self.state[NUMBERED] = end
             self.hash_bits = _bits(nodes)
             self._make_table()
@@ -276,7 +281,7 @@ class Buffers:
                 graph.colptr, graph.weight, self.seed, self.node, self.state, self.edge_slot
             )  # fmt: skip
             constants: tuple[Any, ...] = (fan_out, width, step, graph.replace, self._types)
-            self._launch(_draw_weighted, rows, tensors, (hop,), constants)
+            self._launch(_draw_weighted[1 if width <= _ONE_WARP else 4], rows, tensors, (hop,), constants)
             self._claim_slots(hop, fan_out, rows * fan_out, self.place_slot)
         elif rows * fan_out:
             width = _power(fan_out)
@@ -309,15 +314,22 @@ class Buffers:
             self._claim_slots(hop, 0, edge.numel(), dest)
         self._number(hop, 0, edge.numel(), dest)
 
-    def finish(self, clears: bool) -> None:
-        """Pads nodes and edges, and advances the seed. `clears` makes the table ready for the next sampling."""
-        rows, size = self.node.numel(), self.edge.numel()
-        tensors = (*self.edge_index, self.edge, self.state, self.first)
-        self._launch(_finish_edges, _blocks(size), tensors, (rows, size, self.hops), (BLOCK, ""))
-        constants = (self.graph.disjoint, clears and not self.hash_bits, BLOCK, "")
+    def finish(self) -> None:
+        """Gives edges the local ids of their sources."""
+        self._finish_edges(0, 0)
+
+    def pad(self) -> None:
+        """Does as :meth:`finish`, pads nodes and edges, advances the seed, and empties the table for the next call."""
+        self._finish_edges(self.node.numel(), self.edge.numel())
+        constants = (self.graph.disjoint, not self.hash_bits, BLOCK, "")
         tensors = (self.node, self.batch, self.state, self.first, self.seed)
-        numbers = (rows, self.batch_size + 1, self.hops)
-        self._launch(_finish_nodes, _blocks(rows), tensors, numbers, constants)
+        numbers = (self.node.numel(), self.batch_size + 1, self.hops)
+        self._launch(_finish_nodes, _blocks(self.node.numel()), tensors, numbers, constants)
+
+    def _finish_edges(self, rows: int, size: int) -> None:
+        """Numbers the sources. Pads `size` edges, by a ring through the padded ones of `rows` nodes."""
+        tensors = (self.row, self.col, self.edge, self.state, self.first)
+        self._launch(_finish_edges, _blocks(self.edge.numel()), tensors, (rows, size, self.hops), (BLOCK, ""))
 
     @cached_property
     def _types(self) -> str:
@@ -347,7 +359,7 @@ class Buffers:
         counted = (self.state, self.place_slot, self.first, self.sums)
         self._launch(_count, blocks, counted, (slots, base, hop), (fan_out, BLOCK, types))
         tensors = (
-            self.graph.row, dest, self.node, self.batch, *self.edge_index, self.edge, self.state,
+            self.graph.row, dest, self.node, self.batch, self.row, self.col, self.edge, self.state,
             self.edge_slot, self.place_slot, self.first, self.sums,
         )  # fmt: skip
         constants = (fan_out, self.graph.disjoint, BLOCK, types)
@@ -394,6 +406,11 @@ def _grown(value: Tensor, size: int) -> Tensor:
     made = value.new_empty(*value.shape[:-1], size)
     made[..., : value.size(-1)] = value
     return made
+
+
+def _rounded(edges: int) -> int:
+    """Returns a multiple of 8, so that sources and destinations are aligned in one memory."""
+    return -(-edges // 8) * 8
 
 
 def _check_sizes(nodes: int, edges: int) -> None:
