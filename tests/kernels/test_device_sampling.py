@@ -197,6 +197,24 @@ def test_many_programs(device_name: str, monkeypatch):
     check(random_graph(500, 4000), seeds, [4], device_name, seed=9)
 
 
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}], ids=str)
+def test_order_of_programs_changes_nothing(options: dict[str, Any], device_name: str, monkeypatch):
+    """The interpreter runs the last program first. A GPU runs them in any order, so there a repetition must do."""
+    monkeypatch.setattr(launch, "BLOCK", 16)
+    monkeypatch.setattr(launch, "_TILE", 16)
+    graph, seeds = random_graph(60, 900), torch.arange(20)
+    if device_name == "cpu":
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        forward = builder.set_grid_idx
+
+        def backward(x: int, y: int, z: int) -> None:
+            forward(builder.grid_dim[0] - 1 - x, y, z)
+
+        monkeypatch.setattr(builder, "set_grid_idx", backward)
+    check(graph, seeds, [3, 2], device_name, seed=9, **options)
+
+
 def test_positions_beyond_int32(device_name: str, tmp_path: Path):
     """The last edges of a graph of more than 2**31. On a CPU the memory is a sparse file."""
     size = 2**31 + 64
