@@ -25,6 +25,8 @@ class Part:
     names: tuple[str, ...] | None = None
 
 
+SAMPLED = ("BoundedSampler", "BoundedNeighborhood", "gather")
+
 PARTS = (
     Part("gnncompile", "gnncompile/__init__.py"),
     Part("What a report holds", "gnncompile/report/explain.py", ("RegionReport", "KernelReport")),
@@ -36,6 +38,8 @@ PARTS = (
     Part("gnncompile.transforms", "transforms/__init__.py"),
     Part("What prepare reports", "transforms/prepare.py", ("Moved", "Left")),
     Part("gnncompile.models", "models/__init__.py"),
+    Part("gnncompile.sampling.bounded", "gnncompile/sampling/bounded.py", SAMPLED),
+    Part("gnncompile.sampling.device", "gnncompile/sampling/device.py", ("sample_neighbors",)),
     Part("gnncompile.testing", "gnncompile/testing.py"),
 )
 
