@@ -97,6 +97,11 @@ class Call(ir.ExternKernel):
         return type(super().get_unbacked_symbol_defs())()
 
 
+def node_now() -> Any:
+    """Returns the node that Inductor is lowering."""
+    return V.graph.current_node
+
+
 def tensor_of(buffer: Any) -> Any:
     """Returns a result, or a realized input that was written to, as the tensor that a lowering returns."""
     return ir.TensorBox.create(buffer) if isinstance(buffer, Result) else ir.TensorBox(buffer)

@@ -97,6 +97,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
     forget_kernels()
     launch.prepare.cache_clear()
+    launch._build.cache_clear()
 
 
 def test_kernels_that_were_started_are_made_once(made: list[str]):
