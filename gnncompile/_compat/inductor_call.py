@@ -182,10 +182,16 @@ installed: list[Any] = []
 """The ops that are lowered to calls."""
 
 
-def install(op: Any, lower: Callable[..., Any]) -> None:
-    """Registers the lowering of an op with Inductor."""
+def install(op: Any, lower: Callable[..., Any], before: Callable[[fx.Node], None] | None = None) -> None:
+    """Registers the lowering of an op with Inductor. `before` is called with each node before it is lowered."""
     installed.append(op)
-    register_lowering(op, type_promotion_kind=None)(lower)
+
+    def lowered(*args: Any) -> Any:
+        if before is not None:
+            before(node_now())
+        return lower(*args)
+
+    register_lowering(op, type_promotion_kind=None)(lowered)
 
 
 def install_fallback(op: Any, theirs: Any) -> None:
