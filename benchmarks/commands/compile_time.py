@@ -1,6 +1,6 @@
 """Time until the first forward and backward have run; each start is a process of its own.
 
-The default are the models of PyG's guide; the suites `layers` and `science` have others.
+The models are those of the guide of PyG, unless another suite is named.
 
 There are three starts: with empty cache folders (cold), with the folders that the cold start left (second), and with
 empty folders after `torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are
