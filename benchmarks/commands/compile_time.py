@@ -1,5 +1,7 @@
 """Time until the first forward and backward have run; each start is a process of its own.
 
+The models are those of the guide of PyG, unless another suite is named.
+
 There are three starts: with empty cache folders (cold), with the folders that the cold start left (second), and with
 empty folders after `torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are
 compared with float64 before any time is reported. Other programs lengthen the wall clock, so CPU time is reported too.
@@ -19,20 +21,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases.graphs import GRAPHS
 from benchmarks.cases.names import chosen
 from benchmarks.cases.registry import GUIDE_MODELS, Case, select
 from benchmarks.commands import driver
 from benchmarks.measuring import environment, phases
 from benchmarks.measuring.comparison import reference_of
-from benchmarks.measuring.start import Start
+from benchmarks.measuring.start import Start, inputs_of
 from benchmarks.reporting import stored, tables
 from benchmarks.rows.variants import VARIANTS, Variant
 
 NAME = "compile-time"
-HELP = "the same models: time of the first step with and without caches on disk, and where it goes"
+HELP = "models of a suite: time of the first step with and without caches on disk, and where it goes"
 
 ROWS = ("compile", "compile dynamic", "gnncompile")
+SUITES = ("guide", "layers", "science")
 STARTS = ("cold", "second", "artifacts")
 LIMIT = 600
 """Seconds after which a process is stopped."""
@@ -61,14 +63,16 @@ class StartsOfRow:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     driver.add_arguments(parser, seconds=None, rounds=3, rows=", ".join(ROWS))
-    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
-    parser.add_argument("--models", default=",".join(GUIDE_MODELS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--suite", default="guide", choices=SUITES, help="(default: %(default)s)")
+    parser.add_argument("--graph", help="(default: guide; in the suite science, each model has its own)")
+    parser.add_argument("--models", help=f"comma-separated (default: {','.join(GUIDE_MODELS)} in the suite guide)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     device = torch.device(args.device)
-    cases = select("guide", args.graph, args.models.split(","))
+    graph = args.graph or (None if args.suite == "science" else "guide")
+    cases = select(args.suite, graph, _models(args))
     variants = chosen(VARIANTS, args.rows or ",".join(ROWS))
     rounds = 1 if args.quick else args.rounds
 
@@ -80,7 +84,14 @@ def run(args: argparse.Namespace) -> int:
         "seconds": f"first forward and backward, imports not counted; median of {rounds} processes each",
         "of processors": "of all threads, and of the C++ compilers that were run",
     }
-    return driver.run(args, "compile-time", cases, measure, more=more)
+    name = "compile-time" if args.suite == "guide" else f"compile-time-{args.suite}"
+    return driver.run(args, name, cases, measure, more=more)
+
+
+def _models(args: argparse.Namespace) -> list[str] | None:
+    if args.models is not None:
+        return list(args.models.split(","))
+    return list(GUIDE_MODELS) if args.suite == "guide" else None
 
 
 def run_case(
@@ -96,7 +107,7 @@ def run_case(
     with tempfile.TemporaryDirectory(prefix="compile-time-") as name:
         folder = Path(name)
         progress("reference in float64")
-        model, inputs = case.model(device, seed), case.inputs(device, seed)
+        model, inputs = case.model(device, seed), inputs_of(case, device, seed)
         torch.save(reference_of(case, model, inputs, seed), folder / "reference")
         for number in range(rounds):
             for row in rows:
@@ -110,6 +121,7 @@ def run_case(
                         seed,
                         str(folder / "reference"),
                         str(folder / "result"),
+                        suite=case.suite,
                     )
                     _run_row(row, start, where, lambda text, n=number: progress(f"round {n + 1}: {text}"))  # type: ignore[misc]
     progress("")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases.names import named
-from benchmarks.cases.registry import select
+from benchmarks.cases.registry import Case, select
 from benchmarks.measuring import counting, measure, phases
 from benchmarks.measuring.check import Reference
 from benchmarks.measuring.comparison import first_line
@@ -28,7 +28,7 @@ class Start:
     """The settings of one process.
 
     Attributes:
-        model: the name of a model of PyG's compile guide.
+        model: the name of a case.
         graph: the name of its graph.
         row: the name of the way to run it.
         device: the device to run on.
@@ -37,6 +37,7 @@ class Start:
         result: the file to write.
         load: a file of cache artifacts to load first; empty for none.
         save: a file to write cache artifacts to; empty for none.
+        suite: the suite of the case.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Start:
     result: str
     load: str = ""
     save: str = ""
+    suite: str = "guide"
 
     def text(self) -> str:
         """Returns the argument of the process as JSON."""
@@ -62,10 +64,10 @@ def run(start: Start) -> dict[str, Any]:
         of the compilers that were run; `phases`; and `hits` and `misses` of torch's caches.
     """
     device = torch.device(start.device)
-    (case,) = select("guide", start.graph, [start.model])
+    (case,) = select(start.suite, start.graph, [start.model])
     (variant,) = named(VARIANTS, [start.row])
     importlib.import_module("torch._inductor.compile_fx")  # imports are not timed
-    model, inputs = case.model(device, start.seed), case.inputs(device, start.seed)
+    model, inputs = case.model(device, start.seed), inputs_of(case, device, start.seed)
     reference: Reference = torch.load(start.reference, map_location=device, weights_only=False)
     step = Step(variant.build(model), model, inputs, reference.weights)
     measure.synchronize(device)
@@ -85,6 +87,12 @@ def run(start: Start) -> dict[str, Any]:
     hits, misses = counting.cache_hits()
     measured = {"seconds": seconds, "cpu_seconds": cpu, "hits": hits, "misses": misses, "phases": spent}
     return {"status": "ok", "message": "", "error": verdict.error, **measured}
+
+
+def inputs_of(case: Case, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Returns the inputs of a case. They require gradients, except in the suite `guide`."""
+    inputs = case.inputs(device, seed)
+    return inputs if case.suite == "guide" else case.with_gradients(inputs)
 
 
 def _cpu_seconds() -> float:

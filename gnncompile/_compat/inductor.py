@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -251,7 +252,7 @@ def prepare_inductor(for_cpu: bool) -> None:
     """
     _begin("keys", _keys)
     if for_cpu:
-        _begin("vectors", lambda: cpu_vec_isa.valid_vec_isa_list())
+        _begin("vectors", _test_vectors)
 
 
 _preparing: dict[str, threading.Thread] = {}
@@ -259,14 +260,33 @@ _preparing: dict[str, threading.Thread] = {}
 
 def _begin(name: str, task: Callable[[], Any]) -> None:
     if name not in _preparing:
-        context = contextvars.copy_context()  # torch's settings are per thread
-        _preparing[name] = threading.Thread(target=context.run, args=(_quietly, task), daemon=True)
-        _preparing[name].start()
+        _preparing[name] = _in_thread(task)
+
+
+def _in_thread(task: Callable[[], Any]) -> threading.Thread:
+    context = contextvars.copy_context()  # torch's settings are per thread
+    thread = threading.Thread(target=context.run, args=(_quietly, task), daemon=True)
+    thread.start()
+    return thread
 
 
 def _quietly(task: Callable[[], Any]) -> None:
     with suppress(Exception):  # whoever needs the result will run into the same error
         task()
+
+
+def _test_vectors() -> None:
+    """Tests the sets of vector instructions at the same time, as many as there are cores.
+
+    Inductor's own list, which would test one after the other, then finds the results.
+    """
+    known = set(cpu_vec_isa.x86_isa_checker())
+    sets = [one for one in cpu_vec_isa.supported_vec_isa_list if known.issuperset(str(one).split())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shares = [sets[k::cores] for k in range(min(cores, len(sets)))]
+    for thread in [_in_thread(functools.partial(list, map(bool, share))) for share in shares]:
+        thread.join()
+    cpu_vec_isa.valid_vec_isa_list()
 
 
 def _keys() -> None:

@@ -97,6 +97,11 @@ class Call(ir.ExternKernel):
         return type(super().get_unbacked_symbol_defs())()
 
 
+def node_now() -> Any:
+    """Returns the node that Inductor is lowering."""
+    return V.graph.current_node
+
+
 def tensor_of(buffer: Any) -> Any:
     """Returns a result, or a realized input that was written to, as the tensor that a lowering returns."""
     return ir.TensorBox.create(buffer) if isinstance(buffer, Result) else ir.TensorBox(buffer)
@@ -177,10 +182,16 @@ installed: list[Any] = []
 """The ops that are lowered to calls."""
 
 
-def install(op: Any, lower: Callable[..., Any]) -> None:
-    """Registers the lowering of an op with Inductor."""
+def install(op: Any, lower: Callable[..., Any], before: Callable[[fx.Node], None] | None = None) -> None:
+    """Registers the lowering of an op with Inductor. `before` is called with each node before it is lowered."""
     installed.append(op)
-    register_lowering(op, type_promotion_kind=None)(lower)
+
+    def lowered(*args: Any) -> Any:
+        if before is not None:
+            before(node_now())
+        return lower(*args)
+
+    register_lowering(op, type_promotion_kind=None)(lowered)
 
 
 def install_fallback(op: Any, theirs: Any) -> None:

@@ -17,6 +17,8 @@ afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from gnncompile import tuning
 from gnncompile._compat import inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
 from gnncompile.device import device_of
+from gnncompile.ops import on_meta
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 MOST = 2**31
@@ -144,7 +147,7 @@ def _pays(out: Tensor, depth: int) -> bool:
 
 
 def _can(left: Tensor) -> bool:
-    return left.size(0) < MOST and device_of(left.device).runs_triton
+    return left.size(0) < MOST and (left.is_meta or device_of(left.device).runs_triton)
 
 
 def _product(
@@ -406,12 +409,53 @@ def _result(like: Any, *size: Any) -> Result:
     return Result(size, like.get_dtype(), like.get_device())
 
 
+def _begin_product(left: Tensor, right: Tensor, *ends: Any) -> None:
+    added, gate, relu, _ = ends
+    write_product(left, right, added, gate, relu, _fake_product(left, right, *ends))
+
+
+def _begin_sum_of_products(left: Tensor, right: Tensor, other_left: Tensor, other_right: Tensor, *ends: Any) -> None:
+    added, gate, relu, _ = ends
+    out = _fake_product(left, right, *ends)
+    write_sum_of_products(left, right, other_left, other_right, added, gate, relu, out)
+
+
+def _begin_product_over_rows(left: Tensor, right: Tensor) -> None:
+    write_product_over_rows(left, right, _fake_product_over_rows(left, right))
+
+
+def _begin_product_and_sums(left: Tensor, right: Tensor) -> None:
+    write_product_over_rows(left, right, *_fake_product_and_sums_over_rows(left, right))
+
+
+def _begin_two_products(*given: Any) -> None:
+    left, right, sums, other_left, other_right, other_sums = given
+    out, summed = _fake_product_and_sums_over_rows(left, right)
+    other_out, other_summed = _fake_product_and_sums_over_rows(other_left, other_right)
+    first = left, right, out, summed if sums else None
+    write_two_products_over_rows(*first, other_left, other_right, other_out, other_summed if other_sums else None)
+
+
+def _begin_sums_over_rows(rows: Tensor, behind: Tensor) -> None:
+    write_sums_over_rows(rows, _fake_sums_over_rows(rows, behind))
+
+
+_LOWERINGS: tuple[tuple[Any, Callable[..., Any], Callable[..., None]], ...] = (
+    (_own.product, _lower_product, _begin_product),
+    (_own.sum_of_products, _lower_product, _begin_sum_of_products),
+    (_own.product_over_rows, _lower_product_over_rows, _begin_product_over_rows),
+    (_own.product_and_sums_over_rows, _lower_product_and_sums, _begin_product_and_sums),
+    (_own.two_products_over_rows, _lower_two_products, _begin_two_products),
+    (_own.sums_over_rows, _lower_sums_over_rows, _begin_sums_over_rows),
+)
+"""The ops with kernels of ours, their lowerings, and functions that start to compile the kernels.
+
+The functions launch the kernels on tensors of the device "meta": see :mod:`gnncompile.ops.on_meta`.
+"""
+
+
 def install() -> None:
     """Registers the lowerings with Inductor."""
     inductor_call.install(_own.add_product.default, _lower_add_product)
-    inductor_call.install(_own.product.default, _lower_product)
-    inductor_call.install(_own.sum_of_products.default, _lower_product)
-    inductor_call.install(_own.product_over_rows.default, _lower_product_over_rows)
-    inductor_call.install(_own.product_and_sums_over_rows.default, _lower_product_and_sums)
-    inductor_call.install(_own.two_products_over_rows.default, _lower_two_products)
-    inductor_call.install(_own.sums_over_rows.default, _lower_sums_over_rows)
+    for op, lower, begin in _LOWERINGS:
+        inductor_call.install(op.default, lower, partial(on_meta.begin, launch=begin))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gnncompile import _compat
 from gnncompile._compat import inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
 from gnncompile.ir.bits import tensor_type
@@ -31,10 +32,13 @@ class RegionCall(Call):
         layout: rowptr, col and edge of the walk, realized and contiguous.
         outputs: The buffers to fill.
         spec: The region as a string.
+        degree: Edges per row of the graph that is compiled for; 0 if unknown.
     """
 
-    def __init__(self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Result], spec: str) -> None:
-        self.spec, self.count = spec, len(tensors)
+    def __init__(
+        self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Result], spec: str, degree: int
+    ) -> None:
+        self.spec, self.count, self.degree = spec, len(tensors), degree
         super().__init__([*tensors, *layout], outputs, constants=(spec,))
 
     def codegen(self, wrapper: Any) -> None:
@@ -42,7 +46,7 @@ class RegionCall(Call):
         device = self.device.type
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
-        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r})")
+        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r}, {self.degree})")
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
@@ -55,9 +59,17 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
     layout = layout[:3]  # only the gradient reads the other layout
     given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _results(layout, spec)
-    call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec)
-    launch.prepare(spec, call.device.type)
+    degree = _degree()
+    call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree)
+    launch.prepare(spec, call.device.type, degree)
     return [tensor_of(out) for out in outputs]
+
+
+def _degree() -> int:
+    """Returns the edges per row of the graph that is compiled for, from the node that is lowered now; 0 if unknown."""
+    rowptr, col, *_ = inductor_call.node_now().args[1]
+    pointers, edges = (_compat.size_now(node.meta["val"].shape[0]) for node in (rowptr, col))
+    return 0 if pointers is None or edges is None or pointers < 2 else edges // (pointers - 1)
 
 
 def _results(layout: Sequence[Any], spec: str) -> list[Result]:

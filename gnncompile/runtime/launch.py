@@ -49,6 +49,9 @@ class Kernel(Protocol):
         These nodes are inputs on edges or at the other end of edges. None if the kernel has no loops of its own.
         """
 
+    def compile_ahead(self, degree: int) -> None:
+        """Starts to compile the code that launches on graphs with `degree` edges per row need; returns at once."""
+
 
 class Watcher(Protocol):
     """A callback for every launch inside :func:`watched`."""
@@ -125,14 +128,14 @@ def runner(spec: str, device: str) -> Runner:
 class Call:
     """A region's kernel, as Inductor's code calls it: ``(tensors, layout, outputs)``, all contiguous.
 
-    The kernel is built by the first call at the latest: see :func:`prepare`.
+    The kernel is built by the first call at the latest: see :func:`prepare`, which `degree` is for.
     """
 
     __slots__ = ("device", "spec")
 
-    def __init__(self, spec: str, device: str) -> None:
+    def __init__(self, spec: str, device: str, degree: int = 0) -> None:
         self.spec, self.device = spec, device
-        prepare(spec, device)
+        prepare(spec, device, degree)
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches the kernel."""
@@ -156,13 +159,25 @@ _started: dict[tuple[str, str, str], Future[Kernel]] = {}
 
 
 @lru_cache(maxsize=4096)
-def prepare(spec: str, device: str) -> None:
+def prepare(spec: str, device: str, degree: int = 0) -> None:
     """Starts to build a kernel that needs a compiler, while Inductor compiles the code around the kernel.
 
-    Triton's kernels are compiled at the first launch.
+    Args:
+        spec: The region as a string.
+        device: The device type.
+        degree: Edges per row of the graph to expect; 0 if unknown. The choice of a Triton kernel depends on it. The
+            kernels for other graphs are compiled at their first launch.
     """
-    if device_of(device).generator == "cpp":
-        _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
+    generator = device_of(device).generator
+    if generator == "cpp":
+        _build(spec, device)
+    elif generator == "triton":
+        kernel(spec, device).compile_ahead(degree)
+
+
+@lru_cache(maxsize=4096)
+def _build(spec: str, device: str) -> None:
+    _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
 
 
 @lru_cache(maxsize=1)
@@ -242,6 +257,9 @@ class _Reference:
         self(tensors, Layout(*layout), outputs)
 
     generator, gathered = "reference", None
+
+    def compile_ahead(self, degree: int) -> None:
+        """Does nothing: there is no code."""
 
     @property
     def listing(self) -> str:

@@ -92,3 +92,18 @@ def test_ratios_and_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch):
     assert stored[1]["cold_seconds"] is None and stored[2]["over compile dynamic"] is None
     table = compile_time.format_case(rows)
     assert "compile dynamic: WRONG: artifacts: output" in table and "gnncompile, second" in table
+
+
+@pytest.mark.parametrize(("suite", "model", "asks"), [("layers", "GINE", True), ("guide", "GIN", False)])
+def test_a_start_of_another_suite_differentiates_by_the_features(
+    suite: str, model: str, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (case,) = select(suite, "guide", [model])
+    assert start.inputs_of(case, CPU, 0)[0].requires_grad == asks
+    seen: list[start.Start] = []
+    monkeypatch.setattr(
+        compile_time, "run_process", lambda what, caches: (seen.append(what), {"status": "WRONG", "message": ""})[1]
+    )
+    monkeypatch.setattr(compile_time, "reference_of", lambda *given: None)
+    compile_time.run_case(case, named(VARIANTS, ["gnncompile"]), CPU, 1, 0, lambda text: None)
+    assert [(one.suite, one.graph, one.model) for one in seen] == [(suite, "guide", model)]

@@ -18,6 +18,8 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 import gnncompile
 from gnncompile.codegen.gemm import launch
+from gnncompile.codegen.triton import ahead
+from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.device import device_of
 from gnncompile.options import DEFAULTS
 from gnncompile.passes.manager import run_post_grad
@@ -127,6 +129,37 @@ def test_models(name: str, on_tensor_cores: None):
     assert [_taken_in(code) for code in codes] == expected
 
 
+@pytest.mark.parametrize("name", ["dense", "gcn", "gin"])
+def test_kernels_of_the_first_graph_are_compiled_before_they_are_launched(
+    name: str, on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch
+):
+    tune(monkeypatch, least_summed=1)
+    begun: list[Any] = []
+    launched: list[Any] = []
+    start = Kernel.__call__
+
+    def begin(kernel: Any, pointers: Any, others: Any, options: Any) -> None:
+        begun.append((kernel, tuple(pointers), len(others), options))
+
+    def run(self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any) -> None:
+        if not tensors[0].is_meta:
+            key = self._kernel, tuple(t.dtype for t in tensors), len(numbers) + len(constants), self._options
+            launched.append((key, constants, key in begun and constants in self._begun))
+        start(self, programs, tensors, numbers, constants)
+
+    monkeypatch.setattr(ahead, "begin", begin)
+    monkeypatch.setattr(Kernel, "__call__", run)
+    for kernel in (launch._split, launch._sums, launch._join):
+        monkeypatch.setattr(kernel, "_begun", {})
+    launch._by_rows.cache_clear()
+    launch._over_rows.cache_clear()
+    model = MODELS[name][0]().to(DEVICE)
+    x, edges = torch.randn(70, 16, device=DEVICE), torch.randint(70, (2, 210), device=DEVICE)
+    with torch._inductor.config.patch(force_disable_caches=True):  # a graph from the cache is not lowered
+        _steps(model, gnncompile.compile(model), x, edges, torch.float32)
+    assert launched and all(known for *_, known in launched), launched
+
+
 def _code_of(options: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32, width: int = 16) -> str:
     model, x = nn.Linear(width, 32).to(DEVICE, dtype), torch.randn(70, width, device=DEVICE, dtype=dtype)
     torch._dynamo.reset()
@@ -207,7 +240,12 @@ def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.M
     torch._dynamo.utils.counters.clear()
     rows: list[int] = []
     ours = launch.by_rows
-    monkeypatch.setattr(launch, "by_rows", lambda one, *rest: (rows.append(one[0].size(0)), ours(one, *rest))[1])
+
+    def by_rows(one: launch.Factors, *rest: Any) -> None:
+        rows.extend([] if one[0].is_meta else [one[0].size(0)])
+        ours(one, *rest)
+
+    monkeypatch.setattr(launch, "by_rows", by_rows)
     tune(monkeypatch, least_by_rows=16 * 32 * 40)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).to(DEVICE)
     compiled = gnncompile.compile(model)

@@ -97,6 +97,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
     forget_kernels()
     launch.prepare.cache_clear()
+    launch._build.cache_clear()
 
 
 def test_kernels_that_were_started_are_made_once(made: list[str]):
@@ -148,3 +149,30 @@ def test_the_trial_of_vector_instructions_runs_once(monkeypatch: pytest.MonkeyPa
     go.set()
     other.join(60)
     assert len(found) == 2 and found[0] is found[1]
+
+
+def test_sets_of_vector_instructions_are_tested_at_the_same_time(monkeypatch: pytest.MonkeyPatch):
+    """Only sets that the processor has are tested, each once, before Inductor's list is made."""
+    tested: list[str] = []
+    all_here = threading.Barrier(2, timeout=30)
+
+    class Instructions:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __str__(self) -> str:
+            return self.name
+
+        def __bool__(self) -> bool:
+            all_here.wait()
+            tested.append(self.name)
+            return self.name != "wide"
+
+    vectors = inductor.cpu_vec_isa
+    sets = [Instructions(name) for name in ("wide more", "wide", "narrow")]
+    monkeypatch.setattr(vectors, "x86_isa_checker", lambda: ["wide", "narrow"])
+    monkeypatch.setattr(vectors, "supported_vec_isa_list", sets)
+    monkeypatch.setattr(vectors, "valid_vec_isa_list", lambda: tested.append("list"))
+    monkeypatch.setattr(inductor.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    inductor._test_vectors()
+    assert sorted(tested[:2]) == ["narrow", "wide"] and tested[2:] == ["list"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import lru_cache, reduce
 from operator import itemgetter, or_
 from typing import Any
@@ -12,6 +13,7 @@ import triton
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.triton import ahead
 from gnncompile.codegen.triton.edge_linears import read_as_words
 from gnncompile.codegen.triton.edge_sums import EdgeSumsWriter
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
@@ -75,6 +77,13 @@ class Variant:
         if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
             self._options = {"num_warps": writer.tile.num_warps, "enable_fp_fusion": region.contracts}
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
+        self._begun: Future[None] | None = None
+
+    def compile_ahead(self) -> None:
+        """Starts to compile the kernel in another thread. A launch waits for the result."""
+        if self._begun is None:
+            pointers = [dtype for _, dtype in self._arguments]
+            self._begun = ahead.begin(self._kernel, pointers, [1] * len(self._counts), self._options)
 
     def __call__(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
         """Launches `programs` programs on the current device, whose index is -1 under Triton's interpreter.
@@ -105,6 +114,8 @@ class Variant:
         if launcher is not None:
             launcher(programs, self._columns, device, pointers + numbers)
             return
+        if self._begun is not None:
+            self._begun.result()
         compiled = self._kernel[programs, self._columns, 1](*arguments, *numbers, **self._options)
         if compiled is not None:  # the interpreter returns None
             self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
@@ -221,6 +232,12 @@ class TritonKernel:
             found += [f"# For graphs of {least} edges per row and more:", kernel.listing]
         return "\n\n".join(found)
 
+    def compile_ahead(self, degree: int) -> None:
+        """Starts to compile the kernels for graphs with `degree` edges per row, and those for hubs."""
+        kernel = of_degree(self._denser, degree, self)
+        for variant in (kernel._ordinary, *kernel._pieces, *kernel._hubs):
+            variant.compile_ahead()
+
     def _launch(
         self, start: Start, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
@@ -297,6 +314,10 @@ class TritonEdgeSums:
     def listing(self) -> str:
         """The generated code."""
         return self.text
+
+    def compile_ahead(self, degree: int) -> None:
+        """Starts to compile the kernel. It serves graphs of every number of edges per row."""
+        self._variant.compile_ahead()
 
     def _launch(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
@@ -13,6 +14,7 @@ import triton
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.codegen.triton import ahead
 
 
 def on_device(device: int) -> AbstractContextManager[object]:
@@ -105,13 +107,26 @@ class Kernel:
         self._kernel = kernel
         self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
         self._launchers: dict[tuple[int, tuple[Any, ...], tuple[int, ...]], Launcher] = {}
+        self._begun: dict[tuple[Any, ...], Future[None] | None] = {}
+
+    def compile_ahead(self, pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]) -> None:
+        """Starts to compile the kernel in another thread. A launch with these constants waits for the result.
+
+        Args:
+            pointers: The dtypes of the tensors.
+            numbers: How many numbers follow.
+            constants: The constants.
+        """
+        if constants not in self._begun:
+            self._begun[constants] = ahead.begin(self._kernel, pointers, (*[1] * numbers, *constants), self._options)
 
     def __call__(
         self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
         """Launches `programs` programs, possibly 0, on the current device, which must be the device of the tensors.
 
-        `tensors`, `numbers` and `constants` are in the order of the kernel's parameters.
+        `tensors`, `numbers` and `constants` are in the order of the kernel's parameters. If the tensors are on the
+        device "meta", nothing is launched, and the kernel is only compiled: see :meth:`compile_ahead`.
         """
         if not programs:
             return
@@ -123,6 +138,12 @@ class Kernel:
         if launcher is not None:
             launcher(programs, 1, device, [*pointers, *numbers])
             return
+        if tensors[0].is_meta:
+            self.compile_ahead([tensor.dtype for tensor in tensors], len(numbers), constants)
+            return
+        begun = self._begun.get(constants)
+        if begun is not None:
+            begun.result()
         compiled = self._kernel[programs, 1, 1](*tensors, *numbers, *constants, **self._options)
         if compiled is not None:  # the interpreter returns None
             types = "O" * len(tensors) + "i" * len(numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -42,6 +42,9 @@ class RowKernel(Protocol):
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Writes the outputs."""
 
+    def compile_ahead(self, degree: int) -> None:
+        """Starts to compile the kernels for graphs with `degree` edges per row."""
+
 
 class _Walk:
     """The kernel of one phase."""
@@ -53,12 +56,17 @@ class _Walk:
         function = getattr(load_module(self.text), tiled_writer.KERNEL)
         options = {"num_warps": self.tile.num_warps, "num_stages": 1, "maxnreg": self.tile.registers}
         self._kernel = Kernel(function, enable_fp_fusion=plan.region.contracts, **options)
-        self._pick = _pick([places[name] for name in writer.parameters])
+        self._names = writer.parameters
+        self._pick = _pick([places[name] for name in self._names])
         self.reads_rows = "rows" in writer.parameters
         self._compute = tensor_type(plan.region.compute)
         offsets, self._size = phase.offsets(plan.region)
         outputs = enumerate(plan.region.outputs)
         self._sums = [(places[f"out{k}"], offsets[out.node]) for k, out in outputs if out.node in offsets]
+
+    def compile_ahead(self, types: Mapping[str, torch.dtype]) -> None:
+        """Starts to compile the kernel. `types` are the dtypes of all tensors of a region's launch, by name."""
+        self._kernel.compile_ahead([types[name] for name in self._names], 1, ())
 
     def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
         """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
@@ -108,6 +116,22 @@ class TiledKernel:
         region = self._region
         outputs = [f"out{k}" for k in range(len(region.outputs))]
         return [*_GIVEN, *outputs, *self._temporaries(), *self._weights(), *(f"t{p}" for p in range(region.count))]
+
+    def compile_ahead(self, degree: int) -> None:
+        """Starts to compile the kernels for graphs with `degree` edges per row."""
+        region, bools = self._region, torch.float64 if self._region.double else torch.bool
+        types = dict.fromkeys(_GIVEN, torch.int32) | {"sums": tensor_type(region.compute)}
+        types |= {f"out{k}": tensor_type(out.dtype) for k, out in enumerate(region.outputs)}
+        types |= {name: tensor_type(self._plan.stored[i]) for name, i in self._temporaries().items()}
+        types |= dict.fromkeys(self._weights(), torch.bfloat16)
+        types |= {f"t{p}": bools if dtype is torch.bool else dtype for p, dtype in self._types.items()}
+        for walk in self.walks:
+            walk.compile_ahead(types)
+        for weights in self._weights():
+            given = [self._types[int(weights[1:])], torch.bfloat16]
+            _split.compile_ahead(given, 4, (False, tuning.TILES.split_block))
+        for kernel, _ in self._parts:
+            kernel.compile_ahead(degree)
 
     def _temporaries(self) -> dict[str, int]:
         """The names of the stored values that are no outputs, with their nodes."""
