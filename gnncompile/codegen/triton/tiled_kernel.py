@@ -129,7 +129,7 @@ class TiledKernel:
             walk.compile_ahead(types)
         for weights in self._weights():
             given = [self._types[int(weights[1:])], torch.bfloat16]
-            _split.compile_ahead(given, 4, (False, tuning.TILES.split_block))
+            _split.compile_ahead(given, 5, (False, tuning.TILES.split_block))
         for kernel, _ in self._parts:
             kernel.compile_ahead(degree)
 
