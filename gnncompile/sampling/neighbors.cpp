@@ -318,6 +318,7 @@ Status draw_by_weight(const Relation& relation, Range range, i64 count, Draws dr
 constexpr i64 AHEAD = 16;         // edges between a prefetch and its use
 constexpr i64 BLOCK = 64;         // nodes that one thread takes at once
 constexpr i64 SEVERAL = 1 << 13;  // edges from which threads share the work on local ids
+constexpr i64 ENOUGH = 3;         // threads from which they do: two would take longer than one
 
 template <typename Word>
 class Sampler {
@@ -488,7 +489,7 @@ class Sampler {
     const i64* batches = request_.disjoint ? answer_.batch[target].data : nullptr;  // after `extend`, which may move it
     const auto key_of = [&](i64 e) { return key(source, row[e], batches ? batches[col[e]] : 0); };
     i64 added = 0;
-    if (request_.threads > 1 && total >= SEVERAL) {
+    if (request_.threads >= ENOUGH && total >= SEVERAL) {
       added = relabel_together(source, before, key_of, row, col, total, node, batch, batches);
     } else {
       Table<Word>& table = tables_[source];
