@@ -70,8 +70,8 @@ def loader(
     Raises:
         TypeError: `source` can't be iterated over, or the times that it samples by are not integers.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
-        ImportError: There is no C++ compiler for the sampler. While iterating: the library that `source` samples with
-            is missing.
+        ImportError: There is neither a C++ compiler for the sampler nor a library that PyG samples with. While
+            iterating: the library that `source` samples with is missing.
     """
     return Loader(source, device, buckets, sampler)
 

@@ -8,7 +8,9 @@ from types import MethodType
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch_geometric import typing
 
+from gnncompile.exc import MissingLibraryError
 from gnncompile.sampling.cpu import library
 from gnncompile.sampling.pyg import replaced
 
@@ -23,9 +25,10 @@ def with_own_sampler(source: Any) -> Any:
 
     This holds for ``NeighborLoader``, ``LinkNeighborLoader``, other loaders around PyG's ``NeighborSampler``, and a
     ``ZipLoader`` of such loaders. A loader with another sampler is returned as it is, and a warning names the sampler.
+    So is every loader if there is no working C++ compiler, but PyG can sample.
 
     Raises:
-        ImportError: There is no working C++ compiler.
+        ImportError: There is neither a working C++ compiler nor a library that PyG samples with.
     """
     if not isinstance(source, DataLoader):
         return source
@@ -34,14 +37,26 @@ def with_own_sampler(source: Any) -> Any:
         given = getattr(source, name, None)
         made = None if given is None else replaced(given)
         if made is not None:
-            library()  # compiled here, so that worker processes find it
-            changes[name] = made
+            if _can_sample():
+                changes[name] = made
         elif given is not None:
             _warn(type(source).__name__, type(given).__name__)
     inner = getattr(source, "loaders", None)
     if isinstance(inner, (list, tuple)):
         changes["loaders"] = [with_own_sampler(one) for one in inner]
     return _copy(source, changes) if changes else source
+
+
+def _can_sample() -> bool:
+    """Compiles the sampler, so that worker processes find it. Returns False if only PyG can sample."""
+    try:
+        library()
+    except MissingLibraryError as missing:
+        if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
+            raise
+        logger.warning("PyG samples, since the sampler of gnncompile can't be compiled: %s", missing)
+        return False
+    return True
 
 
 def _copy(source: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any]:

@@ -390,6 +390,25 @@ def test_pyg_samples_the_same_neighbourhoods() -> None:
         assert torch.equal(ours.e_id.sort().values, theirs.e_id.sort().values)
 
 
+@pytest.mark.parametrize("pyg_can", [False, True])
+def test_without_a_compiler_pyg_samples_if_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pyg_can: bool
+) -> None:
+    def fail() -> None:
+        raise MissingLibraryError("sampler: no C++ compiler found")
+
+    source = NeighborLoader(graph(), [2], batch_size=10)
+    monkeypatch.setattr(loaders, "library", fail)
+    monkeypatch.setattr(loaders.typing, "WITH_PYG_LIB", pyg_can)
+    monkeypatch.setattr(loaders.typing, "WITH_TORCH_SPARSE", False)
+    if pyg_can:
+        assert loaders.with_own_sampler(source) is source
+        assert "can't be compiled: sampler: no C++ compiler found" in caplog.text
+    else:
+        with pytest.raises(MissingLibraryError, match="no C\\+\\+ compiler found"):
+            gnncompile.loader(source)
+
+
 def test_an_unknown_sampler() -> None:
     with pytest.raises(ArgumentError, match="sampler: found 'dgl', expected one of gnncompile, pyg"):
         gnncompile.loader([], sampler="dgl")
