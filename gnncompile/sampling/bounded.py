@@ -237,8 +237,8 @@ class BoundedSampler:
 def gather(x: Tensor, node: Tensor) -> Tensor:
     """Returns the rows of `x` at `node`, ``[len(node), ...]``, padded nodes included.
 
-    ``torch.index_select`` reads each row once, in parallel, and takes its indices from the device, so it can be
-    captured. No kernel of our own reads fewer bytes: padded nodes repeat the first rows, which are in the cache.
+    It takes its indices from the device, so it can be captured. Padded nodes repeat the first rows, which are in the
+    cache.
 
     Args:
         x: Features, ``[num_nodes, ...]``, on the device of `node`.
