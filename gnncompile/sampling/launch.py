@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from gnncompile.codegen.triton.launcher import Kernel, on_device
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import draws, kernels
 
@@ -125,7 +126,7 @@ def checked(
     directed: bool,
 ) -> Graph:
     """Returns the graph. Raises an error for arguments that do not fit together, without a look at their values."""
-    if not colptr.is_cuda and isinstance(kernels.start, triton.JITFunction):
+    if not device_of(colptr.device).has_streams and isinstance(kernels.start, triton.JITFunction):
         raise ArgumentError(
             f"colptr: found a tensor on {colptr.device}, expected one on a GPU; move the graph there with .cuda(), or "
             "sample on the CPU with gnncompile.sampling.neighbors."

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import cpu
 from gnncompile.sampling.neighborhood import EdgeType, HeteroNeighborhood, Neighborhood
@@ -73,7 +74,7 @@ def sample_neighbors(
         TypeError: A tensor has another dtype.
         ValueError: A size does not fit, weights are no weights, times are not sorted, or arguments exclude each other.
     """
-    if colptr.is_cuda:
+    if device_of(colptr.device).has_streams:
         given = dict(
             node_time=node_time, edge_time=edge_time, seed_time=seed_time, weight=weight, replace=replace,
             disjoint=disjoint, temporal_strategy=temporal_strategy, directed=directed, seed=seed,
