@@ -132,6 +132,11 @@ class Device:
         return torch.cuda.get_device_name(self.place) if self.has_streams else self.place.type
 
 
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @lru_cache(maxsize=256)
 def device_of(place: torch.device | str) -> Device:
     """Returns the facts about a device.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ from gnncompile._compat.compiles import compiling
 from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
 from gnncompile._compat.transforms import tell_what_to_do
+from gnncompile.device import available_cores
 
 __all__ = [
     "OwnPass",
@@ -282,7 +282,7 @@ def _test_vectors() -> None:
     """
     known = set(cpu_vec_isa.x86_isa_checker())
     sets = [one for one in cpu_vec_isa.supported_vec_isa_list if known.issuperset(str(one).split())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     shares = [sets[k::cores] for k in range(min(cores, len(sets)))]
     for thread in [_in_thread(functools.partial(list, map(bool, share))) for share in shares]:
         thread.join()

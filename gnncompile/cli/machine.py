@@ -13,6 +13,7 @@ from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.output import mebibytes
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
 from gnncompile.codegen.cpp.compiler import compiler
+from gnncompile.device import available_cores
 from gnncompile.exc import UnsupportedRegion
 
 OLDEST_GPU = (7, 0)
@@ -98,7 +99,7 @@ def threads() -> Finding:
     import torch
 
     used = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     found = f"{used} of torch, {cores} cores for this process"
     if used > cores:
         return Finding("threads", SLOW, found, f"set OMP_NUM_THREADS={cores}")

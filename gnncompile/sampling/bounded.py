@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gnncompile.exc import ArgumentError
-from gnncompile.sampling.launch import MOST_DRAWS, Buffers, Graph, checked, complain, needs_hash, vector
+from gnncompile.sampling.arguments import vector
+from gnncompile.sampling.launch import MOST_DRAWS, Buffers, Graph, checked, complain, needs_hash
 from gnncompile.sampling.neighborhood import Neighborhood
 
 PADDED_NODES = 2

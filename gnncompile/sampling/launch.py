@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gnncompile.codegen.triton.launcher import Kernel, on_device
 from gnncompile.device import device_of
-from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
+from gnncompile.exc import ArgumentError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import draws, kernels
+from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
 
 EMPTY = kernels.EMPTY.value
 NOBODY = kernels.NOBODY.value
@@ -133,15 +134,8 @@ def checked(
         )
     if not directed:
         raise UnsupportedSampling("directed=False: induced subgraphs are sampled on the CPU only")
-    if temporal_strategy not in ("uniform", "last"):
-        raise ArgumentError(f"temporal_strategy: found {temporal_strategy!r}, expected 'uniform' or 'last'.")
-    if node_time is not None and edge_time is not None:
-        raise ArgumentError("edge_time: found times beside node_time, expected one of the two.")
-    is_temporal = node_time is not None or edge_time is not None
-    if is_temporal and weight is not None:
-        raise ArgumentError("weight: found weights beside times, expected one of the two.")
-    if is_temporal and not disjoint:
-        raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
+    check_strategy(temporal_strategy)
+    check_exclusive(node_time, edge_time, weight, disjoint)
     integers, device = (torch.int32, torch.int64), colptr.device
     colptr = vector("colptr", colptr, integers, None, device)
     row = vector("row", row, integers, None, device)
@@ -158,21 +152,6 @@ def checked(
         disjoint,
         temporal_strategy == "last",
     )
-
-
-def vector(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], size: int | None, device: torch.device) -> Tensor:
-    """Returns a contiguous vector with one of the dtypes on the device, and with `size` entries unless it is None."""
-    if value.dtype not in dtypes:
-        expected = " or ".join(str(dtype) for dtype in dtypes)
-        raise ArgumentTypeError(
-            f"{name}: found dtype {value.dtype}, expected {expected}; convert it once, before sampling."
-        )
-    if value.dim() != 1 or (size is not None and value.numel() != size):
-        expected = "[n]" if size is None else f"[{size}]"
-        raise ArgumentError(f"{name}: found shape {list(value.shape)}, expected {expected}.")
-    if value.device != device:
-        raise ArgumentError(f"{name}: found a tensor on {value.device}, expected one on {device}, where colptr is.")
-    return value.contiguous()
 
 
 def fan_outs_of(num_neighbors: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +14,14 @@ from torch import Tensor
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import cpu
+from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
 from gnncompile.sampling.neighborhood import EdgeType, HeteroNeighborhood, Neighborhood
 
 __all__ = ["EdgeType", "HeteroNeighborhood", "Neighborhood", "sample_neighbors", "sample_neighbors_hetero"]
 
 logger = logging.getLogger(__name__)
 
-STRATEGIES = ("uniform", "last")
+CPU = torch.device("cpu")
 
 UNKNOWN = 2**40
 """The bound of a node type whose number of nodes is not known: no edge leads to it, so nothing is read at its nodes."""
@@ -83,9 +83,9 @@ def sample_neighbors(
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
     is_temporal = node_time is not None or edge_time is not None
     num_nodes = colptr.numel() - 1
-    _check_exclusive(settings, node_time, edge_time, weight, "")
+    check_exclusive(node_time, edge_time, weight, disjoint)
     relation = _relation(
-        _Given("{}", 0, 0, colptr, row, num_neighbors, node_time, edge_time, weight), num_nodes, num_nodes
+        cpu.Relation("{}", 0, 0, colptr, row, num_neighbors, node_time, edge_time, weight), num_nodes, num_nodes
     )
     if is_temporal and seed_time is None and node_time is not None:
         seed_time = node_time[seeds.long()]
@@ -155,7 +155,7 @@ def sample_neighbors_hetero(
         ValueError: As for :func:`sample_neighbors`, or a type is unknown.
     """
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
-    _check_exclusive(settings, node_time_dict, edge_time_dict, weight_dict, "_dict")
+    check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
     place = {name: at for at, name in enumerate(node_types)}
     unknown = [name for name in seed_dict if name not in place]
     if unknown:
@@ -163,7 +163,7 @@ def sample_neighbors_hetero(
     number = _numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})
     relations = [
         _relation(
-            _Given(
+            cpu.Relation(
                 f"{{}}_dict[{kind}]",
                 place[kind[0]],
                 place[kind[2]],
@@ -195,24 +195,8 @@ def sample_neighbors_hetero(
     )
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The arguments of one relation, not checked yet; see :class:`gnncompile.sampling.cpu.Relation`."""
-
-    name: str
-    source: int
-    target: int
-    colptr: Tensor
-    row: Tensor
-    fan_outs: Sequence[int]
-    node_time: Tensor | None
-    edge_time: Tensor | None
-    weight: Tensor | None
-
-
 def _settings(seed: int, replace: bool, disjoint: bool, temporal_strategy: str, directed: bool) -> cpu.Settings:
-    if temporal_strategy not in STRATEGIES:
-        raise ArgumentError(f"temporal_strategy: found {temporal_strategy!r}, expected one of {', '.join(STRATEGIES)}.")
+    check_strategy(temporal_strategy)
     if disjoint and not directed:
         raise ArgumentError(
             "directed: found False with disjoint=True, expected True; induced subgraphs are not disjoint."
@@ -220,22 +204,11 @@ def _settings(seed: int, replace: bool, disjoint: bool, temporal_strategy: str, 
     return cpu.Settings(seed, replace, disjoint, temporal_strategy == "last", not directed)
 
 
-def _check_exclusive(settings: cpu.Settings, node_time: Any, edge_time: Any, weight: Any, suffix: str) -> None:
-    if node_time is None and edge_time is None:
-        return
-    if node_time is not None and edge_time is not None:
-        raise ArgumentError(f"edge_time{suffix}: found times beside node_time{suffix}, expected one of the two.")
-    if weight is not None:
-        raise ArgumentError(f"weight{suffix}: found weights beside times, expected one of the two.")
-    if not settings.disjoint:
-        raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
-
-
-def _relation(given: _Given, num_sources: int, num_targets: int) -> cpu.Relation:
+def _relation(given: cpu.Relation, num_sources: int, num_targets: int) -> cpu.Relation:
     """Returns a relation whose tensors have the dtypes and sizes that the sampler reads."""
     name = given.name
     colptr, row = (
-        _tensor(name.format(what), value, (torch.int32, torch.int64), None)
+        vector(name.format(what), value, (torch.int32, torch.int64), None, CPU)
         for what, value in (("colptr", given.colptr), ("row", given.row))
     )
     if colptr.numel() < 1 or colptr.numel() - 1 != num_targets:
@@ -251,7 +224,7 @@ def _relation(given: _Given, num_sources: int, num_targets: int) -> cpu.Relation
     edges = row.numel()
     times = (torch.int64,)
     node_time, edge_time, weight = (
-        None if value is None else _tensor(name.format(what), value, dtypes, size)
+        None if value is None else vector(name.format(what), value, dtypes, size, CPU)
         for what, value, dtypes, size in (
             ("node_time", given.node_time, times, None if num_sources == UNKNOWN else num_sources),
             ("edge_time", given.edge_time, times, edges),
@@ -259,29 +232,16 @@ def _relation(given: _Given, num_sources: int, num_targets: int) -> cpu.Relation
         )
     )
     fan_outs = [int(number) for number in given.fan_outs]
-    return cpu.Relation(name, given.source, given.target, colptr, row, fan_outs, node_time, edge_time, weight)
-
-
-def _tensor(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], size: int | None) -> Tensor:
-    """Returns a contiguous vector on the CPU with one of the dtypes, and with `size` entries unless it is None."""
-    if value.dtype not in dtypes:
-        expected = " or ".join(str(dtype) for dtype in dtypes)
-        raise ArgumentTypeError(
-            f"{name}: found dtype {value.dtype}, expected {expected}; convert it once, before sampling."
-        )
-    if value.dim() != 1 or (size is not None and value.numel() != size):
-        expected = "[n]" if size is None else f"[{size}]"
-        raise ArgumentError(f"{name}: found shape {list(value.shape)}, expected {expected}.")
-    if not value.is_cpu:
-        raise ArgumentError(f"{name}: found a tensor on {value.device}, expected one on the CPU, where colptr is.")
-    return value.contiguous()
+    return dataclasses.replace(
+        given, colptr=colptr, row=row, fan_outs=fan_outs, node_time=node_time, edge_time=edge_time, weight=weight
+    )
 
 
 def _seeds(name: str, seeds: Tensor, num_nodes: int) -> Tensor:
     """Returns the seeds as int64, all of them nodes of the graph."""
     if seeds.is_floating_point() or seeds.is_complex() or seeds.dtype is torch.bool:
         raise ArgumentTypeError(f"{name}: found dtype {seeds.dtype}, expected integers: the nodes to start from.")
-    nodes = _tensor(name, seeds.to(torch.int64), (torch.int64,), None)
+    nodes = vector(name, seeds.to(torch.int64), (torch.int64,), None, CPU)
     if nodes.numel():
         low, high = (int(value) for value in torch.aminmax(nodes))
         if low < 0 or high >= num_nodes:
@@ -292,7 +252,7 @@ def _seeds(name: str, seeds: Tensor, num_nodes: int) -> Tensor:
 
 
 def _times(name: str, times: Tensor | None, number: int) -> Tensor | None:
-    return None if times is None else _tensor(name, times, (torch.int64,), number)
+    return None if times is None else vector(name, times, (torch.int64,), number, CPU)
 
 
 def _hetero_seeds(
@@ -360,4 +320,6 @@ def _device_sampler() -> Any:
     try:
         return importlib.import_module("gnncompile.sampling.device").sample_neighbors
     except ModuleNotFoundError as error:
-        raise UnsupportedSampling("there is no sampler for GPUs; keep the graph on the CPU") from error
+        raise UnsupportedSampling(
+            "the sampler for GPUs needs Triton, which is not installed; keep the graph on the CPU"
+        ) from error

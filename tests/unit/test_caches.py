@@ -173,6 +173,6 @@ def test_sets_of_vector_instructions_are_tested_at_the_same_time(monkeypatch: py
     monkeypatch.setattr(vectors, "x86_isa_checker", lambda: ["wide", "narrow"])
     monkeypatch.setattr(vectors, "supported_vec_isa_list", sets)
     monkeypatch.setattr(vectors, "valid_vec_isa_list", lambda: tested.append("list"))
-    monkeypatch.setattr(inductor.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     inductor._test_vectors()
     assert sorted(tested[:2]) == ["narrow", "wide"] and tested[2:] == ["list"]

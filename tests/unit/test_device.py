@@ -19,7 +19,6 @@ LEFT = {
     "cudagraphs/backward_thread.py": "asks in every call, where torch's own flag is faster",
     "_compat/substitution.py": "lists attributes of tensors",
     "sampling/cpu.py": "advises the operating system about memory of the host",
-    "sampling/neighbors.py": "checks its arguments",
 }
 """The files that may ask for the kind of a device, and why."""
 

@@ -17,6 +17,7 @@ import torch
 import triton
 
 from gnncompile import _compat
+from gnncompile.device import available_cores
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ def _compile(kernel: Any, arguments: tuple[Any, ...], device: int, options: dict
 
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ThreadPoolExecutor(min(MOST_THREADS, cores), "gnncompile-triton")
+    return ThreadPoolExecutor(min(MOST_THREADS, available_cores()), "gnncompile-triton")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process does not have the threads

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import launch
+from gnncompile.codegen.triton.tiled_layers import NARROWEST
 from gnncompile.device import device_of
-
-_NARROWEST = 16
-"""The least width that our kernel takes, except for multiples of 4: tensor cores multiply blocks of 16."""
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -35,6 +33,6 @@ def _is_tuned(left: Tensor, right: Tensor) -> bool:
     return (
         left.dtype is torch.float32
         and device_of(left.device).multiplies_in_parts
-        and all(matrix.size(1) % 4 == 0 or matrix.size(1) >= _NARROWEST for matrix in (left, right))
+        and all(matrix.size(1) % 4 == 0 or matrix.size(1) >= NARROWEST for matrix in (left, right))
         and left.numel() * right.size(1) >= tuning.TILES.least_over_rows
     )

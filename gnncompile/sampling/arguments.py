@@ -1,0 +1,45 @@
+"""Checks of arguments that the samplers for CPUs and for GPUs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile.exc import ArgumentError, ArgumentTypeError
+
+STRATEGIES = ("uniform", "last")
+
+
+def check_strategy(temporal_strategy: str) -> None:
+    """Raises a ValueError for a strategy that does not exist."""
+    if temporal_strategy not in STRATEGIES:
+        raise ArgumentError(f"temporal_strategy: found {temporal_strategy!r}, expected one of {', '.join(STRATEGIES)}.")
+
+
+def check_exclusive(node_time: Any, edge_time: Any, weight: Any, disjoint: bool, suffix: str = "") -> None:
+    """Raises a ValueError for times and weights that exclude each other. `suffix` follows the names of arguments."""
+    if node_time is None and edge_time is None:
+        return
+    if node_time is not None and edge_time is not None:
+        raise ArgumentError(f"edge_time{suffix}: found times beside node_time{suffix}, expected one of the two.")
+    if weight is not None:
+        raise ArgumentError(f"weight{suffix}: found weights beside times, expected one of the two.")
+    if not disjoint:
+        raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
+
+
+def vector(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], size: int | None, device: torch.device) -> Tensor:
+    """Returns a contiguous vector with one of the dtypes on the device, and with `size` entries unless it is None."""
+    if value.dtype not in dtypes:
+        expected = " or ".join(str(dtype) for dtype in dtypes)
+        raise ArgumentTypeError(
+            f"{name}: found dtype {value.dtype}, expected {expected}; convert it once, before sampling."
+        )
+    if value.dim() != 1 or (size is not None and value.numel() != size):
+        expected = "[n]" if size is None else f"[{size}]"
+        raise ArgumentError(f"{name}: found shape {list(value.shape)}, expected {expected}.")
+    if value.device != device:
+        raise ArgumentError(f"{name}: found a tensor on {value.device}, expected one on {device}, where colptr is.")
+    return value.contiguous()
