@@ -45,6 +45,7 @@ class Message:
         self.source_needs_grad = False
         self.builder = Builder(Space.DESTINATION)
         self.tensors: list[tuple[fx.Node, Space]] = []
+        self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
         self.known: dict[tuple[fx.Node, Slots], int] = {}
 
     def root(self, src: fx.Node) -> int:
@@ -53,10 +54,13 @@ class Message:
         if rank > 2:
             raise NotFusable(f"messages with {rank} feature axes have no kernel yet; found shape {_shape(src)}")
         try:
-            return self.lower(src, ((), (1,), (0, 1))[rank], strict=True)
+            found = self.lower(src, ((), (1,), (0, 1))[rank], strict=True)
         except NotFusable:
             # [num_edges, heads] from a dot product over channels: its only axis is then slot 0.
-            return self.lower(src, ((), (0,), (0, 1))[rank])
+            found = self.lower(src, ((), (0,), (0, 1))[rank])
+        if self.builder.nodes[found].space is Space.PARAMETER:
+            raise NotFusable("it is the same for all edges")
+        return found
 
     def rows_per_edge(self, gather: fx.Node) -> int:
         """Returns the region node of rows gathered by the index of this message, stored per edge."""
@@ -105,17 +109,17 @@ class Message:
             dtype = str(fake.dtype).removeprefix("torch.")
         else:
             raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
-        position = self._position(node, space)
         sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
         shape = region_shape(sizes, slots)
-        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
-            raise NotFusable("a tensor is read with two different feature shapes")
-        return self.builder.input(position, space, shape, dtype)
+        return self.builder.input(self._position(node, space, shape), space, shape, dtype)
 
-    def _position(self, node: fx.Node, space: Space) -> int:
-        if (node, space) not in self.tensors:
+    def _position(self, node: fx.Node, space: Space, shape: Shape) -> int:
+        """Returns the position of a tensor. One that is read with two feature shapes has two positions."""
+        key = (node, space, shape)
+        if key not in self.positions:
+            self.positions[key] = len(self.tensors)
             self.tensors.append((node, space))
-        return self.tensors.index((node, space))
+        return self.positions[key]
 
     def _gather(self, node: fx.Node, slots: Slots) -> int:
         table, index = node.args[0], node.args[2]
@@ -240,14 +244,9 @@ class Message:
         return self.product(features, weight, region_shape(value(node).shape[1:], slots))  # type: ignore[arg-type]
 
     def product(self, features: int, weight: fx.Node, shape: Shape) -> int:
-        """Returns the region node of the product of each edge's features with a weight, `[outputs, features]`.
-
-        Raises NotFusable if the message reads the weight with two feature shapes.
-        """
-        position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE)
+        """Returns the region node of the product of each edge's features with a weight, `[outputs, features]`."""
+        position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE, shape)
         dtype = str(value(weight).dtype).removeprefix("torch.")
-        if any(n.op == "input" and n.value == position and n.shape != shape for n in self.builder.nodes):
-            raise NotFusable("the weights of a linear layer are read with two different feature shapes")
         return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
@@ -257,6 +256,8 @@ class Message:
         if not isinstance(arg, fx.Node) or not isinstance(value(arg), torch.Tensor):
             raise NotFusable("an operand is a symbolic number")
         rank, full = value(arg).dim(), value(of).dim()
+        if rank == full and (row := self._row_of_all(arg)) is not None:
+            return self.input(row, Space.PARAMETER, narrow(value(row).shape, slots))
         if rank == full and same_size(value(arg).shape[0], value(of).shape[0]):
             return self.lower(arg, narrow(value(arg).shape[1:], slots), strict)
         if rank == full and not is_one(value(arg).shape[0]):
@@ -265,6 +266,23 @@ class Message:
         kept = slots[len(slots) - len(sizes) :]
         narrowed = narrow(sizes, kept)
         return self.input(arg, Space.PARAMETER, (-1, *narrowed) if rank == full else narrowed)
+
+    def _row_of_all(self, node: fx.Node) -> fx.Node | None:
+        """Returns a tensor with the one row that all edges have in rows of one number, such as zeros. Else None."""
+        gathers = node.target is aten.index_select.default and node.args[1] == 0
+        filled: Any = node.args[0] if gathers else node
+        if filled.target is not aten.full.default or {node, filled} & self.ctx.written:
+            return None
+        fake, number = value(filled), filled.args[1]
+        sizes = list(fake.shape[1:])
+        if not isinstance(number, (int, float)) or not all(isinstance(size, int) for size in sizes):
+            return None
+        key = f"one row of {filled.name}"
+        if key not in self.ctx.shared_nodes:
+            with self.ctx.graph.inserting_before(filled):
+                row = self.ctx.call(aten.full.default, sizes, number, dtype=fake.dtype, device=fake.device)
+            self.ctx.shared_nodes[key] = row
+        return self.ctx.shared_nodes[key]
 
     def _reshape(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         """Lowers a view that adds, drops or expands axes of length 1."""
@@ -295,7 +313,7 @@ class Message:
             return b.op("mul", kept, b.const(0))
         shape = region_shape(value(node).shape[1:], slots)
         seed = seed_of(self.ctx, node) if node.target is aten.dropout.default else node.args[1]
-        position = self._position(seed, Space.PARAMETER)  # type: ignore[arg-type]
+        position = self._position(seed, Space.PARAMETER, (1, 1))  # type: ignore[arg-type]
         factor = b.dropout(b.input(position, Space.PARAMETER, (1, 1), SEED), float(p), shape)
         return b.op("mul", kept, factor)
 
