@@ -13,7 +13,7 @@ from typing import TypeVar
 from gnncompile import tuning
 from gnncompile.codegen.triton.plan import Schedule
 from gnncompile.exc import UnsupportedRegion
-from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region
+from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region, Space
 from gnncompile.tile_sizes import Step
 
 T = TypeVar("T")
@@ -193,6 +193,15 @@ def _sums_heads(region: Region) -> bool:
     return region.grid[0] > 1 and not region.softmaxes and plain
 
 
+def has_vectors(region: Region) -> bool:
+    """Whether the heads of a region are the components of vectors: numbers per channel, such as filters, scale them.
+
+    The heads of attention differ, since all their values have an axis of heads.
+    """
+    scale = any(n.shape[0] == 1 and n.shape[1] > 1 and n.space is Space.EDGE for n in region.nodes)
+    return region.grid[0] > 1 and scale and not region.softmaxes
+
+
 def warps_of(width: int) -> int:
     """Returns the number of warps of a program that has `width` elements of an edge."""
     return tuning.choice(tuning.TILES.warps, width)
@@ -306,6 +315,8 @@ def _step_of_heads(region: Region, plan: Schedule) -> Step:
     if region.grid[0] > 1 and not _shares_heads(region, plan):
         if region.softmaxes:
             return tuning.TILES.step_of_softmax
+        if has_vectors(region):
+            return tuning.TILES.step_of_vectors_of_halves if is_16bit(region) else tuning.TILES.step_of_vectors
         if not dots_per_edge(region, plan) and not is_16bit(region):
             return tuning.TILES.step_of_streams
     return tuning.TILES.step_of_dots
