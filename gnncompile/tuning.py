@@ -123,10 +123,10 @@ class TileTable:
     """The same without a softmax and dot products, in 32 or 64 bits. Measured."""
 
     step_of_vectors: Step
-    """The same where the heads are components of vectors, in 32 or 64 bits. Measured."""
+    """The same where the heads are components of vectors. Measured."""
 
-    step_of_vectors_of_halves: Step
-    """The same in 16 bits. Measured."""
+    step_of_vector_dots: Step
+    """The same with dot products over channels, in 32 or 64 bits. Measured."""
 
     step_of_dots: Step
     """Where several wide rows are gathered or channels are reduced otherwise. Measured."""
@@ -408,8 +408,8 @@ H200 = TileTable(
     step_of_edge_values=Step(256, 1),
     step_of_softmax=Step(512, 1),
     step_of_streams=Step(256, 1),
-    step_of_vectors=Step(512, 1),
-    step_of_vectors_of_halves=Step(1024, 1),
+    step_of_vectors=Step(1024, 1),
+    step_of_vector_dots=Step(512, 1),
     step_of_dots=Step(512, 2),
     step_of_lanes=Step(256, 1),
     step_of_one_head=Step(512, 1),

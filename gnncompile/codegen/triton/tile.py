@@ -202,6 +202,16 @@ def has_vectors(region: Region) -> bool:
     return region.grid[0] > 1 and scale and not region.softmaxes
 
 
+def spreads_channels(region: Region) -> bool:
+    """Whether the lanes of a warp should share the channels of vectors, and each lane have all components of its own.
+
+    By itself Triton gives each lane 16 bytes of a row, and the components to different lanes, which then all compute
+    what scales them. Dot products over the channels are faster that way.
+    """
+    dots = [n for n in region.nodes if reduces_channels(n) and region.nodes[n.args[0]].shape[1] == region.grid[1]]
+    return has_vectors(region) and not dots
+
+
 def warps_of(width: int) -> int:
     """Returns the number of warps of a program that has `width` elements of an edge."""
     return tuning.choice(tuning.TILES.warps, width)
@@ -316,7 +326,8 @@ def _step_of_heads(region: Region, plan: Schedule) -> Step:
         if region.softmaxes:
             return tuning.TILES.step_of_softmax
         if has_vectors(region):
-            return tuning.TILES.step_of_vectors_of_halves if is_16bit(region) else tuning.TILES.step_of_vectors
+            many = is_16bit(region) or spreads_channels(region)
+            return tuning.TILES.step_of_vectors if many else tuning.TILES.step_of_vector_dots
         if not dots_per_edge(region, plan) and not is_16bit(region):
             return tuning.TILES.step_of_streams
     return tuning.TILES.step_of_dots

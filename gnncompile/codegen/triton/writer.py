@@ -12,7 +12,7 @@ from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_t
 from gnncompile.codegen.triton.plan import Part, Pass, Schedule
 from gnncompile.codegen.triton.reductions import ReductionWriter
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import Tile, power_of_two
+from gnncompile.codegen.triton.tile import Tile, power_of_two, spreads_channels
 from gnncompile.codegen.triton.values import FEATURE_AXES
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Region, Space
@@ -26,6 +26,9 @@ COUNTS = ("num_rows", "num_pieces", "num_large", "most_edges")
 They are the number of rows, of programs that walk a piece, and of programs for large hubs, and the most edges of a row
 that is no hub.
 """
+
+_WARP = 32
+"""The threads of a warp."""
 
 
 class Writer(ReductionWriter):
@@ -161,6 +164,9 @@ class Writer(ReductionWriter):
         lanes = self.expand(f"tl.arange(0, {extent})", axis)
         if extent < power_of_two(length):
             lanes = f"{self.block} * {extent} + {lanes}"
+        if axis == "channel" and extent >= _WARP and self.tile.num_warps == 1 and spreads_channels(self.region):
+            each = [1] * (len(self.axes) - 1) + [extent // _WARP]
+            lanes = f"tl.max_contiguous({lanes}, {each})"
         self.line(f"{axis}{length} = {lanes}")
         if self.padded(axis, length):
             self.line(f"{axis}{length}_in = {axis}{length} < {length}")
