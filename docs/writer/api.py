@@ -25,7 +25,7 @@ class Part:
     names: tuple[str, ...] | None = None
 
 
-SAMPLED = ("BoundedSampler", "BoundedNeighborhood", "gather")
+SAMPLED = ("BoundedSampler", "BoundedNeighborhood")
 
 PARTS = (
     Part("gnncompile", "gnncompile/__init__.py"),
@@ -40,6 +40,7 @@ PARTS = (
     Part("gnncompile.models", "models/__init__.py"),
     Part("gnncompile.sampling.bounded", "gnncompile/sampling/bounded.py", SAMPLED),
     Part("gnncompile.sampling.device", "gnncompile/sampling/device.py", ("sample_neighbors",)),
+    Part("gnncompile.sampling.gather", "gnncompile/sampling/gather.py", ("gather",)),
     Part("gnncompile.testing", "gnncompile/testing.py"),
 )
 
