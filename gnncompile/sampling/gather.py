@@ -79,8 +79,8 @@ def runs(device: torch.device) -> bool:
     return device_of(device).has_streams or not isinstance(gather_rows, triton.JITFunction)
 
 
-def check(x: Tensor, node: Tensor) -> None:
-    """Raises an error for tensors that can't be gathered by kernels."""
+def check(x: Tensor, node: Tensor, is_readable: bool = False) -> None:
+    """Raises an error for tensors that can't be gathered by kernels. `is_readable` says that kernels can read `x`."""
     if node.dtype not in (torch.int32, torch.int64):
         raise ArgumentTypeError(f"node: found {node.dtype}, expected int32 or int64; call node.long().")
     if node.dim() != 1 or node.numel() >= HALF.value:
@@ -95,7 +95,7 @@ def check(x: Tensor, node: Tensor) -> None:
             if x.dim() and x.layout == torch.strided
             else f"x: found shape {list(x.shape)} and layout {x.layout}, expected a dense tensor [num_nodes, ...]."
         )
-    if x.device != node.device and not (x.device.type == "cpu" and x.is_pinned()):
+    if x.device != node.device and not is_readable and not (x.device.type == "cpu" and x.is_pinned()):
         raise ArgumentError(
             f"x: found a tensor on {x.device}, and node on {node.device}, expected both on one device, or x in pinned "
             "host memory; move one of them, or call x.pin_memory() once."
