@@ -188,7 +188,7 @@ class Features:
         for name, cache in self._caches.items():
             rows.gathered(self._tensors[name], hot, out=cache.rows)
 
-    def gather(self, name: str, node: Tensor, end: Tensor | None = None) -> Tensor:
+    def gather(self, name: str, node: Tensor, end: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Returns the rows of an attribute at `node`, ``[len(node), ...]``, on the device. Never waits for the device.
 
         Args:
@@ -196,21 +196,22 @@ class Features:
             node: The rows, int32 or int64, on the device; e.g. ``batch.node`` of a bounded sampler.
             end: The number of valid entries of `node`, int64 ``[1]`` on the device; e.g. ``batch.node_ends[-1:]``. The
                 others are padding that repeats the first entries. They are not read from the host, and not counted.
+            out: The contiguous tensor to write to; None allocates it.
 
         Raises:
             IndexError: On a CPU, an index is outside of the attribute. A GPU stops, as with ``torch.index_select``.
             KeyError: There is no such attribute.
             TypeError: `node` is of another dtype.
+            ValueError: `out` does not fit.
         """
         x = self._tensors[name]
-        rows.check(x, node, x.device != self.device)
+        rows.check(x, node, out, is_readable=x.device != self.device)
         if not self._runs:
-            return torch.index_select(x, 0, node)
+            return torch.index_select(x, 0, node, out=out)
         cache = self._caches.get(name)
-        is_near = self.places[name] == "device"
-        return rows.gathered(
-            x, node, end=None if is_near else end, cache=cache, reads=None if cache is None else self._reads
-        )
+        end = None if self.places[name] == "device" else end
+        reads = None if cache is None else self._reads
+        return rows.gathered(x, node, out=out, end=end, cache=cache, reads=reads)
 
     def __call__(self, node: Tensor, end: Tensor | None = None) -> dict[str, Tensor]:
         """Returns the rows of all attributes at `node`, by name; see :meth:`gather`."""

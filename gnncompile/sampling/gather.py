@@ -50,7 +50,7 @@ class Cache(NamedTuple):
     counters: Tensor
 
 
-def gather(x: Tensor, node: Tensor) -> Tensor:
+def gather(x: Tensor, node: Tensor, out: Tensor | None = None) -> Tensor:
     """Returns the rows of `x` at `node`, ``[len(node), ...]``, padded nodes included.
 
     It takes its indices from the device, so it can be captured in a CUDA graph. Padded nodes repeat the first rows,
@@ -62,16 +62,17 @@ def gather(x: Tensor, node: Tensor) -> Tensor:
         x: Features, ``[num_nodes, ...]``, of any dtype, contiguous. They are on the device of `node`, or in pinned host
             memory, which the kernel reads by way of the bus.
         node: Nodes, int32 or int64 ``[max_nodes]``.
+        out: The contiguous tensor to write to, ``[len(node), ...]``; None allocates it.
 
     Raises:
         IndexError: On a CPU, an index is outside of `x`.
         TypeError: `node` is of another dtype.
         ValueError: `x` is not contiguous or has no dimension, or the tensors are on devices that do not fit.
     """
-    check(x, node)
+    check(x, node, out)
     if not runs(node.device) or (x.requires_grad and torch.is_grad_enabled()):
-        return torch.index_select(x, 0, node)
-    return gathered(x, node)
+        return torch.index_select(x, 0, node, out=out)
+    return gathered(x, node, out=out)
 
 
 def runs(device: torch.device) -> bool:
@@ -79,7 +80,7 @@ def runs(device: torch.device) -> bool:
     return device_of(device).has_streams or not isinstance(gather_rows, triton.JITFunction)
 
 
-def check(x: Tensor, node: Tensor, is_readable: bool = False) -> None:
+def check(x: Tensor, node: Tensor, out: Tensor | None = None, is_readable: bool = False) -> None:
     """Raises an error for tensors that can't be gathered by kernels. `is_readable` says that kernels can read `x`."""
     if node.dtype not in (torch.int32, torch.int64):
         raise ArgumentTypeError(f"node: found {node.dtype}, expected int32 or int64; call node.long().")
@@ -95,6 +96,13 @@ def check(x: Tensor, node: Tensor, is_readable: bool = False) -> None:
             if x.dim() and x.layout == torch.strided
             else f"x: found shape {list(x.shape)} and layout {x.layout}, expected a dense tensor [num_nodes, ...]."
         )
+    if out is not None:
+        made = (out.shape, out.dtype, out.device, out.is_contiguous())
+        if made != ((node.numel(), *x.shape[1:]), x.dtype, node.device, True):
+            raise ArgumentError(
+                f"out: found shape {list(out.shape)}, {out.dtype} on {out.device}, expected a contiguous tensor of shape "
+                f"{[node.numel(), *x.shape[1:]]}, {x.dtype} on {node.device}."
+            )
     if x.device != node.device and not is_readable and not (x.device.type == "cpu" and x.is_pinned()):
         raise ArgumentError(
             f"x: found a tensor on {x.device}, and node on {node.device}, expected both on one device, or x in pinned "

@@ -116,6 +116,11 @@ def test_arguments(device_name: str):
         gather(x.to_sparse(), node)
     with pytest.raises(ValueError, match="x: found a tensor on meta, and node on"):
         gather(x.to("meta"), node)
+    for out in (x[:3, :3], x.t(), x[:3].double()):
+        with pytest.raises(ValueError, match=r"out: found shape .*, expected a contiguous tensor of shape \[3, 4\]"):
+            gather(x, node, out)
+    out = torch.empty(3, 4, device=device_name)
+    assert gather(x, node, out) is out and torch.equal(out, x[:3])
 
 
 def test_indices_outside_on_the_host():
