@@ -100,8 +100,8 @@ def check(x: Tensor, node: Tensor, out: Tensor | None = None, is_readable: bool 
         made = (out.shape, out.dtype, out.device, out.is_contiguous())
         if made != ((node.numel(), *x.shape[1:]), x.dtype, node.device, True):
             raise ArgumentError(
-                f"out: found shape {list(out.shape)}, {out.dtype} on {out.device}, expected a contiguous tensor of shape "
-                f"{[node.numel(), *x.shape[1:]]}, {x.dtype} on {node.device}."
+                f"out: found shape {list(out.shape)}, {out.dtype} on {out.device}, expected a contiguous tensor of "
+                f"shape {[node.numel(), *x.shape[1:]]}, {x.dtype} on {node.device}."
             )
     if x.device != node.device and not is_readable and not (x.device.type == "cpu" and x.is_pinned()):
         raise ArgumentError(
