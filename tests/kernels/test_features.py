@@ -52,6 +52,16 @@ def test_each_place_gives_the_same_rows(how: dict[str, Any], device_name: str):
         assert all(value.device.type == device_name for value in found.values())
 
 
+def test_without_kernels(monkeypatch: pytest.MonkeyPatch):
+    """On a CPU without Triton's interpreter, torch gathers."""
+    monkeypatch.setattr("gnncompile.sampling.gather.runs", lambda device: False)
+    given, node = attributes(), torch.tensor([49, 0, 13])
+    found = Features(given, "cpu", place={"x": "host"})(node)
+    assert all(torch.equal(found[name], given[name][node]) for name in given)
+    with pytest.raises(ValueError, match=r"cache: found 8 bytes for attributes on \['host'\]"):
+        Features(given, "cpu", place="host", cache=8)
+
+
 def test_report(device_name: str):
     given = attributes()
     features = Features(
