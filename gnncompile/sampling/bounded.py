@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling.arguments import vector
-from gnncompile.sampling.launch import MOST_DRAWS, Buffers, Graph, checked, complain, needs_hash
+from gnncompile.sampling.launch import MOST_DRAWS, NODES, Buffers, Graph, checked, complain, needs_hash
 from gnncompile.sampling.neighborhood import Neighborhood
 
 PADDED_NODES = 2
@@ -223,6 +223,26 @@ class BoundedSampler:
         return BoundedNeighborhood(
             buffers.node, buffers.edge_index, buffers.edge, batch, buffers.node_ends, buffers.edge_ends
         )
+
+    @property
+    def state(self) -> Tensor:
+        """What :meth:`read` understands: the problems and the sizes that calls have found, int64, on the device."""
+        return self._buffers.state
+
+    def read(self, state: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns `node_ends` and `edge_ends` of the call whose :attr:`state` was copied to the host.
+
+        Args:
+            state: The copy.
+
+        Raises:
+            IndexError: A seed or a source is outside the graph.
+            ValueError: Weights are no weights, or times are not sorted.
+        """
+        if state[0]:
+            self.check()
+        hops = len(self.fan_outs)
+        return list(state[NODES + 1 : NODES + 2 + hops]), list(state[NODES + 3 + hops :])
 
     def check(self) -> None:
         """Raises an error if a call since the last check has found a problem. Waits for the device.

@@ -1,0 +1,194 @@
+"""Mini-batches of a PyG loader that are sampled on a device, from a graph that is there.
+
+For a padded mini-batch the host launches two CUDA graphs: one samples the next mini-batch, the other gathers, pads and
+lays out this one. A mini-batch has its memory to itself as long as any of its tensors is in use. Then the memory is
+used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler
+from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
+from torch_geometric.loader import NodeLoader
+
+from gnncompile import _compat
+from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.device_batch import Columns, DeviceBatch, kinds_of
+from gnncompile.batches.row_types import RowTypes
+from gnncompile.cudagraphs import cuda_graph
+from gnncompile.device import device_of
+from gnncompile.exc import UnsupportedSampling
+from gnncompile.sampling.ahead import AHEAD, Sampled, SamplesAhead, Sampling, Seeds, sampling
+from gnncompile.sampling.device_graph import moved
+from gnncompile.sampling.pyg import NeighborSampler
+
+MOST_MEMORIES = 3
+"""The most memories of one size that are kept. A loop alternates between two of them."""
+
+MOST_FULL = 0.9
+"""A graph is moved to a device only if it fills at most this fraction of the free memory."""
+
+
+class DeviceLoader:
+    """Yields the mini-batches of a loader of nodes, sampled on a device.
+
+    Args:
+        source: The loader, for which :func:`gnncompile.sampling.device_graph.unsupported` returns None.
+        device: Where the graph is moved to, and mini-batches are made.
+        buckets: The sizes that mini-batches are padded to; None without padding.
+
+    Raises:
+        UnsupportedSampling: The graph does not fit into the memory of the device.
+        ValueError: Times, weights and other settings of the loader exclude each other.
+    """
+
+    def __init__(self, source: NodeLoader, device: torch.device, buckets: Buckets | None) -> None:
+        sampler = source.node_sampler
+        own = sampler if isinstance(sampler, NeighborSampler) else NeighborSampler.like(sampler)
+        _check_room(source.data, own, device)
+        self._source, self._buckets = source, buckets
+        self._batch_size: int | None = None
+        if type(source.batch_sampler) is BatchSampler:  # others may yield mini-batches of any size
+            self._batch_size = min(source.batch_sampler.batch_size, source.input_data.node.numel())
+        try:
+            self._graph = moved(own, device)
+            most = max(self._graph.fan_outs) if min(self._graph.fan_outs) >= 0 else None
+            self._columns = Columns.of(source.data, device, self._graph.order, most)
+        except torch.OutOfMemoryError as error:
+            raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
+        self._idle: list[Sampling] = []
+        self._memories: dict[Any, _Memories] = {}
+
+    def __iter__(self) -> Iterator[BaseData]:
+        """Yields the mini-batches of an epoch."""
+        source, transform = self._source, self._source.transform
+        has_times = source.input_data.time is not None
+        # Iterators at the same time sample in memory of their own.
+        samples = self._idle.pop() if self._idle else sampling(self._graph, self._batch_size, has_times)
+        ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
+        seeds = iter(source.batch_sampler)
+        try:
+            left = True
+            while left or len(samples):
+                while left and len(samples) <= ahead:
+                    left = self._begin(samples, seeds)
+                if len(samples):
+                    made = self._take(samples)
+                    yield made if transform is None else transform(made)
+                    del made
+        finally:
+            samples.drop()
+            self._idle.append(samples)
+
+    def _begin(self, samples: Sampling, seeds: Iterator[list[int]]) -> bool:
+        """Starts to sample the next mini-batch. Returns False after the last one."""
+        index = next(seeds, None)
+        if index is None:
+            return False
+        given = self._source.input_data[index]
+        samples.begin(Seeds(given.input_id, given.node, given.time), int(torch.randint(2**63 - 1, ())))
+        return True
+
+    def _take(self, samples: Sampling) -> BaseData:
+        sampled = samples.take()
+        kinds = kinds_of(self._columns, sampled, self._buckets is not None)
+        sizes = None if self._buckets is None else self._buckets.choose(kinds)
+        if sizes is None:
+            kinds = kinds_of(self._columns, sampled, False)
+            batch = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled)
+            memory = torch.empty(batch.length, dtype=torch.uint8, device=sampled.node.device)
+            batch.fill(memory, sampled)
+        else:
+            memories = self._memories_of(sizes, kinds, sampled)
+            batch, memory = memories.batch, memories.fill(sampled)
+        samples.release(sampled)
+        return batch.finish(memory, sampled, kinds, sizes is not None)
+
+    def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
+        """Returns the memories of a padded size. Forgets sizes that buckets had before they grew."""
+        assert self._buckets is not None
+        seeds = self._batch_size or sampled.node_ends[0]
+        memories = self._memories.pop((kinds.names, sizes, seeds), None)
+        if memories is None:
+            memories = _Memories(DeviceBatch(self._columns, kinds, sizes, seeds, sampled))
+        self._memories[kinds.names, sizes, seeds] = memories  # the last one is the one that was used last
+        if len(self._memories) > 2 * self._buckets.most:
+            del self._memories[next(iter(self._memories))]
+        return memories
+
+
+class _Memories:
+    """The memories of the mini-batches of one size. A memory is used again after all tensors in it are gone."""
+
+    def __init__(self, batch: DeviceBatch) -> None:
+        self.batch = batch
+        self._kept: list[_Memory] = []
+
+    def fill(self, sampled: Sampled) -> Tensor:
+        """Returns a memory with the mini-batch in it."""
+        found = next((memory for memory in self._kept if memory.is_free), None)
+        if found is None:
+            found = _Memory(self.batch, sampled.node.device)
+            if len(self._kept) < MOST_MEMORIES:
+                self._kept.append(found)
+        return found.fill(sampled)
+
+
+class _Memory:
+    """The memory of a mini-batch, with the CUDA graphs that fill it."""
+
+    def __init__(self, batch: DeviceBatch, device: torch.device) -> None:
+        self._batch = batch
+        self._memory = torch.empty(batch.length, dtype=torch.uint8, device=device)
+        self._users = _compat.storage_users(self._memory)
+        self._filled: dict[tuple[int, int], Callable[[], None] | None] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no tensor in the memory is in use."""
+        return _compat.storage_users(self._memory) <= self._users
+
+    def fill(self, sampled: Sampled) -> Tensor:
+        """Writes a mini-batch to the memory. Returns the memory, under a storage of its own.
+
+        Caches know graph structure by the storage of a tensor, so each mini-batch needs another storage.
+        """
+        self._write(sampled)
+        return _compat.same_memory(self._memory)
+
+    def _write(self, sampled: Sampled) -> None:
+        """Writes a mini-batch, by a CUDA graph if an earlier one was sampled to the same memory."""
+        if sampled.place is None or not device_of(self._memory.device).can_be_recorded:
+            self._batch.fill(self._memory, sampled)
+            return
+        source = sampled.place, sampled.node.data_ptr()
+        if source not in self._filled:
+            self._batch.fill(self._memory, sampled)  # compiles kernels
+            self._filled[source] = None
+            return
+        replay = self._filled[source]
+        if replay is None:
+            record = cuda_graph.recorder(self._memory.device)
+            replay, _ = record(lambda: self._batch.fill(self._memory, sampled))
+            self._filled[source] = replay
+        replay()
+
+
+def _check_room(data: Data, sampler: NeighborSampler, device: torch.device) -> None:
+    """Raises UnsupportedSampling if a graph does not fit into the free memory of a GPU."""
+    if not device_of(device).has_streams:
+        return
+    tensors = [sampler.colptr, sampler.row, sampler.perm, sampler._node_time, sampler._edge_time, sampler._weight]
+    tensors += [value for value in data._store.values() if isinstance(value, Tensor) and value.device != device]
+    needed = sum(value.nbytes for value in tensors if value is not None)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if needed > MOST_FULL * free:
+        raise UnsupportedSampling(
+            f"the graph needs {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free"
+        )
