@@ -51,6 +51,7 @@ class SampledResult(Outcome):
         edge_ns: the CPU time of the sampler alone in one thread, nanoseconds for each sampled edge.
         edges: the mean number of edges of a mini-batch.
         accuracy: the share of other nodes that the model classified right after training.
+        hits: the share of features that came from the cache of the loader.
     """
 
     row: SampledRow = field(kw_only=True)
@@ -59,6 +60,7 @@ class SampledResult(Outcome):
     edge_ns: float | None = None
     edges: float | None = None
     accuracy: float | None = None
+    hits: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +132,7 @@ class Measurement:
         for result in ready:
             result.epoch_s = statistics.median(epochs[result.row.name])
             self.progress(f"{result.row.name}: loading alone")
+            result.hits = _hit_rate(self.loaders[result.row.name])
             result.loading_s = statistics.median(self._epoch(result, None) for _ in range(self.rounds))
             if result.row.alone is not None:
                 result.edge_ns = self._sampler_alone(result.row.alone(self.case))
@@ -217,6 +220,14 @@ class Measurement:
         return statistics.median(times)
 
 
+def _hit_rate(loader: Any) -> float | None:
+    """Returns the hit rate of features in the cache of a loader; None if it has none."""
+    if getattr(loader, "not_on_device", "no loader of gnncompile") is not None:
+        return None
+    rate: float | None = next(one.hit_rate for one in loader.report() if one.name == "x")
+    return rate
+
+
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -266,6 +277,7 @@ def format_case(results: Sequence[SampledResult]) -> str:
     """Returns the table of one case; a row without a time gives the reason."""
     first = results[0].row.name
     header = ["", "epoch s", f"x {first}", "loading s", "edges", "accuracy", "error"]
+    header += ["hit rate"] if any(result.hits is not None for result in results) else []
     is_alone = any(result.row.alone is not None for result in results)
     header += ["ns per edge", f"x {first}"] if is_alone else []
     cells, notes = [], []
@@ -277,7 +289,8 @@ def format_case(results: Sequence[SampledResult]) -> str:
         edges = f"{result.edges:,.0f}" if result.edges is not None else ""
         accuracy = f"{result.accuracy:.3f}" if result.accuracy is not None else ""
         error = f"{result.error:.0e}" if result.error is not None else ""
-        cells.append([result.row.name, *map(_shown, times), edges, accuracy, error, *map(_shown, alone)])
+        hits = [f"{result.hits:.1%}" if result.hits is not None else ""] if "hit rate" in header else []
+        cells.append([result.row.name, *map(_shown, times), edges, accuracy, error, *hits, *map(_shown, alone)])
     return "\n".join([tables.text_table(header, cells), *notes])
 
 
@@ -296,5 +309,6 @@ def record(case: SampledCase, result: SampledResult, results: Sequence[SampledRe
         "epoch_over_first": _over(result, results, "epoch_s"),
         "edge_over_first": _over(result, results, "edge_ns"),
         "accuracy": result.accuracy,
+        "hit_rate": result.hits,
         "error": result.error,
     }

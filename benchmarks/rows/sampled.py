@@ -20,6 +20,10 @@ Load = Callable[[SampledCase, torch.device, int], Iterable[Data]]
 """Returns a loader, given the case, the device and the number of processes that load."""
 
 
+CACHED = 5
+"""A cache has the bytes of one in so many features."""
+
+
 @dataclass(frozen=True)
 class SampledRow:
     """One way to train.
@@ -64,8 +68,8 @@ def _by_pyg(case: SampledCase, device: torch.device, workers: int) -> Iterable[D
     return _Moved(neighbour_loader(case, workers, neighbor_sampler=sampler, pin_memory=pins), device)
 
 
-def _by_gnncompile(**how: Any) -> Load:
-    """Returns what makes a `gnncompile.loader` with these arguments."""
+def _by_gnncompile(cached: bool = False, **how: Any) -> Load:
+    """Returns what makes a `gnncompile.loader` with these arguments; with `cached` also a cache of the features."""
 
     def load(case: SampledCase, device: torch.device, workers: int) -> Iterable[Data]:
         import gnncompile
@@ -73,7 +77,8 @@ def _by_gnncompile(**how: Any) -> Load:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*without a 'pyg-lib' installation")
             source = neighbour_loader(case, workers)
-        return gnncompile.loader(source, device=device, **how)
+        more = {"cache": graph(case).x.nbytes // CACHED} if cached else {}
+        return gnncompile.loader(source, device=device, **how, **more)
 
     return load
 
@@ -103,5 +108,15 @@ ROWS = (
     SampledRow("eager + our sampler", _EAGER, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
     SampledRow("gnncompile", _OURS, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
     SampledRow("eager + PyG's loop", _EAGER, _by_pyg),
-    SampledRow("TrainStep, CPU samples", whole_step, _by_gnncompile(buckets=True)),
+    SampledRow("TrainStep, CPU samples", whole_step, _by_gnncompile(buckets=True, sampler="cpu")),
+    SampledRow("eager, GPU samples", _EAGER, _by_gnncompile(sampler="device")),
+    SampledRow("TrainStep, GPU samples", whole_step, _by_gnncompile(buckets=True, sampler="device")),
+    SampledRow(
+        "TrainStep, host features", whole_step, _by_gnncompile(buckets=True, sampler="device", features={"x": "host"})
+    ),
+    SampledRow(
+        "TrainStep, host features + cache",
+        whole_step,
+        _by_gnncompile(cached=True, buckets=True, sampler="device", features={"x": "host"}),
+    ),
 )

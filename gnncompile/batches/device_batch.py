@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS,
 from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import Sampled
-from gnncompile.sampling.gather import gather
+from gnncompile.sampling.features import Features
 
 NODE, EDGE = 0, 1
 """The row types of a mini-batch."""
@@ -36,38 +36,69 @@ NODE_ID, EDGE_ID, INPUT_ID, TIME = "n_id", "e_id", "input_id", "seed_time"
 
 
 @dataclass(frozen=True, eq=False)
+class Placing:
+    """Where attributes lie: the arguments of :class:`gnncompile.sampling.features.Features`.
+
+    Attributes:
+        place: A place, or a place for each name. Attributes without one are on the device.
+        cache: The bytes of the cache for attributes of nodes on the host.
+        reads: How often each node is read, ``[num_nodes]``; None without a cache.
+    """
+
+    place: str | Mapping[str, str] = "device"
+    cache: int = 0
+    reads: Tensor | None = None
+
+    def is_on_host(self, key: str) -> bool:
+        """Whether an attribute lies on the host."""
+        return (self.place if isinstance(self.place, str) else self.place.get(key, "device")) == "host"
+
+    def placed(self, tensors: Mapping[str, Tensor], device: torch.device, are_nodes: bool) -> Features:
+        """Puts attributes where they belong. The cache holds attributes of nodes only."""
+        is_cached = are_nodes and self.cache > 0 and any(map(self.is_on_host, tensors))
+        more: dict[str, Any] = {"cache": self.cache, "reads": self.reads} if is_cached else {}
+        return Features(tensors, device, place=self.place, **more)
+
+
+@dataclass(frozen=True, eq=False)
 class Columns:
     """The attributes of a graph on a device.
 
     Attributes:
         shell: The graph without its edges and without its attributes of nodes and edges.
         rows: The row type of each attribute: :data:`NODE` or :data:`EDGE`.
-        values: Each attribute, ``[num_nodes, ...]`` or ``[num_edges, ...]``, on the device.
+        features: The attributes of nodes and those of edges, by row type. A type without an attribute is missing.
         order: The position of each edge, by its position in CSC order, int64 ``[num_edges]``; None for the same order.
         most_neighbors: The most edges to a node of a mini-batch; None if there is no bound.
     """
 
     shell: Data
     rows: Mapping[str, int]
-    values: Mapping[str, Tensor]
+    features: Mapping[int, Features]
     order: Tensor | None
     most_neighbors: int | None
 
     @staticmethod
-    def of(data: Data, device: torch.device, order: Tensor | None, most_neighbors: int | None) -> Columns:
-        """Moves the attributes of a graph to a device."""
-        shell, rows, values = copy.copy(data), {}, {}
+    def of(data: Data, device: torch.device, order: Tensor | None, most_neighbors: int | None, how: Placing) -> Columns:
+        """Moves the attributes of a graph to a device, or to where `how` wants them."""
+        shell, rows = copy.copy(data), {}
+        values: dict[int, dict[str, Tensor]] = {NODE: {}, EDGE: {}}
         for key, value in data._store.items():
             if key == EDGE_INDEX:
                 shell[key] = None
             elif data.is_node_attr(key) or data.is_edge_attr(key):
                 rows[key] = NODE if data.is_node_attr(key) else EDGE
-                values[key] = value.detach().to(device).contiguous()
+                values[rows[key]][key] = value.detach().contiguous()
             elif isinstance(value, Tensor):
                 shell[key] = value.to(device)
         for key in rows:
             shell[key] = None
-        return Columns(shell, rows, values, order, most_neighbors)
+        features = {kind: how.placed(found, device, kind == NODE) for kind, found in values.items() if found}
+        return Columns(shell, rows, features, order, most_neighbors)
+
+    def value(self, key: str) -> Tensor | None:
+        """Returns an attribute of nodes or edges, wherever it lies; None if there is no such attribute."""
+        return self.features[self.rows[key]].tensors[key] if key in self.rows else None
 
 
 class _Room(NamedTuple):
@@ -133,7 +164,7 @@ class DeviceBatch:
         device = sampled.node.device
         self._add(COUNTS, torch.int64, (len(sizes),))
         for key, kind in self._keys.items():
-            value = columns.values.get(key)
+            value = columns.value(key)
             if key == EDGE_INDEX:
                 self._add(f"0 {key}", torch.int64, (2, sizes[kind]), kind, dim=1)
             elif value is None:
@@ -178,7 +209,7 @@ class DeviceBatch:
 
     def fill(self, memory: Tensor, sampled: Sampled) -> None:
         """Queues the kernels that write a mini-batch to its memory, uint8 ``[length]``. Never waits for the device."""
-        columns, keys = self.columns, self._keys
+        columns = self.columns
         counts = self._at(memory, COUNTS)
         torch.index_select(sampled.ends, 0, self._order, out=counts)
         node, edge = self._identity(memory, NODE_ID, NODE), self._identity(memory, EDGE_ID, EDGE)
@@ -188,8 +219,9 @@ class DeviceBatch:
             edge.copy_(columns.order[edge])
         if sampled.batch is not None:
             device_kernels.repeat_rows(sampled.batch, counts, NODE, self._at(memory, f"0 {BATCH}"))
-        for key, value in columns.values.items():
-            gather(value, node if keys[key] == NODE else edge, self._at(memory, f"0 {key}"))
+        for key, kind in columns.rows.items():
+            ids, end = node if kind == NODE else edge, counts[kind : kind + 1]
+            columns.features[kind].gather(key, ids, end, self._at(memory, f"0 {key}"))
         for key, given in ((INPUT_ID, sampled.input_id), (TIME, sampled.time)):
             if given is not None:
                 room = self._at(memory, f"0 {key}")
@@ -199,7 +231,7 @@ class DeviceBatch:
 
     def _identity(self, memory: Tensor, key: str, kind: int) -> Tensor:
         """Returns the tensor for the ids of nodes or edges: in the memory, unless the graph has such an attribute."""
-        if key not in self.columns.values:
+        if key not in self.columns.rows:
             return self._at(memory, f"0 {key}")
         return torch.empty(self.sizes[kind], dtype=torch.int64, device=memory.device)
 

@@ -11,17 +11,19 @@ import triton.language as tl
 from torch import Tensor
 
 from gnncompile.codegen.triton.launcher import Kernel, on_device
+from gnncompile.sampling.kernels import REPEATED
 
 BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["kind", "size"])
 def _repeat_rows(source_ptr, counts_ptr, out_ptr, kind, size, BLOCK: tl.constexpr):
-    """Copies the valid entries of a vector. Padding repeats the first ones; it is 0 if there are none."""
+    """Copies the valid entries of a vector. Padding repeats the first REPEATED ones or fewer, or is 0."""
     at = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     number = tl.load(counts_ptr + kind)
     inside = at < size
-    value = tl.load(source_ptr + at % tl.maximum(number, 1), mask=inside & (number > 0), other=0)
+    repeated = (at - number) % tl.minimum(tl.maximum(number, 1), REPEATED)
+    value = tl.load(source_ptr + tl.where(at < number, at, repeated), mask=inside & (number > 0), other=0)
     tl.store(out_ptr + at, value, mask=inside)
 
 
@@ -92,7 +94,7 @@ _point = Kernel(_prefix_pointers, num_warps=4)
 
 
 def repeat_rows(source: Tensor, counts: Tensor, kind: int, out: Tensor) -> None:
-    """Copies the valid entries of a vector to `out`. Padding repeats the first ones; it is 0 if there are none.
+    """Copies the valid entries of a vector to `out`. Padding repeats the first 1,024 or fewer, or is 0.
 
     Args:
         source: At least the valid entries, int64.

@@ -7,7 +7,7 @@ used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,16 @@ from torch_geometric.loader import NodeLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import Buckets
-from gnncompile.batches.device_batch import Columns, DeviceBatch, kinds_of
+from gnncompile.batches.device_batch import Columns, DeviceBatch, Placing, kinds_of
 from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import UnsupportedSampling
 from gnncompile.sampling.ahead import AHEAD, Sampled, SamplesAhead, Sampling, Seeds, sampling
 from gnncompile.sampling.device_graph import moved
+from gnncompile.sampling.features import FeatureReport
 from gnncompile.sampling.pyg import NeighborSampler
+from gnncompile.sampling.reads import expected_reads
 
 MOST_MEMORIES = 3
 """The most memories of one size that are kept. A loop alternates between two of them."""
@@ -42,16 +44,27 @@ class DeviceLoader:
         source: The loader, for which :func:`gnncompile.sampling.device_graph.unsupported` returns None.
         device: Where the graph is moved to, and mini-batches are made.
         buckets: The sizes that mini-batches are padded to; None without padding.
+        place: Where attributes lie: see :func:`gnncompile.loader`.
+        cache: The bytes of the cache of attributes of nodes on the host.
 
     Raises:
+        MemoryError: The host has not enough memory that can be pinned.
         UnsupportedSampling: The graph does not fit into the memory of the device.
         ValueError: Times, weights and other settings of the loader exclude each other.
     """
 
-    def __init__(self, source: NodeLoader, device: torch.device, buckets: Buckets | None) -> None:
+    def __init__(
+        self,
+        source: NodeLoader,
+        device: torch.device,
+        buckets: Buckets | None,
+        place: str | Mapping[str, str] = "device",
+        cache: int = 0,
+    ) -> None:
         sampler = source.node_sampler
         own = sampler if isinstance(sampler, NeighborSampler) else NeighborSampler.like(sampler)
-        _check_room(source.data, own, device)
+        how = Placing(place, cache)
+        _check_room(source.data, own, device, how)
         self._source, self._buckets = source, buckets
         self._batch_size: int | None = None
         if type(source.batch_sampler) is BatchSampler:  # others may yield mini-batches of any size
@@ -59,11 +72,22 @@ class DeviceLoader:
         try:
             self._graph = moved(own, device)
             most = max(self._graph.fan_outs) if min(self._graph.fan_outs) >= 0 else None
-            self._columns = Columns.of(source.data, device, self._graph.order, most)
+            if cache:
+                how = Placing(place, cache, self._expected_reads())
+            self._columns = Columns.of(source.data, device, self._graph.order, most, how)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
         self._idle: list[Sampling] = []
         self._memories: dict[Any, _Memories] = {}
+
+    def report(self) -> FeatureReport:
+        """Returns where the attributes lie, and how many rows came from the cache. Waits for the device."""
+        return FeatureReport(one for features in self._columns.features.values() for one in features.report())
+
+    def _expected_reads(self) -> Tensor:
+        graph, seeds = self._graph, self._source.input_data.node
+        size = self._batch_size or seeds.numel()
+        return expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=size, seeds=seeds)
 
     def __iter__(self) -> Iterator[BaseData]:
         """Yields the mini-batches of an epoch."""
@@ -180,13 +204,15 @@ class _Memory:
         replay()
 
 
-def _check_room(data: Data, sampler: NeighborSampler, device: torch.device) -> None:
+def _check_room(data: Data, sampler: NeighborSampler, device: torch.device, how: Placing) -> None:
     """Raises UnsupportedSampling if a graph does not fit into the free memory of a GPU."""
     if not device_of(device).has_streams:
         return
     tensors = [sampler.colptr, sampler.row, sampler.perm, sampler._node_time, sampler._edge_time, sampler._weight]
-    tensors += [value for value in data._store.values() if isinstance(value, Tensor) and value.device != device]
-    needed = sum(value.nbytes for value in tensors if value is not None)
+    for key, value in data._store.items():
+        if isinstance(value, Tensor) and value.device != device and not how.is_on_host(key):
+            tensors.append(value)
+    needed = how.cache + sum(value.nbytes for value in tensors if value is not None)
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if needed > MOST_FULL * free:
         raise UnsupportedSampling(

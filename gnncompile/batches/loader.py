@@ -11,9 +11,9 @@ import copy
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from gnncompile.layout.streams import copying
 from gnncompile.sampling.device_graph import unsupported
 from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
 
+if TYPE_CHECKING:
+    from gnncompile.sampling.features import FeatureReport
+
 logger = logging.getLogger(__name__)
 
 AHEAD = 2
@@ -41,7 +44,12 @@ SAMPLERS = ("gnncompile", "device", "cpu", "pyg")
 
 
 def loader(
-    source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+    source: Iterable[Any],
+    device: Any = None,
+    buckets: bool | int = False,
+    sampler: str = "gnncompile",
+    features: str | Mapping[str, str] = "device",
+    cache: int = 0,
 ) -> Loader:
     """Wraps a loader so that compiled models need not sort edges or build layouts in their calls.
 
@@ -59,6 +67,11 @@ def loader(
     sample on the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a
     ``transform``, or of a graph that does not fit into the memory of the GPU. A log message names the reason, and
     :attr:`Loader.not_on_device` holds it.
+
+    Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
+    of each mini-batch there, by way of the bus. A `cache` on the GPU holds the rows of nodes that are expected to be
+    read most (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found
+    there.
 
     A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
     the same device; the CPU and the GPU draw different neighbours.
@@ -78,15 +91,21 @@ def loader(
         sampler: Who samples neighbours, and where. ``"gnncompile"`` samples on `device` if it can, or else on the CPU.
             ``"device"`` and ``"cpu"`` allow one of the two. ``"pyg"`` is the sampler of `source`. Samplers other than
             PyG's ``NeighborSampler`` are always used as they are, and a warning says so.
+        features: Where the attributes of nodes and edges lie while a GPU samples: ``"device"``, ``"host"``, or one of
+            these by the name of an attribute, such as ``{"x": "host"}``; others are then on the device. The memory of
+            attributes on the host is pinned.
+        cache: The bytes on the GPU that cache attributes of nodes on the host.
 
     Raises:
         TypeError: `source` can't be iterated over, or the times that it samples by are not integers.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
-            Or `sampler` is ``"device"``, and the device can't sample; this may be known at the first mini-batch.
+            Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
+            known at the first mini-batch.
+        MemoryError: The host has not enough memory that can be pinned, at the first mini-batch.
         ImportError: There is neither a C++ compiler for the sampler nor a library that PyG samples with. While
             iterating: the library that `source` samples with is missing.
     """
-    return Loader(source, device, buckets, sampler)
+    return Loader(source, device, buckets, sampler, features, cache)
 
 
 class Loader:
@@ -101,7 +120,13 @@ class Loader:
     """
 
     def __init__(
-        self, source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+        self,
+        source: Iterable[Any],
+        device: Any = None,
+        buckets: bool | int = False,
+        sampler: str = "gnncompile",
+        features: str | Mapping[str, str] = "device",
+        cache: int = 0,
     ) -> None:
         if not hasattr(source, "__iter__"):
             raise ArgumentTypeError(
@@ -116,6 +141,8 @@ class Loader:
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
         self._sampler = sampler
+        self._features, self._cache = features, cache
+        _check_features(features, cache)
         self._on_device: Any = None  # a DeviceLoader, whose module imports Triton
         self._prepared: Any = None
         self.not_on_device = self._why_not_on_device(sampler)
@@ -140,6 +167,11 @@ class Loader:
 
     def _leave_to_cpu(self, why: str) -> None:
         """Lets the CPU sample. Tells why, if the device was expected to."""
+        if self._features != "device" or self._cache:
+            raise ArgumentError(
+                f"features: found {self._features!r} and a cache of {self._cache} bytes, which need neighbours "
+                f"that are sampled on the device ({why}); change that, or leave features and cache out."
+            )
         if self._sampler == "device":
             raise ArgumentError(
                 f"sampler: found 'device', which can't sample for this loader ({why}); change that, or leave sampler "
@@ -157,14 +189,32 @@ class Loader:
             self._move()
         return iter(self._on_device) if self._on_device is not None else self._from_cpu()
 
+    def report(self) -> FeatureReport:
+        """Returns the size and the place of each attribute of nodes and edges, and the hit rates of the cache.
+
+        Moves the graph if there was no mini-batch yet, and waits for the device.
+
+        Raises:
+            ValueError: The CPU samples, so the loader has no attributes of its own.
+        """
+        if self.not_on_device is None and self._on_device is None:
+            self._move()
+        if self._on_device is None:
+            raise ArgumentError(
+                f"report: found a loader that samples on the CPU ({self.not_on_device}), expected one that samples "
+                "on a GPU; the attributes are those of its source."
+            )
+        report: FeatureReport = self._on_device.report()
+        return report
+
     def _move(self) -> None:
         """Moves the graph to the device; lets the CPU sample if it does not fit there."""
         # Triton is imported only where it is used.
         from gnncompile.batches.device_loader import DeviceLoader
 
-        device = _with_index(self.device)
+        given = self.buckets, self._features, self._cache
         try:
-            self._on_device = DeviceLoader(self.source, device, self.buckets)
+            self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
         except UnsupportedSampling as reason:
             self._leave_to_cpu(str(reason))
 
@@ -181,6 +231,19 @@ def _with_index(device: torch.device) -> torch.device:
     index: int | None = device.index
     is_current = device_of(device).has_streams and index is None
     return torch.device(device.type, torch.cuda.current_device()) if is_current else device
+
+
+def _check_features(features: str | Mapping[str, str], cache: int) -> None:
+    places = {features} if isinstance(features, str) else set(features.values())
+    if not places <= {"device", "host"}:
+        raise ArgumentError(
+            f"features: found {features!r}, expected 'device', 'host', or one of them by the name of an attribute."
+        )
+    if cache < 0 or (cache and "host" not in places):
+        raise ArgumentError(
+            f"cache: found {cache} bytes with features={features!r}, expected bytes of 0 or more, and attributes on "
+            "the host; set features='host', or leave cache out."
+        )
 
 
 def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.device) -> Iterable[Any]:

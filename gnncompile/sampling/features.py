@@ -204,18 +204,23 @@ class Features:
             TypeError: `node` is of another dtype.
             ValueError: `out` does not fit.
         """
-        x = self._tensors[name]
-        rows.check(x, node, out, is_readable=x.device != self.device)
+        x, is_near = self._tensors[name], self.places[name] == "device"
+        rows.check(x, node, out, is_readable=not is_near)
         if not self._runs:
             return torch.index_select(x, 0, node, out=out)
         cache = self._caches.get(name)
-        end = None if self.places[name] == "device" else end
+        end = None if is_near else end
         reads = None if cache is None else self._reads
         return rows.gathered(x, node, out=out, end=end, cache=cache, reads=reads)
 
     def __call__(self, node: Tensor, end: Tensor | None = None) -> dict[str, Tensor]:
         """Returns the rows of all attributes at `node`, by name; see :meth:`gather`."""
         return {name: self.gather(name, node, end) for name in self._tensors}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The attributes by name, where they lie. Only kernels may read those on the host by way of the bus."""
+        return self._tensors
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

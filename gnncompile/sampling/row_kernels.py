@@ -87,11 +87,13 @@ def repeat_rows(
     """Copies the first rows over and over to the rows from `end` on, as padded nodes repeat the first nodes."""
     columns: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
     program = tl.program_id(0)
-    at = (program // columns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    word = (program % columns) * WIDTH + tl.arange(0, WIDTH)
-    end = tl.load(end_ptr)
-    padded = (at >= tl.maximum(end, 1)) & (at < number)
-    first = (at - end) % tl.minimum(tl.maximum(end, 1), REPEATED)
-    mask = padded[:, None] & (word < SIZE)[None, :]
-    value = tl.load(out_ptr + first[:, None] * SIZE + word[None, :], mask=mask)
-    tl.store(out_ptr + at[:, None] * SIZE + word[None, :], value, mask=mask)
+    end = tl.load(end_ptr).to(tl.int32)
+    valid = tl.maximum(end, 1)
+    begin = program // columns * ROWS
+    if begin + ROWS > valid:
+        at = begin + tl.arange(0, ROWS)
+        word = (program % columns) * WIDTH + tl.arange(0, WIDTH)
+        mask = ((at >= valid) & (at < number))[:, None] & (word < SIZE)[None, :]
+        first = ((at - end) % tl.minimum(valid, REPEATED)).to(tl.int64)
+        value = tl.load(out_ptr + first[:, None] * SIZE + word[None, :], mask=mask)
+        tl.store(out_ptr + at.to(tl.int64)[:, None] * SIZE + word[None, :], value, mask=mask)

@@ -12,6 +12,7 @@ from benchmarks.cases.sampled import CASES, graph, neighbour_loader, sampled_by_
 from benchmarks.commands.sampled import CHECKED_STEPS, Measurement, format_case, problem, record
 from benchmarks.measuring.losses import Loss, Step
 from benchmarks.rows.sampled import ROWS, SampledRow
+from tests import triton_regions
 from tests.harness import light
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*without a 'pyg-lib' installation")
@@ -82,6 +83,14 @@ def _ours() -> object:
     import gnncompile
 
     return next(iter(gnncompile.loader(neighbour_loader(SMALL, 0))))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for padded lanes in Triton's interpreter
+@pytest.mark.parametrize("row", [row for row in ROWS if "cuda" in row.devices], ids=lambda row: row.name)
+def test_rows_of_gpus_load_right_mini_batches(row: SampledRow) -> None:
+    batch = next(iter(row.load(SMALL, torch.device(triton_regions.DEVICE), 0)))
+    assert problem(SMALL, batch) == "" and int(batch.batch_size) == SMALL.batch_size
+    assert batch.x.device.type == triton_regions.DEVICE
 
 
 def test_other_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
