@@ -86,7 +86,9 @@ def _ours() -> object:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for padded lanes in Triton's interpreter
-@pytest.mark.parametrize("row", [row for row in ROWS if "cuda" in row.devices], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=triton_regions.GPU, id=row.name) for row in ROWS if "cuda" in row.devices]
+)
 def test_rows_of_gpus_load_right_mini_batches(row: SampledRow) -> None:
     batch = next(iter(row.load(SMALL, torch.device(triton_regions.DEVICE), 0)))
     assert problem(SMALL, batch) == "" and int(batch.batch_size) == SMALL.batch_size

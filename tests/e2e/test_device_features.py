@@ -14,6 +14,7 @@ from gnncompile.batches.loader import Loader
 from tests import triton_regions
 
 pytestmark = [
+    *triton_regions.GPU,
     pytest.mark.filterwarnings("ignore:.*without a 'pyg-lib' installation"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of NumPy, for padded lanes in Triton's interpreter
 ]
