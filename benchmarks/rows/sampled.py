@@ -108,14 +108,14 @@ ROWS = (
     SampledRow("eager + our sampler", _EAGER, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
     SampledRow("gnncompile", _OURS, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
     SampledRow("eager + PyG's loop", _EAGER, _by_pyg),
-    SampledRow("TrainStep, CPU samples", whole_step, _by_gnncompile(buckets=True, sampler="cpu")),
-    SampledRow("eager, GPU samples", _EAGER, _by_gnncompile(sampler="device")),
-    SampledRow("TrainStep, GPU samples", whole_step, _by_gnncompile(buckets=True, sampler="device")),
+    SampledRow("TrainStep + CPU sampler", whole_step, _by_gnncompile(buckets=True, sampler="cpu")),
+    SampledRow("eager + GPU sampler", _EAGER, _by_gnncompile(sampler="device")),
+    SampledRow("TrainStep + GPU sampler", whole_step, _by_gnncompile(buckets=True, sampler="device")),
     SampledRow(
-        "TrainStep, host features", whole_step, _by_gnncompile(buckets=True, sampler="device", features={"x": "host"})
+        "TrainStep + host features", whole_step, _by_gnncompile(buckets=True, sampler="device", features={"x": "host"})
     ),
     SampledRow(
-        "TrainStep, host features + cache",
+        "TrainStep + cached features",
         whole_step,
         _by_gnncompile(cached=True, buckets=True, sampler="device", features={"x": "host"}),
     ),
