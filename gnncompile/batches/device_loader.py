@@ -216,5 +216,6 @@ def _check_room(data: Data, sampler: NeighborSampler, device: torch.device, how:
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if needed > MOST_FULL * free:
         raise UnsupportedSampling(
-            f"the graph needs {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free"
+            f'the graph needs {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free; features="host" '
+            "leaves attributes on the host"
         )

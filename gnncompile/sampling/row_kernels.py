@@ -52,7 +52,7 @@ def gather_rows(
         inside = inside & (at < tl.maximum(end, 1))
     node = tl.load(index_ptr + at, mask=inside, other=0).to(tl.int64)
     good = (node >= 0) & (node < rows_high.to(tl.int64) * HALF + rows_low)
-    tl.device_assert(good, "index: found a row outside of x", mask=inside)
+    tl.device_assert(good, "node: found a row outside of x", mask=inside)
     exists = inside & good
     words = (word < SIZE)[None, :]
     from_x = exists

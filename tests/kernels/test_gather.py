@@ -150,7 +150,7 @@ def test_indices_outside(node: int):
     command = [sys.executable, "-c", OUTSIDE, str(node)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "stopped", found.stderr
-    assert "index: found a row outside of x" in found.stderr
+    assert "node: found a row outside of x" in found.stderr
 
 
 @pytest.mark.gpu
