@@ -45,6 +45,7 @@ class Columns:
         values: Each attribute, ``[num_nodes, ...]`` or ``[num_edges, ...]``, on the device.
         order: The position of each edge, by its position in CSC order, int64 ``[num_edges]``; None for the same order.
         most_neighbors: The most edges to a node of a mini-batch; None if there is no bound.
+        time_dtype: The dtype of the times of seeds.
     """
 
     shell: Data
@@ -52,9 +53,16 @@ class Columns:
     values: Mapping[str, Tensor]
     order: Tensor | None
     most_neighbors: int | None
+    time_dtype: torch.dtype
 
     @staticmethod
-    def of(data: Data, device: torch.device, order: Tensor | None, most_neighbors: int | None) -> Columns:
+    def of(
+        data: Data,
+        device: torch.device,
+        order: Tensor | None,
+        most_neighbors: int | None,
+        time_dtype: torch.dtype = torch.int64,
+    ) -> Columns:
         """Moves the attributes of a graph to a device."""
         shell, rows, values = copy.copy(data), {}, {}
         for key, value in data._store.items():
@@ -67,7 +75,7 @@ class Columns:
                 shell[key] = value.to(device)
         for key in rows:
             shell[key] = None
-        return Columns(shell, rows, values, order, most_neighbors)
+        return Columns(shell, rows, values, order, most_neighbors, time_dtype)
 
 
 class _Room(NamedTuple):
@@ -142,7 +150,7 @@ class DeviceBatch:
                 self._add(f"0 {key}", value.dtype, (sizes[kind], *value.shape[1:]), kind)
         self._add(f"0 {INPUT_ID}", sampled.input_id.dtype, (seeds,))
         if sampled.time is not None:
-            self._add(f"0 {TIME}", sampled.time.dtype, (seeds,))
+            self._add(f"0 {TIME}", columns.time_dtype, (seeds,))
         self._add_layout("0 {} by col", EDGE, NODE)
         for at in range(self.hop_prefixes):
             nodes, edges, _ = kinds.hop_prefix(at)

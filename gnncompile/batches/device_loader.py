@@ -59,7 +59,9 @@ class DeviceLoader:
         try:
             self._graph = moved(own, device)
             most = max(self._graph.fan_outs) if min(self._graph.fan_outs) >= 0 else None
-            self._columns = Columns.of(source.data, device, self._graph.order, most)
+            times = source.input_data.time
+            dtype = torch.int64 if times is None else times.dtype
+            self._columns = Columns.of(source.data, device, self._graph.order, most, dtype)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
         self._idle: list[Sampling] = []

@@ -39,7 +39,7 @@ class Seeds(NamedTuple):
     Attributes:
         input_id: The positions of the seeds in the loader's input, int64 ``[num_seeds]``.
         node: The nodes, int64 ``[num_seeds]``.
-        time: The time of each seed, int64 ``[num_seeds]``, or None.
+        time: The time of each seed, an integer, ``[num_seeds]``, or None.
     """
 
     input_id: Tensor
@@ -124,7 +124,9 @@ class SamplesAhead:
             self._places[sampled.place].release()
 
     def drop(self) -> None:
-        """Forgets all mini-batches that were not taken."""
+        """Forgets all mini-batches that were not taken. Their memory may be freed after that."""
+        for place in self._begun:
+            self._places[place].follow()
         self._begun.clear()
 
 
@@ -143,6 +145,7 @@ class _Place:
         self._stream = streams.copying(device) if pins else None
         self._done = torch.cuda.Event(blocking=True) if pins else None
         self._read = torch.cuda.Event() if pins else None
+        self.release()  # the kernels follow the work that has made the graph and this memory
         self._replay: Callable[[], None] | None = None
         self._made: tuple[BoundedNeighborhood, Tensor] | None = None
 
@@ -166,7 +169,7 @@ class _Place:
     def take(self, place: int) -> Sampled:
         if self._done is not None:
             self._done.synchronize()
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self.follow()
         *state, last = self._found.tolist()
         node_ends, edge_ends = self._sampler.read(state)
         assert self._made is not None
@@ -187,6 +190,11 @@ class _Place:
             time if self._has_times else None,
             place,
         )
+
+    def follow(self) -> None:
+        """Makes the current stream wait for the sampler."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
 
     def release(self) -> None:
         if self._read is not None:
@@ -236,7 +244,7 @@ class SamplesOnDemand:
         """See :class:`SamplesAhead`."""
         graph, (seeds, random_seed) = self._graph, self._begun.popleft()
         device = graph.colptr.device
-        node, time = seeds.node.to(device), None if seeds.time is None else seeds.time.to(device)
+        node, time = seeds.node.to(device), None if seeds.time is None else seeds.time.to(device, torch.int64)
         limit = time if graph.is_temporal else None
         found = sample_neighbors(
             graph.colptr, graph.row, node, graph.fan_outs, seed_time=limit, seed=random_seed, **graph.how
