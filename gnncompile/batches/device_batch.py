@@ -27,6 +27,8 @@ from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import Sampled
 from gnncompile.sampling.bounded import gather
+from gnncompile.sampling.device_graph import DeviceGraph
+from gnncompile.sampling.seeds import SeedsOf
 
 NODE, EDGE = 0, 1
 """The row types of a mini-batch."""
@@ -46,6 +48,7 @@ class Columns:
         order: The position of each edge, by its position in CSC order, int64 ``[num_edges]``; None for the same order.
         most_neighbors: The most edges to a node of a mini-batch; None if there is no bound.
         time_dtype: The dtype of the times of seeds.
+        are_nodes: Whether the seeds are nodes; else they are the ends of links.
     """
 
     shell: Data
@@ -54,19 +57,16 @@ class Columns:
     order: Tensor | None
     most_neighbors: int | None
     time_dtype: torch.dtype
+    are_nodes: bool
 
     @staticmethod
-    def of(
-        data: Data,
-        device: torch.device,
-        order: Tensor | None,
-        most_neighbors: int | None,
-        time_dtype: torch.dtype = torch.int64,
-    ) -> Columns:
-        """Moves the attributes of a graph to a device."""
+    def of(data: Data, seeds: SeedsOf, graph: DeviceGraph) -> Columns:
+        """Moves the attributes of a graph to the device of `graph`, which is the same graph."""
+        device, fan_outs = graph.colptr.device, graph.fan_outs
+        most_neighbors = max(fan_outs) if min(fan_outs) >= 0 else None
         shell, rows, values = copy.copy(data), {}, {}
         for key, value in data._store.items():
-            if key == EDGE_INDEX:
+            if key == EDGE_INDEX or key in seeds.replaced:
                 shell[key] = None
             elif data.is_node_attr(key) or data.is_edge_attr(key):
                 rows[key] = NODE if data.is_node_attr(key) else EDGE
@@ -75,7 +75,8 @@ class Columns:
                 shell[key] = value.to(device)
         for key in rows:
             shell[key] = None
-        return Columns(shell, rows, values, order, most_neighbors, time_dtype)
+        time_dtype = torch.int64 if seeds.time is None else seeds.time.dtype
+        return Columns(shell, rows, values, graph.order, most_neighbors, time_dtype, seeds.are_nodes)
 
 
 class _Room(NamedTuple):
@@ -115,7 +116,7 @@ def kinds_of(columns: Columns, sampled: Sampled, padded: bool) -> RowTypes:
         rows[BATCH] = NODE
     kinds = RowTypes((NODES, EDGES), (nodes[-1], edges[-1]), (rows,), ((NODE, NODE),), True)
     found = []
-    for hop in range(min(MOST, len(edges)) if padded else 0):
+    for hop in range(min(MOST, len(edges)) if padded and columns.are_nodes else 0):
         if nodes[hop + 1] == nodes[hop]:
             break
         found.append(HopPrefix(nodes[hop], edges[hop], nodes[hop + 1]))
@@ -148,9 +149,10 @@ class DeviceBatch:
                 self._add(f"0 {key}", torch.int64, (sizes[kind],), kind)
             else:
                 self._add(f"0 {key}", value.dtype, (sizes[kind], *value.shape[1:]), kind)
-        self._add(f"0 {INPUT_ID}", sampled.input_id.dtype, (seeds,))
-        if sampled.time is not None:
-            self._add(f"0 {TIME}", columns.time_dtype, (seeds,))
+        if columns.are_nodes:
+            self._add(f"0 {INPUT_ID}", torch.int64, (seeds,))
+            if sampled.time is not None:
+                self._add(f"0 {TIME}", columns.time_dtype, (seeds,))
         self._add_layout("0 {} by col", EDGE, NODE)
         for at in range(self.hop_prefixes):
             nodes, edges, _ = kinds.hop_prefix(at)
@@ -195,11 +197,14 @@ class DeviceBatch:
         if columns.order is not None:
             edge.copy_(columns.order[edge])
         if sampled.batch is not None:
-            device_kernels.repeat_rows(sampled.batch, counts, NODE, self._at(memory, f"0 {BATCH}"))
+            batch = self._at(memory, f"0 {BATCH}")
+            device_kernels.repeat_rows(sampled.batch, counts, NODE, batch)
+            if sampled.groups is not None:
+                batch.remainder_(sampled.groups)
         for key, value in columns.values.items():
             gather(value, node if keys[key] == NODE else edge, self._at(memory, f"0 {key}"))
         for key, given in ((INPUT_ID, sampled.input_id), (TIME, sampled.time)):
-            if given is not None:
+            if given is not None and f"0 {key}" in self.rooms:
                 room = self._at(memory, f"0 {key}")
                 number = min(room.numel(), given.numel())
                 room[:number].copy_(given[:number])
@@ -246,7 +251,10 @@ class DeviceBatch:
             shell.num_nodes = nodes[-1]
         shell.num_sampled_nodes = [end - start for start, end in zip([0, *nodes], nodes, strict=False)]
         shell.num_sampled_edges = [end - start for start, end in zip([0, *edges], edges, strict=False)]
-        shell[SEEDS] = nodes[0]
+        if self.columns.are_nodes:
+            shell[SEEDS] = nodes[0]
+        for key, value in sampled.labels.items():
+            shell[key] = value
         return shell
 
     def _attributes(self, sampled: Sampled, counts: Sequence[int]) -> tuple[Attribute, ...]:
