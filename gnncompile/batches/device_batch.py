@@ -26,7 +26,9 @@ from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS,
 from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import Sampled
+from gnncompile.sampling.device_graph import DeviceGraph
 from gnncompile.sampling.features import Features
+from gnncompile.sampling.seeds import SeedsOf
 
 NODE, EDGE = 0, 1
 """The row types of a mini-batch."""
@@ -70,6 +72,8 @@ class Columns:
         features: The attributes of nodes and those of edges, by row type. A type without an attribute is missing.
         order: The position of each edge, by its position in CSC order, int64 ``[num_edges]``; None for the same order.
         most_neighbors: The most edges to a node of a mini-batch; None if there is no bound.
+        time_dtype: The dtype of the times of seeds.
+        are_nodes: Whether the seeds are nodes; else they are the ends of links.
     """
 
     shell: Data
@@ -77,14 +81,18 @@ class Columns:
     features: Mapping[int, Features]
     order: Tensor | None
     most_neighbors: int | None
+    time_dtype: torch.dtype
+    are_nodes: bool
 
     @staticmethod
-    def of(data: Data, device: torch.device, order: Tensor | None, most_neighbors: int | None, how: Placing) -> Columns:
-        """Moves the attributes of a graph to a device, or to where `how` wants them."""
+    def of(data: Data, seeds: SeedsOf, graph: DeviceGraph, how: Placing) -> Columns:
+        """Moves the attributes of a graph to the device of `graph`, which is the same graph, or to where `how` says."""
+        device, fan_outs = graph.colptr.device, graph.fan_outs
+        most_neighbors = max(fan_outs) if min(fan_outs) >= 0 else None
         shell, rows = copy.copy(data), {}
         values: dict[int, dict[str, Tensor]] = {NODE: {}, EDGE: {}}
         for key, value in data._store.items():
-            if key == EDGE_INDEX:
+            if key == EDGE_INDEX or key in seeds.replaced:
                 shell[key] = None
             elif data.is_node_attr(key) or data.is_edge_attr(key):
                 rows[key] = NODE if data.is_node_attr(key) else EDGE
@@ -94,7 +102,8 @@ class Columns:
         for key in rows:
             shell[key] = None
         features = {kind: how.placed(found, device, kind == NODE) for kind, found in values.items() if found}
-        return Columns(shell, rows, features, order, most_neighbors)
+        time_dtype = torch.int64 if seeds.time is None else seeds.time.dtype
+        return Columns(shell, rows, features, graph.order, most_neighbors, time_dtype, seeds.are_nodes)
 
     def value(self, key: str) -> Tensor | None:
         """Returns an attribute of nodes or edges, wherever it lies; None if there is no such attribute."""
@@ -138,7 +147,7 @@ def kinds_of(columns: Columns, sampled: Sampled, padded: bool) -> RowTypes:
         rows[BATCH] = NODE
     kinds = RowTypes((NODES, EDGES), (nodes[-1], edges[-1]), (rows,), ((NODE, NODE),), True)
     found = []
-    for hop in range(min(MOST, len(edges)) if padded else 0):
+    for hop in range(min(MOST, len(edges)) if padded and columns.are_nodes else 0):
         if nodes[hop + 1] == nodes[hop]:
             break
         found.append(HopPrefix(nodes[hop], edges[hop], nodes[hop + 1]))
@@ -171,9 +180,10 @@ class DeviceBatch:
                 self._add(f"0 {key}", torch.int64, (sizes[kind],), kind)
             else:
                 self._add(f"0 {key}", value.dtype, (sizes[kind], *value.shape[1:]), kind)
-        self._add(f"0 {INPUT_ID}", sampled.input_id.dtype, (seeds,))
-        if sampled.time is not None:
-            self._add(f"0 {TIME}", sampled.time.dtype, (seeds,))
+        if columns.are_nodes:
+            self._add(f"0 {INPUT_ID}", torch.int64, (seeds,))
+            if sampled.time is not None:
+                self._add(f"0 {TIME}", columns.time_dtype, (seeds,))
         self._add_layout("0 {} by col", EDGE, NODE)
         for at in range(self.hop_prefixes):
             nodes, edges, _ = kinds.hop_prefix(at)
@@ -218,12 +228,15 @@ class DeviceBatch:
         if columns.order is not None:
             edge.copy_(columns.order[edge])
         if sampled.batch is not None:
-            device_kernels.repeat_rows(sampled.batch, counts, NODE, self._at(memory, f"0 {BATCH}"))
+            batch = self._at(memory, f"0 {BATCH}")
+            device_kernels.repeat_rows(sampled.batch, counts, NODE, batch)
+            if sampled.groups is not None:
+                batch.remainder_(sampled.groups)
         for key, kind in columns.rows.items():
             ids, end = node if kind == NODE else edge, counts[kind : kind + 1]
             columns.features[kind].gather(key, ids, end, self._at(memory, f"0 {key}"))
         for key, given in ((INPUT_ID, sampled.input_id), (TIME, sampled.time)):
-            if given is not None:
+            if given is not None and f"0 {key}" in self.rooms:
                 room = self._at(memory, f"0 {key}")
                 number = min(room.numel(), given.numel())
                 room[:number].copy_(given[:number])
@@ -270,7 +283,10 @@ class DeviceBatch:
             shell.num_nodes = nodes[-1]
         shell.num_sampled_nodes = [end - start for start, end in zip([0, *nodes], nodes, strict=False)]
         shell.num_sampled_edges = [end - start for start, end in zip([0, *edges], edges, strict=False)]
-        shell[SEEDS] = nodes[0]
+        if self.columns.are_nodes:
+            shell[SEEDS] = nodes[0]
+        for key, value in sampled.labels.items():
+            shell[key] = value
         return shell
 
     def _attributes(self, sampled: Sampled, counts: Sequence[int]) -> tuple[Attribute, ...]:

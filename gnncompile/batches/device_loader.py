@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import LinkLoader, NodeLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import Buckets
@@ -24,11 +23,12 @@ from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import UnsupportedSampling
-from gnncompile.sampling.ahead import AHEAD, Sampled, SamplesAhead, Sampling, Seeds, sampling
-from gnncompile.sampling.device_graph import moved
+from gnncompile.sampling.ahead import AHEAD, Sampled, SamplesAhead, Sampling, sampling
+from gnncompile.sampling.device_graph import moved, sampler_of
 from gnncompile.sampling.features import FeatureReport
 from gnncompile.sampling.pyg import NeighborSampler
 from gnncompile.sampling.reads import expected_reads
+from gnncompile.sampling.seeds import SeedsOf
 
 MOST_MEMORIES = 3
 """The most memories of one size that are kept. A loop alternates between two of them."""
@@ -38,7 +38,7 @@ MOST_FULL = 0.9
 
 
 class DeviceLoader:
-    """Yields the mini-batches of a loader of nodes, sampled on a device.
+    """Yields the mini-batches of a loader of nodes or links, sampled on a device.
 
     Args:
         source: The loader, for which :func:`gnncompile.sampling.device_graph.unsupported` returns None.
@@ -55,26 +55,23 @@ class DeviceLoader:
 
     def __init__(
         self,
-        source: NodeLoader,
+        source: NodeLoader | LinkLoader,
         device: torch.device,
         buckets: Buckets | None,
         place: str | Mapping[str, str] = "device",
         cache: int = 0,
     ) -> None:
-        sampler = source.node_sampler
+        sampler = sampler_of(source)
         own = sampler if isinstance(sampler, NeighborSampler) else NeighborSampler.like(sampler)
         how = Placing(place, cache)
         _check_room(source.data, own, device, how)
         self._source, self._buckets = source, buckets
-        self._batch_size: int | None = None
-        if type(source.batch_sampler) is BatchSampler:  # others may yield mini-batches of any size
-            self._batch_size = min(source.batch_sampler.batch_size, source.input_data.node.numel())
+        self._seeds = SeedsOf(source)
         try:
             self._graph = moved(own, device)
-            most = max(self._graph.fan_outs) if min(self._graph.fan_outs) >= 0 else None
             if cache:
                 how = Placing(place, cache, self._expected_reads())
-            self._columns = Columns.of(source.data, device, self._graph.order, most, how)
+            self._columns = Columns.of(source.data, self._seeds, self._graph, how)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
         self._idle: list[Sampling] = []
@@ -85,16 +82,17 @@ class DeviceLoader:
         return FeatureReport(one for features in self._columns.features.values() for one in features.report())
 
     def _expected_reads(self) -> Tensor:
-        graph, seeds = self._graph, self._source.input_data.node
-        size = self._batch_size or seeds.numel()
+        graph, given = self._graph, self._source.input_data
+        seeds = given.node if self._seeds.are_nodes else torch.cat([given.row, given.col])
+        size = self._seeds.most or seeds.numel()
         return expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=size, seeds=seeds)
 
     def __iter__(self) -> Iterator[BaseData]:
         """Yields the mini-batches of an epoch."""
         source, transform = self._source, self._source.transform
-        has_times = source.input_data.time is not None
+        has_times = self._seeds.time is not None
         # Iterators at the same time sample in memory of their own.
-        samples = self._idle.pop() if self._idle else sampling(self._graph, self._batch_size, has_times)
+        samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -115,8 +113,7 @@ class DeviceLoader:
         index = next(seeds, None)
         if index is None:
             return False
-        given = self._source.input_data[index]
-        samples.begin(Seeds(given.input_id, given.node, given.time), int(torch.randint(2**63 - 1, ())))
+        samples.begin(self._seeds(index), int(torch.randint(2**63 - 1, ())))
         return True
 
     def _take(self, samples: Sampling) -> BaseData:
@@ -137,7 +134,7 @@ class DeviceLoader:
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
         """Returns the memories of a padded size. Forgets sizes that buckets had before they grew."""
         assert self._buckets is not None
-        seeds = self._batch_size or sampled.node_ends[0]
+        seeds = self._seeds.most or sampled.node_ends[0]
         memories = self._memories.pop((kinds.names, sizes, seeds), None)
         if memories is None:
             memories = _Memories(DeviceBatch(self._columns, kinds, sizes, seeds, sampled))
@@ -171,7 +168,7 @@ class _Memory:
         self._batch = batch
         self._memory = torch.empty(batch.length, dtype=torch.uint8, device=device)
         self._users = _compat.storage_users(self._memory)
-        self._filled: dict[tuple[int, int], Callable[[], None] | None] = {}
+        self._filled: dict[int, Callable[[], None] | None] = {}
 
     @property
     def is_free(self) -> bool:
@@ -188,10 +185,11 @@ class _Memory:
 
     def _write(self, sampled: Sampled) -> None:
         """Writes a mini-batch, by a CUDA graph if an earlier one was sampled to the same memory."""
-        if sampled.place is None or not device_of(self._memory.device).can_be_recorded:
+        is_fixed = sampled.place is not None and sampled.groups is None
+        if not is_fixed or not device_of(self._memory.device).can_be_recorded:
             self._batch.fill(self._memory, sampled)
             return
-        source = sampled.place, sampled.node.data_ptr()
+        source = sampled.node.data_ptr()
         if source not in self._filled:
             self._batch.fill(self._memory, sampled)  # compiles kernels
             self._filled[source] = None

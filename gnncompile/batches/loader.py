@@ -62,10 +62,10 @@ def loader(
     from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
 
     Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples, with the meaning of PyG's samplers and
-    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. A ``NeighborLoader`` of a
-    ``Data`` samples on a GPU if `device` is one. The graph and its attributes are then moved there once. Some loaders
-    sample on the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a
-    ``transform``, or of a graph that does not fit into the memory of the GPU. A log message names the reason, and
+    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. A loader of a ``Data``
+    samples on a GPU if `device` is one. The graph and its attributes are then moved there once. Some loaders sample on
+    the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a ``transform``, or of
+    a graph that does not fit into the memory of the GPU. A log message names the reason, and
     :attr:`Loader.not_on_device` holds it.
 
     Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,26 +24,13 @@ from gnncompile.sampling.device import sample_neighbors
 from gnncompile.sampling.device_graph import DeviceGraph
 from gnncompile.sampling.launch import NODES, checked
 from gnncompile.sampling.neighborhood import Neighborhood
+from gnncompile.sampling.seeds import Seeds
 
 AHEAD = 1
 """The number of mini-batches that are sampled ahead."""
 
 MOST_EDGES = 2**23
 """Mini-batches that may have more edges than this are not sampled ahead, which takes 64 bytes for each edge."""
-
-
-class Seeds(NamedTuple):
-    """The seeds of a mini-batch, on the host.
-
-    Attributes:
-        input_id: The positions of the seeds in the loader's input, int64 ``[num_seeds]``.
-        node: The nodes, int64 ``[num_seeds]``.
-        time: The time of each seed, int64 ``[num_seeds]``, or None.
-    """
-
-    input_id: Tensor
-    node: Tensor
-    time: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +48,10 @@ class Sampled:
         node_ends: The valid nodes up to the seeds and up to each hop.
         edge_ends: The valid edges up to each hop.
         last: The last destination that has an edge; -1 if there is no edge.
-        input_id: As in :class:`Seeds`, int64.
-        time: As in :class:`Seeds`, int64, or None.
+        input_id: As in :class:`gnncompile.sampling.seeds.Seeds`, int64, or None.
+        time: As in :class:`gnncompile.sampling.seeds.Seeds`, int64, or None.
+        labels: As in :class:`gnncompile.sampling.seeds.Seeds`.
+        groups: As in :class:`gnncompile.sampling.seeds.Seeds`.
         place: Which memory the tensors are in, if the sampler uses it again; else None.
     """
 
@@ -76,8 +64,10 @@ class Sampled:
     node_ends: list[int]
     edge_ends: list[int]
     last: int
-    input_id: Tensor
+    input_id: Tensor | None
     time: Tensor | None
+    labels: dict[str, Tensor]
+    groups: int | None
     place: int | None
 
 
@@ -124,7 +114,9 @@ class SamplesAhead:
             self._places[sampled.place].release()
 
     def drop(self) -> None:
-        """Forgets all mini-batches that were not taken."""
+        """Forgets all mini-batches that were not taken. Their memory may be freed after that."""
+        for place in self._begun:
+            self._places[place].follow()
         self._begun.clear()
 
 
@@ -143,16 +135,20 @@ class _Place:
         self._stream = streams.copying(device) if pins else None
         self._done = torch.cuda.Event(blocking=True) if pins else None
         self._read = torch.cuda.Event() if pins else None
+        self.release()  # the kernels follow the work that has made the graph and this memory
         self._replay: Callable[[], None] | None = None
         self._made: tuple[BoundedNeighborhood, Tensor] | None = None
+        self._seeds: Seeds | None = None
 
     def begin(self, seeds: Seeds, random_seed: int) -> None:
         if self._done is not None:
             self._done.synchronize()  # an earlier copy may still read the pinned memory, if its result was not taken
+        self._seeds = seeds
         number, size, host = seeds.node.numel(), self._size, self._host
         host[0] = random_seed
         host[1 : 1 + number], host[1 + number : 1 + size] = seeds.node, -1
-        host[1 + size : 1 + size + number] = seeds.input_id
+        if seeds.input_id is not None:
+            host[1 + size : 1 + size + number] = seeds.input_id
         if seeds.time is not None:
             host[1 + 2 * size : 1 + 2 * size + number] = seeds.time
         with self._on_stream():
@@ -166,11 +162,11 @@ class _Place:
     def take(self, place: int) -> Sampled:
         if self._done is not None:
             self._done.synchronize()
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self.follow()
         *state, last = self._found.tolist()
         node_ends, edge_ends = self._sampler.read(state)
-        assert self._made is not None
-        found, size = self._made[0], self._size
+        assert self._made is not None and self._seeds is not None
+        found, size, seeds = self._made[0], self._size, self._seeds
         row, col = found.edge_index
         input_id, time = self._given[1 + size : 1 + 2 * size], self._given[1 + 2 * size :]
         return Sampled(
@@ -183,10 +179,17 @@ class _Place:
             node_ends,
             edge_ends,
             last if edge_ends[-1] else -1,
-            input_id,
+            None if seeds.input_id is None else input_id,
             time if self._has_times else None,
+            _on_device(seeds.labels, self._device),
+            seeds.groups,
             place,
         )
+
+    def follow(self) -> None:
+        """Makes the current stream wait for the sampler."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
 
     def release(self) -> None:
         if self._read is not None:
@@ -236,12 +239,12 @@ class SamplesOnDemand:
         """See :class:`SamplesAhead`."""
         graph, (seeds, random_seed) = self._graph, self._begun.popleft()
         device = graph.colptr.device
-        node, time = seeds.node.to(device), None if seeds.time is None else seeds.time.to(device)
+        node, time = seeds.node.to(device), None if seeds.time is None else seeds.time.to(device, torch.int64)
         limit = time if graph.is_temporal else None
         found = sample_neighbors(
             graph.colptr, graph.row, node, graph.fan_outs, seed_time=limit, seed=random_seed, **graph.how
         )
-        return _sampled(found, seeds.input_id.to(device), time)
+        return _sampled(found, seeds, time)
 
     def release(self, sampled: Sampled) -> None:
         """See :class:`SamplesAhead`."""
@@ -251,14 +254,35 @@ class SamplesOnDemand:
         self._begun.clear()
 
 
-def _sampled(found: Neighborhood, input_id: Tensor, time: Tensor | None) -> Sampled:
+def _on_device(labels: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies tensors to a device, without a wait."""
+    pins = device_of(device).has_streams
+    return {key: (value.pin_memory() if pins else value).to(device, non_blocking=True) for key, value in labels.items()}
+
+
+def _sampled(found: Neighborhood, seeds: Seeds, time: Tensor | None) -> Sampled:
     assert found.edge is not None and found.num_sampled_edges is not None
     nodes = torch.tensor(found.num_sampled_nodes).cumsum(0).tolist()
     edges = torch.tensor(found.num_sampled_edges).cumsum(0).tolist()
-    ends = torch.tensor([*nodes, 0, *edges], device=found.node.device)
+    device = found.node.device
+    ends = torch.tensor([*nodes, 0, *edges], device=device)
+    input_id = None if seeds.input_id is None else seeds.input_id.to(device)
     last = int(found.col[-1]) if found.col.numel() else -1
     return Sampled(
-        found.node, found.row, found.col, found.edge, found.batch, ends, nodes, edges, last, input_id, time, None
+        found.node,
+        found.row,
+        found.col,
+        found.edge,
+        found.batch,
+        ends,
+        nodes,
+        edges,
+        last,
+        input_id,
+        time,
+        _on_device(seeds.labels, device),
+        seeds.groups,
+        None,
     )
 
 

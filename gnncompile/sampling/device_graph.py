@@ -9,7 +9,7 @@ import torch
 import torch_geometric.sampler
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler.base import SubgraphType
 
 from gnncompile.sampling.pyg import NeighborSampler
@@ -71,18 +71,24 @@ def unsupported(source: Any, device: torch.device) -> str | None:
 
     Looks at the settings and shapes only. Imports no Triton unless the device may sample.
     """
-    if not isinstance(source, NodeLoader):
-        return f"{type(source).__name__} is no loader of nodes"
+    base = next((kind for kind in (NodeLoader, LinkLoader) if isinstance(source, kind)), None)
+    if base is None:
+        return f"{type(source).__name__} is no loader of nodes or links"
     for name in ("collate_fn", "filter_fn"):
-        if getattr(type(source), name) is not getattr(NodeLoader, name):
+        if getattr(type(source), name) is not getattr(base, name):
             return f"{type(source).__name__} has a {name} of its own"
     if not isinstance(source.data, Data):
         return f"the graph is a {type(source.data).__name__}"
     return _unsupported_sampler(source) or _unsupported_data(source.data) or _unsupported_device(device)
 
 
-def _unsupported_sampler(source: NodeLoader) -> str | None:
-    sampler = source.node_sampler
+def sampler_of(source: NodeLoader | LinkLoader) -> Any:
+    """Returns the sampler of a loader."""
+    return source.node_sampler if isinstance(source, NodeLoader) else source.link_sampler
+
+
+def _unsupported_sampler(source: NodeLoader | LinkLoader) -> str | None:
+    sampler = sampler_of(source)
     if type(sampler) not in (torch_geometric.sampler.NeighborSampler, NeighborSampler):
         return f"the sampler is a {type(sampler).__name__}"
     if sampler.subgraph_type != SubgraphType.directional:
@@ -97,7 +103,7 @@ def _unsupported_sampler(source: NodeLoader) -> str | None:
         return "batch_size is None"
     time = source.input_data.time
     if time is not None and (time.is_floating_point() or time.is_complex()):
-        return f"input_time has the dtype {time.dtype}"
+        return f"the times of seeds have the dtype {time.dtype}"
     fan_outs = sampler.num_neighbors.get_mapped_values()
     if not fan_outs or max(fan_outs) > MOST_NEIGHBORS:
         return f"num_neighbors is {list(fan_outs)}, where a device takes hops of at most {MOST_NEIGHBORS}, or -1"

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, ZipLoader
 from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.sampler import NegativeSampling
 
 import gnncompile
 from gnncompile.batches import device_loader
@@ -90,9 +91,9 @@ def cpu(batch: Data) -> Data:
     return copy.copy(batch).apply(lambda value: value.detach().to("cpu", copy=True))
 
 
-def load(source: Any, device: str, seed: int = 7, **how: Any) -> list[Data]:
+def load(source: Any, device: str, seed: int = 7, sampler: str = "device", **how: Any) -> list[Data]:
     torch.manual_seed(seed)
-    return list(gnncompile.loader(source, device, sampler="device", **how))
+    return list(gnncompile.loader(source, device, sampler=sampler, **how))
 
 
 def equal(first: list[Data], second: list[Data]) -> bool:
@@ -124,7 +125,7 @@ def test_what_is_sampled_on_demand_is_what_is_sampled_ahead(device: str, monkeyp
     assert equal(batches, load(source, device))
 
 
-def test_inputs(device: str) -> None:
+def test_inputs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = graph()
     chosen = torch.zeros(300, dtype=torch.bool)
     chosen[40:75] = True
@@ -137,10 +138,12 @@ def test_inputs(device: str) -> None:
     source = NeighborLoader(
         data, [3, 2], nodes, times, time_attr="time", input_id=ids, batch_size=4, disjoint=True, replace=True
     )
-    for buckets in (False, True):
+    for buckets, most in ((False, 2**23), (True, 2**23), (True, 1)):
+        monkeypatch.setattr(ahead, "MOST_EDGES", most)
         (batch,) = load(source, device, buckets=buckets)
         assert batch.n_id[:4].tolist() == nodes.tolist() and batch.input_id.tolist() == ids.tolist()
-        assert batch.seed_time.tolist() == times.tolist() and batch.batch[:4].tolist() == [0, 1, 2, 3]
+        assert torch.equal(batch.seed_time.cpu(), times) and batch.seed_time.dtype == torch.int32
+        assert batch.batch[:4].tolist() == [0, 1, 2, 3]
         assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]])
     order = BatchSampler([3, 1, 0, 2], 3, drop_last=False)
 
@@ -160,27 +163,67 @@ def test_inputs(device: str) -> None:
 def test_times_and_weights(device: str) -> None:
     data = graph()
     data.time = torch.randint(50, (300,), generator=torch.Generator().manual_seed(2))
-    how = {"time_attr": "time", "batch_size": 60, "temporal_strategy": "last"}
-    for times in (None, torch.full((300,), 20)):
+    few = torch.arange(100, 150)
+    how = {"time_attr": "time", "batch_size": 30, "temporal_strategy": "last", "input_nodes": few}
+    for times in (None, torch.full((50,), 20)):
         for batch in load(NeighborLoader(data, [3, 2], input_time=times, **how), device, buckets=True):  # type: ignore[arg-type]
             batch = cpu(batch)
             assert torch.equal(data.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
-            seeds = batch.time[: batch.batch_size] if times is None else times[batch.input_id]
-            assert (batch.time <= seeds[batch.batch])[batch.batch_size :].all() and batch.num_edges > 20
+            seeds = batch.time[: batch.batch_size] if times is None else times[:1].expand(batch.batch_size)
+            assert (batch.time <= seeds[batch.batch])[batch.batch_size :].all() and batch.num_edges > 10
     data.when = torch.arange(2000) % 60
     sampler = NeighborSampler(data, [4, 2], time_attr="when")
-    given: dict[str, Any] = {"neighbor_sampler": sampler, "batch_size": 60, "time_attr": "when"}
-    for batch in load(NeighborLoader(data, [4, 2], input_time=torch.full((300,), 25), **given), device):
+    given: dict[str, Any] = {"neighbor_sampler": sampler, "batch_size": 30, "time_attr": "when", "input_nodes": few}
+    for batch in load(NeighborLoader(data, [4, 2], input_time=torch.full((50,), 25), **given), device):
         assert batch.num_edges > 50 and int(batch.when.max()) <= 25
     with pytest.raises(ArgumentError, match="input_time: found None, expected the time of each seed"):
         load(NeighborLoader(data, [4, 2], **given), device)
     data.weight = (torch.arange(2000) % 2).to(torch.float16)
     sampler = NeighborSampler(data, [3], weight_attr="weight")
-    for batch in load(NeighborLoader(data, [3], neighbor_sampler=sampler, batch_size=100), device):
+    for batch in load(NeighborLoader(data, [3], few[:20], neighbor_sampler=sampler, batch_size=12), device):
         batch = cpu(batch)
         enough = torch.zeros(300).index_add_(0, data.edge_index[1], data.weight.float()) >= 3
         weights = torch.zeros(batch.num_nodes).index_add_(0, batch.edge_index[1], batch.weight.float())
-        assert (weights[: batch.batch_size][enough[batch.input_id]] == 3).all()
+        assert (weights[: batch.batch_size][enough[batch.n_id[: batch.batch_size]]] == 3).all()
+
+
+@pytest.mark.parametrize("negatives", [None, NegativeSampling("binary", 1.5), NegativeSampling("triplet", 2)])
+@pytest.mark.parametrize("how", [{}, {"disjoint": True}, {"time": True}], ids=str)
+def test_links(how: dict[str, Any], negatives: Any, device: str) -> None:
+    data = graph()
+    data.edge_label = torch.ones(2000)  # of the graph, not of the links
+    chosen, given = data.edge_index[:, 200:250], {"disjoint": "disjoint" in how}
+    if "time" in how:
+        data.time = torch.arange(300) % 40
+        given = {"time_attr": "time", "edge_label_time": torch.full((50,), 30), "disjoint": True}
+    source = LinkNeighborLoader(data, [2, 2], chosen, neg_sampling=negatives, batch_size=30, shuffle=True, **given)
+    for buckets in (False, True):
+        batches = load(source, device, buckets=buckets)
+        assert sorted(torch.cat([batch.input_id for batch in batches]).tolist()) == list(range(50))
+        expected = load(source, "cpu", sampler="cpu")
+        for batch, other in zip(map(cpu, batches), expected, strict=True):
+            assert set(batch.keys()) == set(other.keys()) and "batch_size" not in batch
+            is_sampled_around_links(batch, data, chosen, negatives)
+            if how:
+                row, col = batch.edge_index
+                assert torch.equal(batch.batch[row], batch.batch[col])
+                assert int(batch.batch.max()) == len(batch.input_id) - 1
+            if "time" in how:
+                assert (data.time[batch.n_id[batch.num_sampled_nodes[0] :]] <= 30).all()
+
+
+def is_sampled_around_links(batch: Data, data: Data, chosen: Tensor, negatives: Any) -> None:
+    assert torch.equal(data.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
+    assert torch.equal(batch.x, data.x[batch.n_id]) and batch.num_nodes == sum(batch.num_sampled_nodes)
+    positive, number = chosen[:, batch.input_id], len(batch.input_id)
+    if negatives is not None and negatives.is_triplet():
+        assert torch.equal(batch.n_id[batch.src_index], positive[0])
+        assert torch.equal(batch.n_id[batch.dst_pos_index], positive[1])
+        assert batch.dst_neg_index.shape == (number, 2)
+        return
+    assert torch.equal(batch.n_id[batch.edge_label_index[:, :number]], positive)
+    assert batch.edge_label_index.size(1) == (1 if negatives is None else 2.5) * number
+    assert negatives is None or int(batch.edge_label.sum()) == number
 
 
 AWKWARD = {
@@ -416,7 +459,7 @@ def sparse() -> Data:
 
 REASONS: dict[str, tuple[Callable[[], Any], str]] = {
     "types": (lambda: NeighborLoader(typed(), [3], input_nodes="a"), "the graph is a HeteroData"),
-    "links": (lambda: LinkNeighborLoader(graph(), [3]), "LinkNeighborLoader is no loader of nodes"),
+    "two": (lambda: ZipLoader([NeighborLoader(graph(), [3])]), "ZipLoader is no loader of nodes or links"),
     "induced": (lambda: NeighborLoader(graph(), [3], subgraph_type="induced"), "subgraph_type is 'induced'"),
     "many": (lambda: NeighborLoader(graph(), [2000]), r"num_neighbors is \[2000\], where a device takes hops of"),
     "sampler": (
