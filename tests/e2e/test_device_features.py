@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 import gnncompile
 from gnncompile.batches.loader import Loader
@@ -67,6 +67,17 @@ def test_mini_batches_do_not_depend_on_the_place(how: dict[str, Any], buckets: b
         rate = report["x"].hit_rate
         assert report["x"].cached_rows == 100 and report["x"].reads == report["y"].reads == number
         assert rate is not None and rate > 100 / 300  # the cache holds the nodes that are read most
+
+
+def test_loader_of_links():
+    found = []
+    for how in ({}, {"features": "host", "cache": 100 * (24 + 6 + 8)}):
+        torch.manual_seed(3)
+        data = graph()
+        source = LinkNeighborLoader(data, [5, 3], edge_label_index=data.edge_index[:, :32], batch_size=16)
+        found.append(list(gnncompile.loader(source, DEVICE, sampler="device", **how)))
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in ("x", "edge_attr", "y", "n_id", "edge_label_index"))
 
 
 def test_report_before_the_first_mini_batch():
