@@ -25,11 +25,8 @@ SLICES = 128
 _SECTOR = 4
 """The int64 entries of a counter, of which two are used. Each counter is a sector of 32 bytes."""
 
-_TILE = 16384
-"""Bytes that a program copies."""
-
-_WIDEST = 4096
-"""Bytes of a row that a program copies at once. Programs share a wider row."""
+_TILE, _WIDEST = 1024, 512
+"""The words that a program copies, and the most words of a row that it copies. Programs share a wider row."""
 
 # Asserts in kernels need "debug". They stop the device as torch's own index_select does.
 _gather_rows = Kernel(gather_rows, num_warps=4, debug=True, sanitize_overflow=False)
@@ -144,8 +141,8 @@ def gathered(
     word = _widest_word(size, x, out)
     node, into = node.contiguous(), _as_words(out, word)
     words = size // word
-    width = min(triton.next_power_of_2(words), _WIDEST // word)
-    rows = max(_TILE // (width * word), 1)
+    width = min(triton.next_power_of_2(words), _WIDEST)
+    rows = max(_TILE // width, 1)
     programs = -(-node.numel() // rows) * -(-words // width)
     tile, types = (words, width, rows), f"{into.dtype} {node.dtype}"
     held = (node, node, node) if cache is None else (_as_words(cache.rows, word), cache.slot, cache.counters)
