@@ -97,14 +97,14 @@ class DeviceLoader:
         sizes = None if self._buckets is None else self._buckets.choose(kinds)
         if sizes is None:
             kinds = kinds_of(self._columns, sampled, False)
-            batch = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled)
+            batch, is_kept = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled), False
             memory = torch.empty(batch.length, dtype=torch.uint8, device=sampled.node.device)
             batch.fill(memory, sampled)
         else:
             memories = self._memories_of(sizes, kinds, sampled)
-            batch, memory = memories.batch, memories.fill(sampled)
+            batch, (memory, is_kept) = memories.batch, memories.fill(sampled)
         samples.release(sampled)
-        return batch.finish(memory, sampled, kinds, sizes is not None)
+        return batch.finish(memory, sampled, kinds, sizes is not None, is_kept)
 
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
         """Returns the memories of a padded size. Forgets sizes that buckets had before they grew."""
@@ -126,14 +126,14 @@ class _Memories:
         self.batch = batch
         self._kept: list[_Memory] = []
 
-    def fill(self, sampled: Sampled) -> Tensor:
-        """Returns a memory with the mini-batch in it."""
+    def fill(self, sampled: Sampled) -> tuple[Tensor, bool]:
+        """Returns a memory with the mini-batch in it, and whether the memory is used again."""
         found = next((memory for memory in self._kept if memory.is_free), None)
         if found is None:
             found = _Memory(self.batch, sampled.node.device)
             if len(self._kept) < MOST_MEMORIES:
                 self._kept.append(found)
-        return found.fill(sampled)
+        return found.fill(sampled), found in self._kept
 
 
 class _Memory:

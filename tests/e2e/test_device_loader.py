@@ -384,9 +384,10 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     reference = copy.deepcopy(model)
     step = gnncompile.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False})
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    loader = gnncompile.loader(sources(), device, buckets=2, sampler="device")
-    for _ in range(2):
+    loader, addresses = gnncompile.loader(sources(), device, buckets=2, sampler="device"), set()
+    for _ in range(3):
         for batch in loader:
+            addresses.add(batch.x.data_ptr())
             other = cpu(batch).to(device)
             found = step(batch.x, batch.edge_index, target=(batch.y, batch.batch_size))
             plain.zero_grad()
@@ -399,6 +400,8 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     assert len(step._program.backend.captured) == 1
     recordings = [one for plan in step._plans for one in plan.recordings.recorded]
     assert 1 <= len(recordings) <= 4
+    places = {place for _, recording in recordings for _, place in recording._places}
+    assert addresses & places, "features are read where the loader has written them"
     (captured,) = step._program.backend.captured
     rows = {record.shape.strip("()").split(",")[0] for record in captured.log.regions}
     assert (len(rows) >= 3) == (name == "sage" and loss is loss_of_seeds)
