@@ -160,6 +160,14 @@ def test_inputs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.n_id[: batch.batch_size].tolist() for batch in again] == [[5, 7, 7, 7], [299, 299]]
 
 
+def test_seeds_outside_the_graph(device: str) -> None:
+    source = NeighborLoader(graph(), [3], input_nodes=torch.tensor([5, 300]), batch_size=2)
+    loader = gnncompile.loader(source, device, buckets=True, sampler="device")
+    for _ in range(2):
+        with pytest.raises(IndexError, match="seeds: found a node outside the graph, expected 0 to 299"):
+            next(iter(loader))
+
+
 def test_times_and_weights(device: str) -> None:
     data = graph()
     data.time = torch.randint(50, (300,), generator=torch.Generator().manual_seed(2))
