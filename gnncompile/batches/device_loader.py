@@ -107,16 +107,14 @@ class DeviceLoader:
         return batch.finish(memory, sampled, kinds, sizes is not None, is_kept)
 
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
-        """Returns the memories of a padded size. Forgets sizes that buckets had before they grew."""
+        """Returns the memories of a padded size. Forgets the sizes that buckets had before they grew."""
         assert self._buckets is not None
-        seeds = self._seeds.most or sampled.node_ends[0]
-        memories = self._memories.pop((kinds.names, sizes, seeds), None)
-        if memories is None:
-            memories = _Memories(DeviceBatch(self._columns, kinds, sizes, seeds, sampled))
-        self._memories[kinds.names, sizes, seeds] = memories  # the last one is the one that was used last
-        if len(self._memories) > 2 * self._buckets.most:
-            del self._memories[next(iter(self._memories))]
-        return memories
+        key = kinds.names, sizes, self._seeds.most or sampled.node_ends[0]
+        if key not in self._memories:
+            known = self._buckets.sizes()
+            self._memories = {other: kept for other, kept in self._memories.items() if other[1] in known}
+            self._memories[key] = _Memories(DeviceBatch(self._columns, kinds, sizes, key[2], sampled))
+        return self._memories[key]
 
 
 class _Memories:
