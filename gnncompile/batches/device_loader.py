@@ -8,6 +8,7 @@ used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class DeviceLoader:
         source, transform = self._source, self._source.transform
         has_times = self._seeds.time is not None
         # Iterators at the same time sample in memory of their own.
-        samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
+        with _ordinary():
+            samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -76,7 +78,8 @@ class DeviceLoader:
                 while left and len(samples) <= ahead:
                     left = self._begin(samples, seeds)
                 if len(samples):
-                    made = self._take(samples)
+                    with _ordinary():
+                        made = self._take(samples)
                     yield made if transform is None else transform(made)
                     del made
         finally:
@@ -88,7 +91,8 @@ class DeviceLoader:
         index = next(seeds, None)
         if index is None:
             return False
-        samples.begin(self._seeds(index), int(torch.randint(2**63 - 1, ())))
+        with _ordinary():
+            samples.begin(self._seeds(index), int(torch.randint(2**63 - 1, ())))
         return True
 
     def _take(self, samples: Sampling) -> BaseData:
@@ -117,6 +121,16 @@ class DeviceLoader:
         return self._memories[key]
 
 
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    """A context manager: tensors made inside are ordinary ones, which later calls may write to.
+
+    The caller may be in inference mode.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class _Memories:
     """The memories of the mini-batches of one size. A memory is used again after all tensors in it are gone."""
 
@@ -142,6 +156,7 @@ class _Memory:
         self._memory = torch.empty(batch.length, dtype=torch.uint8, device=device)
         self._users = _compat.storage_users(self._memory)
         self._filled: dict[int, Callable[[], None] | None] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def is_free(self) -> bool:
@@ -153,6 +168,11 @@ class _Memory:
 
         Caches know graph structure by the storage of a tensor, so each mini-batch needs another storage.
         """
+        if device_of(self._memory.device).has_streams:
+            stream = torch.cuda.current_stream(self._memory.device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)  # the mini-batch before may have been read there
+            self._stream = stream
         self._write(sampled)
         return _compat.same_memory(self._memory)
 

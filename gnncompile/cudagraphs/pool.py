@@ -187,7 +187,8 @@ class CudaGraphPool:
                 if lease is not None:
                     return self._replay(recording, args, lease)
         with self._lock:
-            seen = self._look(args, context, memory if 2 * len(self.recorded) < self.most else None)
+            has_room = 2 * (len(self.recorded) + 1) <= self.most
+            seen = self._look(args, context, memory if has_room else None)
             new = self._record(seen, args) if seen.ready else None
             lease = new.lease() if new is not None else None
         return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)

@@ -331,6 +331,19 @@ def test_memory_is_used_again_when_nothing_reads_it(device: str) -> None:
     assert len(loader) == 10
 
 
+def test_inference_mode(device: str) -> None:
+    """What the loader keeps from a loop in inference mode serves later loops too."""
+    source = NeighborLoader(graph(), [3], batch_size=60)
+    loader, batches = gnncompile.loader(source, device, buckets=1, sampler="device"), []
+    for mode in (True, False):
+        torch.manual_seed(7)
+        with torch.inference_mode(mode):
+            batches.append([cpu(batch) for batch in loader])
+    assert equal(*batches)
+    for batch in loader:
+        is_subgraph(cpu(batch), source.data, [3])
+
+
 def test_a_loop_that_is_left(device: str) -> None:
     source = NeighborLoader(graph(), [3], batch_size=60)
     loader = gnncompile.loader(source, device, buckets=1, sampler="device")
