@@ -266,8 +266,10 @@ class DeviceBatch:
         room = self.rooms[name]
         return Place(room.start, room.dtype, room.whole, room.whole).on(memory, padded=True)
 
-    def finish(self, memory: Tensor, sampled: Sampled, kinds: RowTypes, padded: bool) -> BaseData:
-        """Returns the mini-batch with the tensors in its memory."""
+    def finish(
+        self, memory: Tensor, sampled: Sampled, kinds: RowTypes, padded: bool, is_reused: bool = False
+    ) -> BaseData:
+        """Returns the mini-batch with the tensors in its memory. Other mini-batches may use the memory after it."""
         counts, seeds = kinds.counts, sampled.node_ends[0]
         places = {name: room.place(counts) for name, room in self.rooms.items()}
         for key in (INPUT_ID, TIME):
@@ -275,7 +277,8 @@ class DeviceBatch:
                 places[f"0 {key}"] = Place(room.start, room.dtype, room.whole, (seeds,))
         sizes = self.sizes if padded else None
         shell, attributes = self._shell(sampled), self._attributes(sampled, counts)
-        return Prepared(shell, kinds, sizes, attributes, places, self._hubs(kinds), memory).finish(memory)
+        ready = Prepared(shell, kinds, sizes, attributes, places, self._hubs(kinds), memory, is_reused)
+        return ready.finish(memory)
 
     def _shell(self, sampled: Sampled) -> Data:
         shell, (nodes, edges) = copy.copy(self.columns.shell), (sampled.node_ends, sampled.edge_ends)

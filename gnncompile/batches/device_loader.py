@@ -8,6 +8,7 @@ used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,7 +93,8 @@ class DeviceLoader:
         source, transform = self._source, self._source.transform
         has_times = self._seeds.time is not None
         # Iterators at the same time sample in memory of their own.
-        samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
+        with _ordinary():
+            samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -101,7 +103,8 @@ class DeviceLoader:
                 while left and len(samples) <= ahead:
                     left = self._begin(samples, seeds)
                 if len(samples):
-                    made = self._take(samples)
+                    with _ordinary():
+                        made = self._take(samples)
                     yield made if transform is None else transform(made)
                     del made
         finally:
@@ -113,7 +116,8 @@ class DeviceLoader:
         index = next(seeds, None)
         if index is None:
             return False
-        samples.begin(self._seeds(index), int(torch.randint(2**63 - 1, ())))
+        with _ordinary():
+            samples.begin(self._seeds(index), int(torch.randint(2**63 - 1, ())))
         return True
 
     def _take(self, samples: Sampling) -> BaseData:
@@ -122,26 +126,34 @@ class DeviceLoader:
         sizes = None if self._buckets is None else self._buckets.choose(kinds)
         if sizes is None:
             kinds = kinds_of(self._columns, sampled, False)
-            batch = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled)
+            batch, is_kept = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled), False
             memory = torch.empty(batch.length, dtype=torch.uint8, device=sampled.node.device)
             batch.fill(memory, sampled)
         else:
             memories = self._memories_of(sizes, kinds, sampled)
-            batch, memory = memories.batch, memories.fill(sampled)
+            batch, (memory, is_kept) = memories.batch, memories.fill(sampled)
         samples.release(sampled)
-        return batch.finish(memory, sampled, kinds, sizes is not None)
+        return batch.finish(memory, sampled, kinds, sizes is not None, is_kept)
 
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
-        """Returns the memories of a padded size. Forgets sizes that buckets had before they grew."""
+        """Returns the memories of a padded size. Forgets the sizes that buckets had before they grew."""
         assert self._buckets is not None
-        seeds = self._seeds.most or sampled.node_ends[0]
-        memories = self._memories.pop((kinds.names, sizes, seeds), None)
-        if memories is None:
-            memories = _Memories(DeviceBatch(self._columns, kinds, sizes, seeds, sampled))
-        self._memories[kinds.names, sizes, seeds] = memories  # the last one is the one that was used last
-        if len(self._memories) > 2 * self._buckets.most:
-            del self._memories[next(iter(self._memories))]
-        return memories
+        key = kinds.names, sizes, self._seeds.most or sampled.node_ends[0]
+        if key not in self._memories:
+            known = self._buckets.sizes()
+            self._memories = {other: kept for other, kept in self._memories.items() if other[1] in known}
+            self._memories[key] = _Memories(DeviceBatch(self._columns, kinds, sizes, key[2], sampled))
+        return self._memories[key]
+
+
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    """A context manager: tensors made inside are ordinary ones, which later calls may write to.
+
+    The caller may be in inference mode.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class _Memories:
@@ -151,14 +163,14 @@ class _Memories:
         self.batch = batch
         self._kept: list[_Memory] = []
 
-    def fill(self, sampled: Sampled) -> Tensor:
-        """Returns a memory with the mini-batch in it."""
+    def fill(self, sampled: Sampled) -> tuple[Tensor, bool]:
+        """Returns a memory with the mini-batch in it, and whether the memory is used again."""
         found = next((memory for memory in self._kept if memory.is_free), None)
         if found is None:
             found = _Memory(self.batch, sampled.node.device)
             if len(self._kept) < MOST_MEMORIES:
                 self._kept.append(found)
-        return found.fill(sampled)
+        return found.fill(sampled), found in self._kept
 
 
 class _Memory:
@@ -169,6 +181,7 @@ class _Memory:
         self._memory = torch.empty(batch.length, dtype=torch.uint8, device=device)
         self._users = _compat.storage_users(self._memory)
         self._filled: dict[int, Callable[[], None] | None] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def is_free(self) -> bool:
@@ -180,6 +193,11 @@ class _Memory:
 
         Caches know graph structure by the storage of a tensor, so each mini-batch needs another storage.
         """
+        if device_of(self._memory.device).has_streams:
+            stream = torch.cuda.current_stream(self._memory.device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)  # the mini-batch before may have been read there
+            self._stream = stream
         self._write(sampled)
         return _compat.same_memory(self._memory)
 

@@ -62,8 +62,8 @@ def loader(
     from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
 
     Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples, with the meaning of PyG's samplers and
-    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. A loader of a ``Data``
-    samples on a GPU if `device` is one. The graph and its attributes are then moved there once. Some loaders sample on
+    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. If the graph is a ``Data``
+    and `device` a GPU, the GPU samples. The graph and its attributes are then moved there once. Some loaders sample on
     the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a ``transform``, or of
     a graph that does not fit into the memory of the GPU. A log message names the reason, and
     :attr:`Loader.not_on_device` holds it.

@@ -82,6 +82,7 @@ class Prepared:
         places: The places of tensors and layouts in the memory, by name.
         hubs: The hubs of each layout that has any, by the layout's name.
         memory: All tensors and layouts, uint8 ``[bytes]``.
+        is_reused: Whether other mini-batches will be in the same memory.
     """
 
     shell: BaseData
@@ -91,6 +92,7 @@ class Prepared:
     places: dict[str, Place]
     hubs: dict[str, LayoutHubs]
     memory: Tensor
+    is_reused: bool = False
 
     def pin_memory(self) -> Prepared:
         """Returns the mini-batch in pinned memory. A loader calls this if its mini-batches stay on the CPU."""
@@ -101,7 +103,8 @@ class Prepared:
         batch = None
         if self.sizes is not None:
             on_device = self.places[COUNTS].on(memory, True)
-            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things)
+            address = on_device.data_ptr() if self.is_reused else None
+            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things, address)
         data = copy.copy(self.shell)
         for attribute in self.attributes:
             value = self.places[attribute.name].on(memory, padded=False)

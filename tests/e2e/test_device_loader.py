@@ -160,6 +160,14 @@ def test_inputs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.n_id[: batch.batch_size].tolist() for batch in again] == [[5, 7, 7, 7], [299, 299]]
 
 
+def test_seeds_outside_the_graph(device: str) -> None:
+    source = NeighborLoader(graph(), [3], input_nodes=torch.tensor([5, 300]), batch_size=2)
+    loader = gnncompile.loader(source, device, buckets=True, sampler="device")
+    for _ in range(2):
+        with pytest.raises(IndexError, match="seeds: found a node outside the graph, expected 0 to 299"):
+            next(iter(loader))
+
+
 def test_times_and_weights(device: str) -> None:
     data = graph()
     data.time = torch.randint(50, (300,), generator=torch.Generator().manual_seed(2))
@@ -312,6 +320,7 @@ def test_memory_is_used_again_when_nothing_reads_it(device: str) -> None:
     for batch in loader:
         addresses.append(batch.x.data_ptr())
     assert len(set(addresses[-6:])) == 2
+    assert len(loader._on_device._memories) == len(loader.buckets.sizes()) == 1  # type: ignore[union-attr]
     for batch in loader:
         kept.append((batch.x[:2], batch.x[:2].clone(), batch.edge_index, batch.edge_index.clone()))
     del batch
@@ -320,6 +329,19 @@ def test_memory_is_used_again_when_nothing_reads_it(device: str) -> None:
     for one, other in zip(loader, loader, strict=True):  # two iterators at once
         is_subgraph(cpu(one), source.data, [3]), is_subgraph(cpu(other), source.data, [3])
     assert len(loader) == 10
+
+
+def test_inference_mode(device: str) -> None:
+    """What the loader keeps from a loop in inference mode serves later loops too."""
+    source = NeighborLoader(graph(), [3], batch_size=60)
+    loader, batches = gnncompile.loader(source, device, buckets=1, sampler="device"), []
+    for mode in (True, False):
+        torch.manual_seed(7)
+        with torch.inference_mode(mode):
+            batches.append([cpu(batch) for batch in loader])
+    assert equal(*batches)
+    for batch in loader:
+        is_subgraph(cpu(batch), source.data, [3])
 
 
 def test_a_loop_that_is_left(device: str) -> None:
@@ -384,9 +406,10 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     reference = copy.deepcopy(model)
     step = gnncompile.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False})
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    loader = gnncompile.loader(sources(), device, buckets=2, sampler="device")
+    loader, addresses = gnncompile.loader(sources(), device, buckets=2, sampler="device"), set()
     for _ in range(2):
         for batch in loader:
+            addresses.add(batch.x.data_ptr())
             other = cpu(batch).to(device)
             found = step(batch.x, batch.edge_index, target=(batch.y, batch.batch_size))
             plain.zero_grad()
@@ -399,6 +422,8 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     assert len(step._program.backend.captured) == 1
     recordings = [one for plan in step._plans for one in plan.recordings.recorded]
     assert 1 <= len(recordings) <= 4
+    places = {place for _, recording in recordings for _, place in recording._places}
+    assert addresses & places, "features are read where the loader has written them"
     (captured,) = step._program.backend.captured
     rows = {record.shape.strip("()").split(",")[0] for record in captured.log.regions}
     assert (len(rows) >= 3) == (name == "sage" and loss is loss_of_seeds)
