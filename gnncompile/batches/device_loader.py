@@ -164,13 +164,14 @@ class _Memories:
         self._kept: list[_Memory] = []
 
     def fill(self, sampled: Sampled) -> tuple[Tensor, bool]:
-        """Returns a memory with the mini-batch in it, and whether the memory is used again."""
+        """Returns a memory with the mini-batch in it, and whether an earlier mini-batch was there."""
         found = next((memory for memory in self._kept if memory.is_free), None)
+        is_used_again = found is not None
         if found is None:
             found = _Memory(self.batch, sampled.node.device)
-            if len(self._kept) < MOST_MEMORIES:
-                self._kept.append(found)
-        return found.fill(sampled), found in self._kept
+            self._kept.append(found)
+            del self._kept[:-MOST_MEMORIES]  # one that somebody holds for long gives way
+        return found.fill(sampled), is_used_again
 
 
 class _Memory:
