@@ -127,8 +127,9 @@ class Measurement:
         epochs: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(self.rounds):
             for result in ready:
-                self.progress(f"{result.row.name}: epoch {turn + 1} of {self.rounds}")
-                epochs[result.row.name].append(self._epoch(result, steps[result.row.name]))
+                seconds = self._epoch(result, steps[result.row.name])
+                epochs[result.row.name].append(seconds)
+                self.progress(f"{result.row.name}: epoch {turn + 1} of {self.rounds} took {seconds:.2f} s")
         for result in ready:
             result.epoch_s = statistics.median(epochs[result.row.name])
             self.progress(f"{result.row.name}: loading alone")

@@ -26,7 +26,10 @@ _SECTOR = 4
 """The int64 entries of a counter, of which two are used. Each counter is a sector of 32 bytes."""
 
 _TILE, _WIDEST = 1024, 512
-"""The words that a program copies, and the most words of a row that it copies. Programs share a wider row."""
+"""The words that a program copies, and the most words of a row that it copies. Programs share a wider row.
+
+benchmarks/results/nvidia-h100/gather.txt has the times of other tiles.
+"""
 
 # Asserts in kernels need "debug". They stop the device as torch's own index_select does.
 _gather_rows = Kernel(gather_rows, num_warps=4, debug=True, sanitize_overflow=False)
