@@ -23,6 +23,7 @@ from gnncompile.batches.hops import MOST, HopPrefix
 from gnncompile.batches.memory import ALIGNMENT, Place
 from gnncompile.batches.prepare import COUNTS, Attribute, LayoutHubs, Prepared
 from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS, RowTypes
+from gnncompile.exc import ArgumentError
 from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import Sampled
@@ -54,6 +55,20 @@ class Placing:
     def is_on_host(self, key: str) -> bool:
         """Whether an attribute lies on the host."""
         return (self.place if isinstance(self.place, str) else self.place.get(key, "device")) == "host"
+
+    def check(self, rows: Mapping[str, int]) -> None:
+        """Raises an error if a place or the cache has no use; `rows` are the row types of the attributes by name."""
+        unknown = [] if isinstance(self.place, str) else [key for key in self.place if key not in rows]
+        if unknown:
+            raise ArgumentError(
+                f"features: found a place for {unknown[0]!r}, expected names of attributes of nodes or edges: "
+                f"{', '.join(rows)}."
+            )
+        if self.cache and not any(kind == NODE and self.is_on_host(key) for key, kind in rows.items()):
+            raise ArgumentError(
+                f"cache: found {self.cache} bytes and no attribute of nodes on the host, expected one, which a cache "
+                "serves; name it in features, or leave cache out."
+            )
 
     def placed(self, tensors: Mapping[str, Tensor], device: torch.device, are_nodes: bool) -> Features:
         """Puts attributes where they belong. The cache holds attributes of nodes only."""
@@ -101,6 +116,7 @@ class Columns:
                 shell[key] = value.to(device)
         for key in rows:
             shell[key] = None
+        how.check(rows)
         features = {kind: how.placed(found, device, kind == NODE) for kind, found in values.items() if found}
         time_dtype = torch.int64 if seeds.time is None else seeds.time.dtype
         return Columns(shell, rows, features, graph.order, most_neighbors, time_dtype, seeds.are_nodes)

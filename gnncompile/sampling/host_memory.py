@@ -37,7 +37,7 @@ def pinned(x: Tensor, device: torch.device) -> PinnedRows:
     """Returns a tensor in host memory so that kernels of `device` may read it.
 
     CUDA registers the memory of `x` in place. It is copied if it is small, or if CUDA refuses to register it, as it
-    does for files that are mapped into memory: then the log says so.
+    does for some files that are mapped into memory: then the log says so.
 
     Raises:
         MemoryError: The host has not enough memory that can be pinned.

@@ -97,5 +97,11 @@ def test_arguments():
         gnncompile.loader(source, DEVICE, features="host", cache=-1)
     with pytest.raises(ValueError, match=r"features: found 'host' .* sampled on the device \(sampler is 'cpu'\)"):
         gnncompile.loader(source, DEVICE, sampler="cpu", features="host")
+    with pytest.raises(
+        ValueError, match="features: found a place for 'z', expected names of attributes of nodes or edges: "
+    ):
+        gnncompile.loader(source, DEVICE, sampler="device", features={"z": "host"}).report()
+    with pytest.raises(ValueError, match="cache: found 9 bytes and no attribute of nodes on the host"):
+        gnncompile.loader(source, DEVICE, sampler="device", features={"edge_attr": "host"}, cache=9).report()
     with pytest.raises(ValueError, match="report: found a loader that samples on the CPU"):
         gnncompile.loader(source, DEVICE, sampler="cpu").report()
