@@ -77,6 +77,8 @@ def unsupported(source: Any, device: torch.device) -> str | None:
     for name in ("collate_fn", "filter_fn"):
         if getattr(type(source), name) is not getattr(base, name):
             return f"{type(source).__name__} has a {name} of its own"
+    if getattr(source.collate_fn, "__func__", None) is not base.collate_fn:
+        return "the loader was given another collate_fn"
     if not isinstance(source.data, Data):
         return f"the graph is a {type(source.data).__name__}"
     return _unsupported_sampler(source) or _unsupported_data(source.data) or _unsupported_device(device)

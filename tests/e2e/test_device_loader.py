@@ -487,6 +487,12 @@ def typed() -> HeteroData:
     return data
 
 
+def collated() -> NeighborLoader:
+    source = NeighborLoader(graph(), [3])
+    source.collate_fn = list
+    return source
+
+
 def sparse() -> Data:
     data = graph()
     data.table = torch.eye(300).to_sparse()
@@ -503,6 +509,7 @@ REASONS: dict[str, tuple[Callable[[], Any], str]] = {
         "the sampler is a Chosen",
     ),
     "rows": (lambda: NeighborLoader(sparse(), [3]), "table is a Tensor with a row for each node or edge"),
+    "collate": (collated, "the loader was given another collate_fn"),
     "one": (lambda: NeighborLoader(graph(), [3], batch_size=None), "batch_size is None"),
     "output": (
         lambda: NeighborLoader(graph(), [3], transform_sampler_output=lambda out: out),
