@@ -103,7 +103,7 @@ def check(x: Tensor, node: Tensor, out: Tensor | None = None, is_readable: bool 
                 f"out: found shape {list(out.shape)}, {out.dtype} on {out.device}, expected a contiguous tensor of "
                 f"shape {[node.numel(), *x.shape[1:]]}, {x.dtype} on {node.device}."
             )
-    if x.device != node.device and not is_readable and not (x.device.type == "cpu" and x.is_pinned()):
+    if x.device != node.device and not is_readable and not x.is_pinned():
         raise ArgumentError(
             f"x: found a tensor on {x.device}, and node on {node.device}, expected both on one device, or x in pinned "
             "host memory; move one of them, or call x.pin_memory() once."
