@@ -90,6 +90,14 @@ def test_fewer_seeds(disjoint: bool, device_name: str):
         sampler(torch.arange(5, device=device_name))
 
 
+def test_padding_repeats_few_nodes(device_name: str):
+    """Of more than 1,024 nodes, padding repeats the first 1,024."""
+    sampler = BoundedSampler(*on(random_graph(2000, 3000), device_name), [2], 1100, seed=0)
+    made = sampler(torch.arange(1100, device=device_name))
+    assert 1024 < made.unpad().node.numel() < made.node.numel() - 1024
+    check_padding(made, 1100)
+
+
 def test_times_and_fewer_seeds(device_name: str):
     colptr, row = on(hub(6), device_name)
     time = torch.arange(6, device=device_name)
