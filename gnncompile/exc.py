@@ -13,6 +13,7 @@ __all__ = [
     "CaptureError",
     "DerivativeError",
     "GnncompileError",
+    "HostMemoryError",
     "IndexOutOfRangeError",
     "InternalError",
     "InvalidRegionError",
@@ -82,6 +83,10 @@ class ReplicaError(GnncompileError, RuntimeError):
 
 class KernelMemoryError(GnncompileError, MemoryError):
     """A kernel for the CPU found no memory for what it stores in between."""
+
+
+class HostMemoryError(GnncompileError, MemoryError):
+    """The host has not enough memory that can be pinned, so that a GPU can read it."""
 
 
 class InternalError(GnncompileError, RuntimeError):

@@ -100,7 +100,7 @@ def power_law(
         )
     generator = _generator(seed, device)
     # A hub is drawn as a destination max_degree - mean_degree times, and as a source as often as any other node.
-    weights = _rank_weights(num_nodes, share=(max_degree - mean_degree) / half, slope=1 / (exponent - 1)).to(device)
+    weights = _rank_weights(num_nodes, (max_degree - mean_degree) / half, 1 / (exponent - 1), device)
     cumulative = weights.cumsum(0)
     drawn = torch.rand(half, generator=generator, dtype=torch.float64, device=device) * cumulative[-1]
     rank = torch.searchsorted(cumulative, drawn).clamp_(max=num_nodes - 1)
@@ -112,9 +112,9 @@ def power_law(
     return Data(edge_index=edge_index, **_features(num_nodes, channels, generator))
 
 
-def _rank_weights(num_nodes: int, share: float, slope: float) -> Tensor:
+def _rank_weights(num_nodes: int, share: float, slope: float, device: torch.device | str) -> Tensor:
     """`(rank + c) ** -slope` with `c` such that the first weight has the given share of their sum (bisection)."""
-    rank = torch.arange(num_nodes, dtype=torch.float64)
+    rank = torch.arange(num_nodes, dtype=torch.float64, device=device)
 
     def weights(shift: float) -> Tensor:
         return (rank + shift) ** -slope

@@ -11,6 +11,7 @@ QUANTITIES = {
     "step_ms": "median ms of a step",
     "loop_ms": "ms of a mini-batch in the whole loop",
     "epoch_s": "seconds of an epoch, loading included",
+    "loading_s": "seconds of an epoch of loading alone",
     "edge_ns": "nanoseconds of CPU time per sampled edge, the sampler alone in one thread",
     "cold_seconds": "seconds of the first step, caches empty",
     "second_seconds": "seconds of the first step in a second process",

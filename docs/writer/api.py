@@ -25,7 +25,7 @@ class Part:
     names: tuple[str, ...] | None = None
 
 
-SAMPLED = ("BoundedSampler", "BoundedNeighborhood", "gather")
+SAMPLED = ("BoundedSampler", "BoundedNeighborhood")
 
 PARTS = (
     Part("gnncompile", "gnncompile/__init__.py"),
@@ -40,6 +40,9 @@ PARTS = (
     Part("gnncompile.models", "models/__init__.py"),
     Part("gnncompile.sampling.bounded", "gnncompile/sampling/bounded.py", SAMPLED),
     Part("gnncompile.sampling.device", "gnncompile/sampling/device.py", ("sample_neighbors",)),
+    Part("gnncompile.sampling.features", "gnncompile/sampling/features.py", ("Features", "FeatureReport", "Placed")),
+    Part("gnncompile.sampling.reads", "gnncompile/sampling/reads.py", ("expected_reads",)),
+    Part("gnncompile.sampling.gather", "gnncompile/sampling/gather.py", ("gather",)),
     Part("gnncompile.testing", "gnncompile/testing.py"),
 )
 
@@ -76,6 +79,11 @@ for molecule in dataset:
     molecule.y = molecule.y.long().clamp(max=6)
 model = Classifier().to("cuda" if torch.cuda.is_available() else "cpu")
 optimizer = torch.optim.Adam(model.parameters())""",
+    "NeighborSampler": """from torch_geometric.loader import NeighborLoader
+from gnncompile.sampling.pyg import NeighborSampler
+
+data = testing.uniform(50, 300)
+data.edge_weight = torch.rand(300)""",
     "warmup": "model = GCN(16, 16, 2, 7)",
     "prepare": "model = GCN(16, 16, 2, 7)",
 }

@@ -59,7 +59,15 @@ from gnncompile._compat.inductor import (
     settings_for,
     unfused_settings,
 )
-from gnncompile._compat.memory import StorageWeakRef, copy_each, pinned, same_memory, shared_bytes, storage_address
+from gnncompile._compat.memory import (
+    StorageWeakRef,
+    copy_each,
+    pinned,
+    same_memory,
+    shared_bytes,
+    storage_address,
+    storage_users,
+)
 from gnncompile._compat.numbers import most_unrolled
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
@@ -208,6 +216,7 @@ __all__ = [
     "static_cuda_launch",
     "steers_dynamo",
     "storage_address",
+    "storage_users",
     "substitute_construction",
     "substitute_largest",
     "substitute_methods",

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["StorageWeakRef", "copy_each", "pinned", "same_memory", "shared_bytes", "storage_address"]
+__all__ = ["StorageWeakRef", "copy_each", "pinned", "same_memory", "shared_bytes", "storage_address", "storage_users"]
 
 
 def shared_bytes(length: int) -> Tensor:
@@ -30,6 +30,11 @@ def storage_address(tensor: Tensor) -> int:
     No other storage has the number while the storage is alive, or while a ``StorageWeakRef`` refers to it.
     """
     return int(tensor.untyped_storage()._cdata)
+
+
+def storage_users(tensor: Tensor) -> int:
+    """Returns how many tensors and other objects hold the storage of a tensor, up to a constant."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:

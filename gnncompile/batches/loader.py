@@ -8,11 +8,12 @@ the device.
 from __future__ import annotations
 
 import copy
+import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,15 @@ from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
 from gnncompile.device import device_of
-from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
+from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError, UnsupportedSampling
 from gnncompile.layout.streams import copying
-from gnncompile.sampling.loaders import with_own_sampler
+from gnncompile.sampling.device_graph import unsupported
+from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
+
+if TYPE_CHECKING:
+    from gnncompile.sampling.features import FeatureReport
+
+logger = logging.getLogger(__name__)
 
 AHEAD = 2
 """The number of mini-batches that are prepared ahead."""
@@ -32,12 +39,17 @@ AHEAD = 2
 _END = object()
 
 
-SAMPLERS = ("gnncompile", "pyg")
-"""Who may sample neighbours."""
+SAMPLERS = ("gnncompile", "device", "cpu", "pyg")
+"""Who may sample neighbours, and where."""
 
 
 def loader(
-    source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+    source: Iterable[Any],
+    device: Any = None,
+    buckets: bool | int = False,
+    sampler: str = "gnncompile",
+    features: str | Mapping[str, str] = "device",
+    cache: int = 0,
 ) -> Loader:
     """Wraps a loader so that compiled models need not sort edges or build layouts in their calls.
 
@@ -49,8 +61,20 @@ def loader(
     tensors, results and losses are those of the mini-batch alone. A model runs without padding if it has an operation
     from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
 
-    Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples on the CPU, with the meaning of PyG's
-    samplers and without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`.
+    Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples, with the meaning of PyG's samplers and
+    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. If the graph is a ``Data``
+    and `device` a GPU, the GPU samples. The graph and its attributes are then moved there once. Some loaders sample on
+    the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a ``transform``, or of
+    a graph that does not fit into the memory of the GPU. A log message names the reason, and
+    :attr:`Loader.not_on_device` holds it.
+
+    Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
+    of each mini-batch there, by way of the bus. A `cache` on the GPU holds the rows of nodes that are expected to be
+    read most (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found
+    there.
+
+    A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
+    the same device; the CPU and the GPU draw different neighbours.
 
     Example::
 
@@ -64,16 +88,24 @@ def loader(
             tuples of them) on the CPU.
         device: Where mini-batches go; None leaves them on the CPU.
         buckets: Whether mini-batches are padded, or the largest number of sizes (True: 4).
-        sampler: Who samples neighbours: ``"gnncompile"``, or ``"pyg"`` for the sampler of `source`. Samplers other than
+        sampler: Who samples neighbours, and where. ``"gnncompile"`` samples on `device` if it can, or else on the CPU.
+            ``"device"`` and ``"cpu"`` allow one of the two. ``"pyg"`` is the sampler of `source`. Samplers other than
             PyG's ``NeighborSampler`` are always used as they are, and a warning says so.
+        features: Where the attributes of nodes and edges lie while a GPU samples: ``"device"``, ``"host"``, or one of
+            these by the name of an attribute, such as ``{"x": "host"}``; others are then on the device. The memory of
+            attributes on the host is pinned.
+        cache: The bytes on the GPU that cache attributes of nodes on the host.
 
     Raises:
         TypeError: `source` can't be iterated over, or the times that it samples by are not integers.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
+            Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
+            known at the first mini-batch.
+        MemoryError: The host has not enough memory that can be pinned, at the first mini-batch.
         ImportError: There is neither a C++ compiler for the sampler nor a library that PyG samples with. While
             iterating: the library that `source` samples with is missing.
     """
-    return Loader(source, device, buckets, sampler)
+    return Loader(source, device, buckets, sampler, features, cache)
 
 
 class Loader:
@@ -83,10 +115,18 @@ class Loader:
         source: The loader that was wrapped.
         device: Where mini-batches go.
         buckets: The sizes that mini-batches are padded to; None without padding.
+        not_on_device: Why neighbours are not sampled on the device; None if they are. The size of the graph is checked
+            at the first mini-batch.
     """
 
     def __init__(
-        self, source: Iterable[Any], device: Any = None, buckets: bool | int = False, sampler: str = "gnncompile"
+        self,
+        source: Iterable[Any],
+        device: Any = None,
+        buckets: bool | int = False,
+        sampler: str = "gnncompile",
+        features: str | Mapping[str, str] = "device",
+        cache: int = 0,
     ) -> None:
         if not hasattr(source, "__iter__"):
             raise ArgumentTypeError(
@@ -100,8 +140,14 @@ class Loader:
         self.source = source
         self.device = torch.device("cpu" if device is None else device)
         self.buckets = Buckets(MOST if buckets is True else int(buckets)) if buckets else None
-        sampling = with_own_sampler(source) if sampler == "gnncompile" else source
-        self._prepared = _preparing(sampling, self.buckets, self.device)
+        self._sampler = sampler
+        self._features, self._cache = features, cache
+        _check_features(features, cache)
+        self._on_device: Any = None  # a DeviceLoader, whose module imports Triton
+        self._prepared: Any = None
+        self.not_on_device = self._why_not_on_device(sampler)
+        if self.not_on_device is not None:
+            self._leave_to_cpu(self.not_on_device)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -110,12 +156,94 @@ class Loader:
         most = self.buckets.most if self.buckets is not None else 0
         return f"{type(self).__name__}({self.source}, device={str(self.device)!r}, buckets={most})"
 
+    def _why_not_on_device(self, sampler: str) -> str | None:
+        if sampler in ("cpu", "pyg"):
+            return f"sampler is {sampler!r}"
+        if sampler != "device" and not device_of(self.device).has_streams:
+            return f"mini-batches go to {self.device}, which is no GPU"
+        if self.buckets is not None and getattr(self.source, "transform", None) is not None:
+            return "a transform may change sizes, so with buckets it runs before the padding, on the CPU"
+        return unsupported(self.source, self.device)
+
+    def _leave_to_cpu(self, why: str) -> None:
+        """Lets the CPU sample. Tells why, if the device was expected to."""
+        if self._features != "device" or self._cache:
+            raise ArgumentError(
+                f"features: found {self._features!r} and a cache of {self._cache} bytes, which need neighbours "
+                f"that are sampled on the device ({why}); change that, or leave features and cache out."
+            )
+        if self._sampler == "device":
+            raise ArgumentError(
+                f"sampler: found 'device', which can't sample for this loader ({why}); change that, or leave sampler "
+                "out, so that the CPU samples."
+            )
+        if self._sampler == "gnncompile" and samples_neighbors(self.source) and device_of(self.device).has_streams:
+            logger.warning("%s samples on the CPU: %s", type(self.source).__name__, why)
+        self.not_on_device = why
+        self._prepared = _preparing(
+            self.source if self._sampler == "pyg" else with_own_sampler(self.source), self.buckets, self.device
+        )
+
     def __iter__(self) -> Iterator[Any]:
+        if self.not_on_device is None and self._on_device is None:
+            self._move()
+        return iter(self._on_device) if self._on_device is not None else self._from_cpu()
+
+    def report(self) -> FeatureReport:
+        """Returns the size and the place of each attribute of nodes and edges, and the hit rates of the cache.
+
+        Moves the graph if there was no mini-batch yet, and waits for the device.
+
+        Raises:
+            ValueError: The CPU samples, so the loader has no attributes of its own.
+        """
+        if self.not_on_device is None and self._on_device is None:
+            self._move()
+        if self._on_device is None:
+            raise ArgumentError(
+                f"report: found a loader that samples on the CPU ({self.not_on_device}), expected one that samples "
+                "on a GPU; the attributes are those of its source."
+            )
+        report: FeatureReport = self._on_device.report()
+        return report
+
+    def _move(self) -> None:
+        """Moves the graph to the device; lets the CPU sample if it does not fit there."""
+        # Triton is imported only where it is used.
+        from gnncompile.batches.device_loader import DeviceLoader
+
+        given = self.buckets, self._features, self._cache
+        try:
+            self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
+        except UnsupportedSampling as reason:
+            self._leave_to_cpu(str(reason))
+
+    def _from_cpu(self) -> Iterator[Any]:
         items = (prepare_all(item, self.buckets) for item in _explaining(iter(self._prepared), self.source))
         if not device_of(self.device).has_streams:
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
         pins = isinstance(self.source, DataLoader) and self.source.pin_memory
         return _Ahead(items, self.device, _compat.pinned if pins else _as_it_is).batches()
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Returns a device with its index. A GPU without one is the current GPU."""
+    index: int | None = device.index
+    is_current = device_of(device).has_streams and index is None
+    return torch.device(device.type, torch.cuda.current_device()) if is_current else device
+
+
+def _check_features(features: str | Mapping[str, str], cache: int) -> None:
+    places = {features} if isinstance(features, str) else set(features.values())
+    if not places <= {"device", "host"}:
+        raise ArgumentError(
+            f"features: found {features!r}, expected 'device', 'host', or one of them by the name of an attribute."
+        )
+    if cache < 0 or (cache and "host" not in places):
+        raise ArgumentError(
+            f"cache: found {cache} bytes with features={features!r}, expected bytes of 0 or more, and attributes on "
+            "the host; set features='host', or leave cache out."
+        )
 
 
 def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.device) -> Iterable[Any]:
@@ -187,8 +315,7 @@ class _Ahead:
 
     def __init__(self, items: Iterator[Any], device: torch.device, other: Callable[[Any], Any]) -> None:
         self._items, self._other = items, other
-        index: int | None = device.index
-        self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self._device = _with_index(device)
         self._stream = copying(self._device)
         self._pinned = _Pinned()
         self._ready: queue.Queue[Any] = queue.Queue(AHEAD)

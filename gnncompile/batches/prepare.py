@@ -30,7 +30,8 @@ from gnncompile.device import device_of
 from gnncompile.layout import batch_metadata, csr
 from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, Layout, attach, count
 
-_COUNTS = "counts"
+COUNTS = "counts"
+"""The name in the memory of the number of valid rows of each row type."""
 
 MANY_EDGES = 2**16
 """With more edges than this, a worker process computes only the row pointers by destination. The device then computes
@@ -38,7 +39,7 @@ the rest, the layout by source included, in far less time than a step takes; a w
 """
 
 
-class _Attribute(NamedTuple):
+class Attribute(NamedTuple):
     """A tensor of a mini-batch: its store and key, and the fields of
     :class:`gnncompile.layout.batch_metadata.BatchMetadata`.
     """
@@ -55,7 +56,7 @@ class _Attribute(NamedTuple):
         return f"{self.store} {self.key}"
 
 
-class _Hubs(NamedTuple):
+class LayoutHubs(NamedTuple):
     """The hubs of a layout.
 
     Attributes:
@@ -81,15 +82,17 @@ class Prepared:
         places: The places of tensors and layouts in the memory, by name.
         hubs: The hubs of each layout that has any, by the layout's name.
         memory: All tensors and layouts, uint8 ``[bytes]``.
+        is_reused: Whether other mini-batches will be in the same memory.
     """
 
     shell: BaseData
     kinds: RowTypes
     sizes: tuple[int, ...] | None
-    attributes: tuple[_Attribute, ...]
+    attributes: tuple[Attribute, ...]
     places: dict[str, Place]
-    hubs: dict[str, _Hubs]
+    hubs: dict[str, LayoutHubs]
     memory: Tensor
+    is_reused: bool = False
 
     def pin_memory(self) -> Prepared:
         """Returns the mini-batch in pinned memory. A loader calls this if its mini-batches stay on the CPU."""
@@ -99,8 +102,9 @@ class Prepared:
         """Builds the mini-batch from a copy of the memory, which may be on another device."""
         batch = None
         if self.sizes is not None:
-            on_device = self.places[_COUNTS].on(memory, True)
-            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things)
+            on_device = self.places[COUNTS].on(memory, True)
+            address = on_device.data_ptr() if self.is_reused else None
+            batch = Bucketed(self.kinds.names, self.kinds.counts, self.sizes, on_device, self.kinds.things, address)
         data = copy.copy(self.shell)
         for attribute in self.attributes:
             value = self.places[attribute.name].on(memory, padded=False)
@@ -113,7 +117,7 @@ class Prepared:
             data[SEEDS] = count(batch, self.kinds.hop_prefix(0)[0])
         return data
 
-    def _attached(self, attribute: _Attribute, memory: Tensor, batch: Bucketed | None) -> BatchMetadata:
+    def _attached(self, attribute: Attribute, memory: Tensor, batch: Bucketed | None) -> BatchMetadata:
         _, _, rows, values, highest = attribute
         place, make_layout, make_hop_prefixes = self.places[attribute.name], None, None
         if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
@@ -124,7 +128,7 @@ class Prepared:
         whole = partial(place.on, memory, True) if batch is not None and rows is not None else None
         return BatchMetadata(batch, rows, values, highest, whole, make_layout, make_hop_prefixes)
 
-    def _edge_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+    def _edge_layout(self, attribute: Attribute, memory: Tensor, padded: bool) -> Layout:
         start, dtype, whole, true = self.places[attribute.name]
         ends = [Place(start + k * whole[1] * dtype.itemsize, dtype, whole[1:], true[1:]) for k in range(2)]
         by_col, by_row = (f"{attribute.store} {{}} by {end}" for end in ("col", "row"))
@@ -145,7 +149,7 @@ class Prepared:
             found.append(batch_metadata.HopPrefix(self.kinds.hop_prefix(at), row, col, rowptr, other))
         return tuple(found)
 
-    def _index_layout(self, attribute: _Attribute, memory: Tensor, padded: bool) -> Layout:
+    def _index_layout(self, attribute: Attribute, memory: Tensor, padded: bool) -> Layout:
         index, by = self.places[attribute.name], self._by(f"{attribute.name} {{}}", memory, padded)
         return Layout(index.on(memory, padded), index.on(memory, padded), by, by)
 
@@ -200,12 +204,12 @@ class _Preparation:
             self.bucket = buckets.choose(self.kinds)
         self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
         self.memory = Memory()
-        self.attributes: list[_Attribute] = []
-        self.hubs: dict[str, _Hubs] = {}
+        self.attributes: list[Attribute] = []
+        self.hubs: dict[str, LayoutHubs] = {}
 
     def run(self) -> Prepared:
         """See :func:`prepare`."""
-        self.memory.add(_COUNTS, [torch.tensor(self.counts)])
+        self.memory.add(COUNTS, [torch.tensor(self.counts)])
         for at, store in enumerate(self.data.stores):
             ends = self.kinds.ends[at]
             for key, value in tensors(store).items():
@@ -238,14 +242,14 @@ class _Preparation:
         numbers_graphs = key == BATCH or key.endswith(f"_{BATCH}")
         values = ends if is_edges and ends is not None else (self.kinds.graphs if numbers_graphs else None,)
         found = self.ends_highest[store] if is_edges else highest(value, 1) if rows is not None else (None,)
-        attribute = _Attribute(store, key, rows, values, found)
+        attribute = Attribute(store, key, rows, values, found)
         self.attributes.append(attribute)
         padding = self._padding(value, attribute)
         self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
         if numbers_graphs and values[0] is not None and rows is not None:
             self._lay_out_index(attribute.name, value, found[0], rows, values[0])
 
-    def _padding(self, value: Tensor, attribute: _Attribute) -> list[Tensor]:
+    def _padding(self, value: Tensor, attribute: Attribute) -> list[Tensor]:
         """Returns the padding of a tensor as a list of tensors to append."""
         rows, values = attribute.rows, attribute.values
         if self.bucket is None or rows is None:
@@ -315,13 +319,13 @@ class _Preparation:
             return
         longest, most_edges = int(rowptr.diff().max()), csr.most_edges(num_edges)
         if longest < most_edges:
-            self.hubs[name] = _Hubs(csr.NO_HUBS, True, most_edges)
+            self.hubs[name] = LayoutHubs(csr.NO_HUBS, True, most_edges)
         if longest <= most_edges:
             return
         found = csr.hubs(rowptr, num_edges)
         assert found is not None and found.number is not None
         only_true = more.numel() == 0 or int(padding.diff().max()) <= most_edges
-        self.hubs[name] = _Hubs(found.number, only_true, most_edges)
+        self.hubs[name] = LayoutHubs(found.number, only_true, most_edges)
         self.memory.add(name.format("hub rows"), [found.rows])
         self.memory.add(name.format("hub pieces"), [found.pieces])
 

@@ -158,13 +158,17 @@ class CudaGraphPool:
                     return Begun(recording, args, seen.context, lease)
         return None
 
-    def __call__(self, args: Sequence[Any], facts: Any = None, begun: Begun | None = None) -> Any:
+    def __call__(
+        self, args: Sequence[Any], facts: Any = None, begun: Begun | None = None, memory: int | None = None
+    ) -> Any:
         """Returns the results of the graph.
 
         Args:
             args: The inputs of the graph: tensors and numbers.
             facts: Other values on which a recording depends.
             begun: The replay that :meth:`begin` launched with the expected inputs, if any.
+            memory: The address of the memory of the inputs, if later inputs will be there too. Each such memory gets a
+                recording that reads the inputs in place, while these recordings are at most half of all.
         """
         _compat.refuse_tangents(args)
         where = cuda_graph.context(self.device) if self.reason is None else None
@@ -183,7 +187,8 @@ class CudaGraphPool:
                 if lease is not None:
                     return self._replay(recording, args, lease)
         with self._lock:
-            seen = self._look(args, context)
+            has_room = 2 * (len(self.recorded) + 1) <= self.most
+            seen = self._look(args, context, memory if has_room else None)
             new = self._record(seen, args) if seen.ready else None
             lease = new.lease() if new is not None else None
         return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)
@@ -194,10 +199,11 @@ class CudaGraphPool:
             csr.look(self.device)
         return recording(args, lease, begun)
 
-    def _look(self, args: Sequence[Any], context: Any) -> _Seen:
+    def _look(self, args: Sequence[Any], context: Any, memory: int | None) -> _Seen:
         sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
-        seen = self._seen.setdefault((context, sizes), _Seen(context))
-        self._seen.move_to_end((context, sizes))
+        key = context, sizes, memory
+        seen = self._seen.setdefault(key, _Seen(context))
+        self._seen.move_to_end(key)
         if len(self._seen) > MOST_SEEN:
             self._seen.popitem(last=False)
         places: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else 0 for a in args]

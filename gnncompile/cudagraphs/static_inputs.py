@@ -35,6 +35,7 @@ class StaticInputs:
     def __init__(self, args: Sequence[Any], copied: Sequence[int]) -> None:
         self.tensors: dict[int, Tensor] = {}
         self._single: list[int] = []
+        self._without_hubs: list[tuple[int, int]] = []
         self._groups: list[_Group] = []
         together: dict[int, list[int]] = {}
         for k in copied:
@@ -46,6 +47,15 @@ class StaticInputs:
             else:
                 self._single += members
                 self.tensors.update(_each_once(args, members, _copy))
+                self._tell_without_hubs(args, members)
+
+    def _tell_without_hubs(self, args: Sequence[Any], members: Sequence[int]) -> None:
+        """Says of the copies of layouts without hubs that there are none. Later inputs must have none either."""
+        for k in members:
+            found = csr.given_hubs(args[k])
+            if found is not None and found.number == csr.NO_HUBS:
+                csr.give_hubs(self.tensors[k], found.rows, found.pieces, csr.NO_HUBS, found.most_edges)
+                self._without_hubs.append((k, found.most_edges))
 
     @property
     def together(self) -> list[list[int]]:
@@ -66,6 +76,10 @@ class StaticInputs:
 
     def lists_fit(self, args: Sequence[Any]) -> bool:
         """Whether the inputs' lists of hubs have the same places as before. C++ compares all else."""
+        for k, most_edges in self._without_hubs:
+            found = csr.given_hubs(args[k])
+            if found is None or found.number != csr.NO_HUBS or found.most_edges != most_edges:
+                return False
         return all(group.lists_stand_as_before(args) for group in self._groups)
 
     def copy(self, args: Sequence[Any]) -> None:

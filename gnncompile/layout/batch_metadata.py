@@ -35,6 +35,7 @@ class Bucketed:
         sizes: The number of rows of each row type, padding included.
         on_device: The counts, int64 ``[kinds]``.
         things: The number of row types that are no hop prefixes of others. These row types come first.
+        memory: The address of the memory of the mini-batch, if its loader uses the memory again; else None.
     """
 
     kinds: tuple[str, ...]
@@ -42,6 +43,7 @@ class Bucketed:
     sizes: tuple[int, ...]
     on_device: Tensor
     things: int
+    memory: int | None = None
 
 
 class HopPrefix(NamedTuple):

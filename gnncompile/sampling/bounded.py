@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling.arguments import vector
-from gnncompile.sampling.launch import MOST_DRAWS, Buffers, Graph, checked, complain, needs_hash
+from gnncompile.sampling.launch import MOST_DRAWS, NODES, Buffers, Graph, checked, complain, needs_hash
 from gnncompile.sampling.neighborhood import Neighborhood
 
 PADDED_NODES = 2
@@ -48,8 +48,8 @@ class BoundedNeighborhood:
     The valid nodes and edges come first. They are those of a :class:`gnncompile.sampling.neighborhood.Neighborhood`.
     The other rows are padding, by the rules of padded mini-batches (:mod:`gnncompile.batches.prepare`):
 
-    - Padded nodes repeat the first nodes, so that features of padded nodes are features of the mini-batch. There are
-      at least two.
+    - Padded nodes repeat the first 1,024 nodes or fewer, so that features of padded nodes are features of the
+      mini-batch. There are at least two padded nodes.
     - Padded edges join padded nodes in a ring, spread evenly (:class:`gnncompile.batches.padding_edges.Ring`). Their
       positions repeat those of the first edges; they are 0 if there is no edge.
     - For disjoint subgraphs, padded subgraphs share the padded nodes evenly. The index of a padded subgraph is at least
@@ -108,7 +108,8 @@ class BoundedSampler:
 
     Example::
 
-        from gnncompile.sampling.bounded import BoundedSampler, gather
+        from gnncompile.sampling.bounded import BoundedSampler
+        from gnncompile.sampling.gather import gather
 
         graph = testing.uniform(10_000, 100_000).to("cuda")
         col, order = graph.edge_index[1].sort(stable=True)
@@ -223,6 +224,26 @@ class BoundedSampler:
             buffers.node, buffers.edge_index, buffers.edge, batch, buffers.node_ends, buffers.edge_ends
         )
 
+    @property
+    def state(self) -> Tensor:
+        """What :meth:`read` understands: the problems and the sizes that calls have found, int64, on the device."""
+        return self._buffers.state
+
+    def read(self, state: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns `node_ends` and `edge_ends` of the call whose :attr:`state` was copied to the host.
+
+        Args:
+            state: The copy.
+
+        Raises:
+            IndexError: A seed or a source is outside the graph.
+            ValueError: Weights are no weights, or times are not sorted.
+        """
+        if state[0]:
+            self.check()
+        hops = len(self.fan_outs)
+        return list(state[NODES + 1 : NODES + 2 + hops]), list(state[NODES + 3 + hops :])
+
     def check(self) -> None:
         """Raises an error if a call since the last check has found a problem. Waits for the device.
 
@@ -233,19 +254,6 @@ class BoundedSampler:
         flags = int(self._buffers.state[0])
         self._buffers.state[0] = 0
         complain(flags, self.graph)
-
-
-def gather(x: Tensor, node: Tensor) -> Tensor:
-    """Returns the rows of `x` at `node`, ``[len(node), ...]``, padded nodes included.
-
-    It takes its indices from the device, so it can be captured. Padded nodes repeat the first rows, which are in the
-    cache.
-
-    Args:
-        x: Features, ``[num_nodes, ...]``, on the device of `node`.
-        node: Nodes, int64 ``[max_nodes]``.
-    """
-    return torch.index_select(x, 0, node)
 
 
 def seed_tensor(seed: int, device: torch.device) -> Tensor:

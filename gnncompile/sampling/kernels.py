@@ -33,6 +33,9 @@ EMPTY = tl.constexpr(2**31 - 1)
 NOBODY = tl.constexpr(-1)
 """A key of the hash table that is free, a slot without an edge, and a seed that is padding."""
 
+REPEATED = tl.constexpr(1024)
+"""The most nodes that padded nodes repeat. Features of so few are read again from the cache of the device."""
+
 NODE_BITS = tl.constexpr(40)
 """Bits of a key of the hash table that hold the node; the bits above them hold the subgraph."""
 
@@ -337,7 +340,7 @@ def finish_nodes(
     BLOCK: tl.constexpr,
     TYPES: tl.constexpr,
 ):
-    """Pads `rows` nodes, which repeat the first nodes, and advances the seed.
+    """Pads `rows` nodes, which repeat the first REPEATED nodes or fewer, and advances the seed.
 
     The subgraphs from the number of seeds to ``graphs - 1`` share the padded nodes evenly. With CLEARS, the
     entries of `first` become EMPTY again.
@@ -345,7 +348,8 @@ def finish_nodes(
     at = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     nodes = tl.load(state_ptr + NODES + 1 + hops)
     valid, padded = at < nodes, (at >= nodes) & (at < rows)
-    node = tl.load(node_ptr + tl.where(valid, at, (at - nodes) % tl.maximum(nodes, 1)), mask=valid | padded, other=0)
+    repeated = (at - nodes) % tl.minimum(tl.maximum(nodes, 1), REPEATED)
+    node = tl.load(node_ptr + tl.where(valid, at, repeated), mask=valid | padded, other=0)
     tl.store(node_ptr + at, tl.where(nodes > 0, node, 0), mask=padded)
     if DISJOINT:
         graph = tl.load(state_ptr + NODES + 1)

@@ -114,6 +114,11 @@ class Graph:
         return torch.int32 if self.row.numel() < 2**31 else torch.int64
 
 
+def can_sample(device: torch.device) -> bool:
+    """Whether the kernels run on a device: a GPU, or a CPU with Triton's interpreter."""
+    return device_of(device).has_streams or not isinstance(kernels.start, triton.JITFunction)
+
+
 def checked(
     colptr: Tensor,
     row: Tensor,
@@ -127,7 +132,7 @@ def checked(
     directed: bool,
 ) -> Graph:
     """Returns the graph. Raises an error for arguments that do not fit together, without a look at their values."""
-    if not device_of(colptr.device).has_streams and isinstance(kernels.start, triton.JITFunction):
+    if not can_sample(colptr.device):
         raise ArgumentError(
             f"colptr: found a tensor on {colptr.device}, expected one on a GPU; move the graph there with .cuda(), or "
             "sample on the CPU with gnncompile.sampling.neighbors."

@@ -20,6 +20,11 @@ SAMPLERS = ("node_sampler", "link_sampler")
 """The attributes of PyG's loaders that hold a sampler."""
 
 
+def samples_neighbors(source: Any) -> bool:
+    """Whether a loader holds a sampler."""
+    return any(getattr(source, name, None) is not None for name in SAMPLERS)
+
+
 def with_own_sampler(source: Any) -> Any:
     """Returns a copy of a loader that samples neighbours with gnncompile.
 

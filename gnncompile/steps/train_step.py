@@ -232,7 +232,8 @@ class TrainStep:
             if plan is not None:
                 facts = self._facts_of(plan)
                 args = [*found, *plan.state()]
-                return plan.recordings(args, facts, begun if expected else None)  # type: ignore[no-any-return]
+                memory = None if call.taken.batch is None else call.taken.batch.memory
+                return plan.recordings(args, facts, begun if expected else None, memory)  # type: ignore[no-any-return]
         return self._first(given)
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:

@@ -410,7 +410,7 @@ def test_without_a_compiler_pyg_samples_if_it_can(
 
 
 def test_an_unknown_sampler() -> None:
-    with pytest.raises(ArgumentError, match="sampler: found 'dgl', expected one of gnncompile, pyg"):
+    with pytest.raises(ArgumentError, match="sampler: found 'dgl', expected one of gnncompile, device, cpu, pyg"):
         gnncompile.loader([], sampler="dgl")
 
 

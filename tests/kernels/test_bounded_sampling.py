@@ -12,8 +12,9 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.batches.padding_edges import Ring, shared
 from gnncompile.sampling import bounded
-from gnncompile.sampling.bounded import BoundedNeighborhood, BoundedSampler, gather
+from gnncompile.sampling.bounded import BoundedNeighborhood, BoundedSampler
 from gnncompile.sampling.device import sample_neighbors
+from gnncompile.sampling.gather import gather
 from tests.kernels.test_device_sampling import SMALL, Csc, hub, random_graph
 
 pytestmark = triton_regions.INTERPRETED
@@ -32,7 +33,7 @@ def check_padding(made: BoundedNeighborhood, batch_size: int) -> None:
     assert found.edge is not None
     nodes, edges, seeds = found.node.numel(), found.row.numel(), found.num_sampled_nodes[0]
     assert node.numel() - nodes >= 2
-    again = torch.arange(node.numel() - nodes) % max(nodes, 1)
+    again = torch.arange(node.numel() - nodes) % max(min(nodes, 1024), 1)
     assert torch.equal(node[nodes:], node[again] if nodes else torch.zeros_like(again))
     ring = Ring(edge_index.size(1) - edges, (nodes, node.numel()), (nodes, node.numel()))
     assert torch.equal(edge_index[:, edges:], torch.stack([ring.row, ring.col]))
@@ -87,6 +88,14 @@ def test_fewer_seeds(disjoint: bool, device_name: str):
     sampler.check()
     with pytest.raises(ValueError, match="seeds: found 5 seeds, expected at most batch_size, 4"):
         sampler(torch.arange(5, device=device_name))
+
+
+def test_padding_repeats_few_nodes(device_name: str):
+    """Of more than 1,024 nodes, padding repeats the first 1,024."""
+    sampler = BoundedSampler(*on(random_graph(2000, 3000), device_name), [2], 1100, seed=0)
+    made = sampler(torch.arange(1100, device=device_name))
+    assert 1024 < made.unpad().node.numel() < made.node.numel() - 1024
+    check_padding(made, 1100)
 
 
 def test_times_and_fewer_seeds(device_name: str):

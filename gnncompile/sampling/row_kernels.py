@@ -1,0 +1,99 @@
+"""Triton kernels that gather rows of features, from one place or from a cache and another place."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gnncompile.sampling.kernels import REPEATED
+
+HALF = tl.constexpr(2**31)
+"""The number of rows is passed as two numbers below HALF."""
+
+
+@triton.jit(do_not_specialize=["rows_high", "rows_low", "number"])
+def gather_rows(
+    out_ptr,
+    index_ptr,
+    x_ptr,
+    cache_ptr,
+    slot_ptr,
+    end_ptr,
+    counter_ptr,
+    reads_ptr,
+    rows_high,
+    rows_low,
+    number,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    ENDS: tl.constexpr,
+    CACHED: tl.constexpr,
+    TALLIES: tl.constexpr,
+    SECTOR: tl.constexpr,
+    COUNTERS: tl.constexpr,
+    TYPES: tl.constexpr,
+):
+    """Copies `number` rows of SIZE words. A program copies WIDTH words of ROWS rows.
+
+    With ENDS, only the first ``max(end, 1)`` rows are copied. With CACHED, a row with a slot is read from the cache,
+    and counters count the valid rows and those read from the cache. With TALLIES, ``reads[node]`` counts the valid
+    rows of each node.
+    """
+    columns: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
+    program = tl.program_id(0)
+    at = (program // columns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    word = (program % columns) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < number
+    valid = inside
+    if ENDS:
+        end = tl.load(end_ptr)
+        valid = inside & (at < end)
+        inside = inside & (at < tl.maximum(end, 1))
+    node = tl.load(index_ptr + at, mask=inside, other=0).to(tl.int64)
+    good = (node >= 0) & (node < rows_high.to(tl.int64) * HALF + rows_low)
+    tl.device_assert(good, "node: found a row outside of x", mask=inside)
+    exists = inside & good
+    words = (word < SIZE)[None, :]
+    from_x = exists
+    if CACHED:
+        slot = tl.load(slot_ptr + node, mask=exists, other=-1).to(tl.int64)
+        hit = slot >= 0
+        from_x = exists & (slot < 0)
+        cached = tl.load(cache_ptr + slot[:, None] * SIZE + word[None, :], mask=(exists & hit)[:, None] & words)
+    value = tl.load(x_ptr + node[:, None] * SIZE + word[None, :], mask=from_x[:, None] & words)
+    if CACHED:
+        value = tl.where(hit[:, None], cached, value)
+    tl.store(out_ptr + at[:, None] * SIZE + word[None, :], value, mask=exists[:, None] & words)
+    if program % columns == 0:
+        if CACHED:
+            counter = counter_ptr + (program // columns) % COUNTERS * SECTOR
+            tl.atomic_add(counter, tl.sum(valid.to(tl.int64), axis=0), sem="relaxed")
+            tl.atomic_add(counter + 1, tl.sum((valid & hit).to(tl.int64), axis=0), sem="relaxed")
+        if TALLIES:
+            tl.atomic_add(reads_ptr + node, tl.full((ROWS,), 1, tl.int32), mask=valid & good, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["number"])
+def repeat_rows(
+    out_ptr,
+    end_ptr,
+    number,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TYPES: tl.constexpr,
+):
+    """Copies the first rows over and over to the rows from `end` on, as padded nodes repeat the first nodes."""
+    columns: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
+    program = tl.program_id(0)
+    end = tl.load(end_ptr).to(tl.int32)
+    valid = tl.maximum(end, 1)
+    begin = program // columns * ROWS
+    if begin + ROWS > valid:
+        at = begin + tl.arange(0, ROWS)
+        word = (program % columns) * WIDTH + tl.arange(0, WIDTH)
+        mask = ((at >= valid) & (at < number))[:, None] & (word < SIZE)[None, :]
+        first = ((at - end) % tl.minimum(valid, REPEATED)).to(tl.int64)
+        value = tl.load(out_ptr + first[:, None] * SIZE + word[None, :], mask=mask)
+        tl.store(out_ptr + at.to(tl.int64)[:, None] * SIZE + word[None, :], value, mask=mask)

@@ -1,0 +1,238 @@
+"""Features on the device, on the host and in a cache: each place gives the same rows; reports and errors."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+from gnncompile.sampling import host_memory
+from gnncompile.sampling.bounded import BoundedSampler
+from gnncompile.sampling.features import Features
+from gnncompile.sampling.reads import expected_reads
+from tests.kernels.test_device_sampling import Csc, hub, random_graph
+from tests.sampled import csc
+
+pytestmark = triton_regions.INTERPRETED
+device_name = triton_regions.device
+
+PLACES: list[dict[str, Any]] = [
+    {},
+    {"place": "host"},
+    {"place": "host", "cache": 10 * 35, "reads": torch.arange(50)},
+    {"place": {"x": "host"}, "cache": 10**9, "reads": torch.arange(50.0)},
+]
+
+
+def attributes() -> dict[str, Tensor]:
+    """Rows of 20, 8, 1 and 6 bytes: 35 in all."""
+    random = torch.Generator().manual_seed(0)
+    return {
+        "x": torch.randn(50, 5, generator=random),
+        "y": torch.randint(9, (50,), generator=random),
+        "mask": torch.rand(50, generator=random) < 0.5,
+        "half": torch.randn(50, 3, generator=random).bfloat16(),
+    }
+
+
+@pytest.mark.parametrize("how", PLACES, ids=["device", "host", "cache of a fifth", "cache of x"])
+def test_each_place_gives_the_same_rows(how: dict[str, Any], device_name: str):
+    given, node = attributes(), torch.tensor([49, 0, 13, 13, 45, 2])
+    features = Features(given, device_name, **how)
+    for _ in range(2):
+        found = features(node.to(device_name))
+        assert found.keys() == given.keys()
+        assert all(torch.equal(found[name].cpu(), given[name][node]) for name in given)
+        assert all(value.device.type == device_name for value in found.values())
+
+
+def test_without_kernels(monkeypatch: pytest.MonkeyPatch):
+    """On a CPU without Triton's interpreter, torch gathers."""
+    monkeypatch.setattr("gnncompile.sampling.gather.runs", lambda device: False)
+    given, node = attributes(), torch.tensor([49, 0, 13])
+    found = Features(given, "cpu", place={"x": "host"})(node)
+    assert all(torch.equal(found[name], given[name][node]) for name in given)
+    with pytest.raises(ValueError, match=r"cache: found 8 bytes for attributes on \['host'\]"):
+        Features(given, "cpu", place="host", cache=8)
+
+
+def test_report(device_name: str):
+    given = attributes()
+    features = Features(
+        given, device_name, place={"x": "host", "half": "host"}, cache=10 * 26 + 3, reads=torch.arange(50)
+    )
+    assert features.report()[0].hit_rate is None
+    for _ in range(2):
+        features(torch.tensor([49, 0, 13, 40, 45, 2], device=device_name))
+    features.gather("x", torch.tensor([49, 48, 0, 49], device=device_name), torch.tensor([3], device=device_name))
+    x, y, mask, half = features.report()
+    assert (x.name, x.rows, x.bytes, x.place, x.cached_rows, x.cached_bytes) == ("x", 50, 1000, "host", 10, 200)
+    assert (x.reads, x.hits, half.reads, half.hits, half.hit_rate) == (15, 8, 12, 6, 0.5)
+    assert (y.place, y.bytes, y.cached_rows, y.reads, y.hit_rate) == ("device", 400, 0, None, None)
+    assert mask.dtype == torch.bool
+    text = str(features.report()).splitlines()
+    assert " ".join(text[0].split()) == "attribute rows dtype MB place cached rows cached MB reads hit rate"
+    assert text[1].split() == ["x", "50", "float32", "0.0", "host", "10", "0.0", "15", "53.3%"]
+    assert text[2].split() == ["y", "50", "int64", "0.0", "device", "0", "0.0"]
+
+
+def test_counted_reads_fill_the_cache(device_name: str):
+    """The rows read most in the first epoch are in the cache in the second. Padding is not counted."""
+    x = attributes()["x"]
+    features = Features({"x": x}, device_name, place="host", cache=3 * 20)
+    node = torch.tensor([7, 7, 7, 9, 9, 30, 30, 4, 5, 5, 5, 5], device=device_name)
+    end = torch.tensor([8], device=device_name)
+    features.gather("x", node, end)
+    assert features.report()[0].hits == 0
+    features.refill()
+    assert torch.equal(features.gather("x", node).cpu(), x[node.cpu()])
+    (found,) = features.report()
+    assert (found.cached_rows, found.reads, found.hits) == (3, 20, 7)
+    features.refill(torch.tensor([0.0] * 49 + [1.0]))
+    assert torch.equal(features.gather("x", torch.tensor([49, 7], device=device_name)).cpu(), x[[49, 7]])
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_padded_mini_batches(place: str, device_name: str):
+    """Padded rows have the features of the nodes that they repeat, read from the host or not."""
+    graph, x = random_graph(50, 200), attributes()["x"]
+    features = Features({"x": x}, device_name, place=place)
+    sampler = BoundedSampler(*(value.to(device_name) for value in graph), [3, 2], 4, seed=0)
+    for seeds in ([3, 4, 5], [-1], [8, 8, 9, 1]):
+        made = sampler(torch.tensor(seeds, device=device_name))
+        assert torch.equal(features.gather("x", made.node, made.node_ends[-1:]).cpu(), x[made.node.cpu()])
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_mapped_files(place: str, device_name: str, tmp_path: Path):
+    path = str(tmp_path / "x.bin")
+    x = torch.from_file(path, shared=True, size=50 * 6).view(50, 6)
+    x.copy_(torch.randn(50, 6))
+    read = torch.from_file(path, shared=False, size=50 * 6).view(50, 6)
+    for source in (x, read):
+        features = Features({"x": source}, device_name, place=place)
+        assert torch.equal(features.gather("x", torch.tensor([3, 49], device=device_name)).cpu(), x[[3, 49]])
+
+
+def test_no_rows(device_name: str):
+    features = Features({"x": torch.empty(0, 3), "y": torch.empty(0)}, device_name, place="host", cache=100)
+    assert features(torch.empty(0, dtype=torch.int64, device=device_name))["x"].shape == (0, 3)
+    assert features.report()[0].cached_rows == 0
+    assert "x" in features and "z" not in features
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tensors": {}}, "tensors: found none"),
+    ({"tensors": {"x": torch.ones(3), "y": torch.ones(4)}}, r"tensors: found \{'x': 3, 'y': 4\} rows"),
+    ({"tensors": {"x": torch.ones(3, 4).t()}}, "tensors: found 'x' with shape .*, not contiguous"),
+    ({"tensors": {"x": torch.ones(())}}, "tensors: found 'x' with shape"),
+    ({"tensors": {"x": torch.ones(3, requires_grad=True)}}, "tensors: found 'x', which needs a gradient"),
+    ({"place": "disk"}, "place: found 'disk', expected one of device, host"),
+    ({"place": {"x": "disk"}}, "place: found 'disk', expected one of device, host"),
+    ({"cache": 100}, r"cache: found 100 bytes for attributes on \['device'\]"),
+    ({"place": "host", "cache": -1}, "cache: found -1 bytes"),
+    ({"place": "host", "cache": 9, "reads": torch.ones(4)}, r"reads: found shape \[4\], expected \[3\]"),
+]
+
+
+@pytest.mark.parametrize("how, message", WRONG, ids=[message for _, message in WRONG])
+def test_arguments(how: dict[str, Any], message: str, device_name: str):
+    with pytest.raises(ValueError, match=message):
+        Features(**{"tensors": {"x": torch.ones(3)}, "device": device_name, **how})
+
+
+def test_refill_needs_reads(device_name: str):
+    for how in ({}, {"cache": 4, "reads": torch.ones(3)}):
+        features = Features({"x": torch.ones(3)}, device_name, place="host", **how)
+        with pytest.raises(ValueError, match="reads: found None, expected how often each row is read"):
+            features.refill()
+
+
+# -- expected reads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_expected_reads(dtype: torch.dtype, number: int | None, monkeypatch: pytest.MonkeyPatch):
+    """Against a sum over the edges, one after the other."""
+    monkeypatch.setattr("gnncompile.sampling.reads.STEP", 7)
+    colptr, row = (value.to(dtype) for value in random_graph(12, 40))
+    seeds = None if number is None else torch.arange(number)
+    chance = [0.0] * 12
+    for node in range(12 if number is None else number):
+        chance[node] = 2 / (number or 12)
+    expected = list(chance)
+    for fan_out in (3, 0, -1):
+        drawn = [0.0] * 12
+        for node in range(12):
+            edges = range(int(colptr[node]), int(colptr[node + 1]))
+            for edge in edges:
+                share = 1.0 if fan_out < 0 else min(1.0, fan_out / len(edges))
+                drawn[int(row[edge])] += chance[node] * share
+        expected = [one + other for one, other in zip(expected, drawn, strict=True)]
+        chance = [1 - float(torch.exp(torch.tensor(-one, dtype=torch.float64))) for one in drawn]
+    found = expected_reads(colptr, row, [3, 0, -1], batch_size=2, seeds=seeds)
+    assert torch.allclose(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6)
+
+
+def test_reads_of_a_hub(device_name: str):
+    """Sources of one destination share its draws; the hub itself is read only as a seed."""
+    colptr, row = (value.to(device_name) for value in hub(10))
+    found = expected_reads(colptr, row, [5], batch_size=11).cpu()
+    assert torch.allclose(found, torch.tensor([1.0] + [1.5] * 10))
+    no_edge: Csc = csc(torch.empty(2, 0, dtype=torch.int64), 3)[:2]
+    assert expected_reads(*no_edge, [5, 5], batch_size=3).tolist() == [1.0] * 3
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [100, 10**6])
+def test_memory_is_pinned_as_long_as_it_is_used(rows: int):
+    """Large tensors are pinned where they lie; small ones are copied."""
+    x, node = torch.randn(rows, 8), torch.randint(rows, (100,))
+    first, second = (Features({"x": x}, "cuda", place="host") for _ in range(2))
+    assert x.is_pinned() == (x.nbytes >= host_memory.SMALL)
+    del first
+    gc.collect()
+    assert torch.equal(second.gather("x", node.cuda()).cpu(), x[node])
+    del second
+    gc.collect()
+    assert not x.is_pinned()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [False, True])
+def test_large_mapped_files(shared: bool, tmp_path: Path):
+    """Where CUDA refuses to pin a file, a copy is pinned, and no error is left for the next call."""
+    path = str(tmp_path / "x.bin")
+    torch.from_file(path, shared=True, size=8 * 10**6).copy_(torch.arange(8e6))
+    x = torch.from_file(path, shared=shared, size=8 * 10**6).view(-1, 8)
+    features = Features({"x": x}, "cuda", place="host")
+    node = torch.randint(10**6, (100,), device="cuda")
+    assert torch.equal(features.gather("x", node), node[:, None] * 8.0 + torch.arange(8, device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", PLACES, ids=["device", "host", "cache of a fifth", "cache of x"])
+def test_cuda_graph(how: dict[str, Any]):
+    """A replay reads nodes and cache anew."""
+    given, node = attributes(), torch.tensor([49, 0, 13, 2], device="cuda")
+    features, end = Features(given, "cuda", **how), torch.tensor([4], device="cuda")
+    features(node, end)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        found = features(node, end)
+    for chosen in ([1, 2, 3, 4], [49, 48, 5, 0]):
+        node.copy_(torch.tensor(chosen))
+        recorded.replay()
+        assert all(torch.equal(found[name].cpu(), given[name][chosen]) for name in given)
+        if how.get("cache"):
+            features.refill(torch.rand(50))
