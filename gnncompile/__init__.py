@@ -17,6 +17,7 @@ __all__ = [
     "explain",
     "load_part",
     "loader",
+    "mean_over_parts",
     "partition",
     "warmup",
 ]
@@ -29,6 +30,7 @@ try:
     from gnncompile.capture.compile import compile
     from gnncompile.capture.warmup import warmup
     from gnncompile.layout.identity_cache import CacheInfo, cache_info, clear_cache
+    from gnncompile.partitioning.losses import mean_over_parts
     from gnncompile.partitioning.part import Part, load_part
     from gnncompile.partitioning.partition import Partition, partition
     from gnncompile.report.explain import Report, explain

@@ -7,6 +7,7 @@ part numbers sources in the order own rows, then halo rows; destinations are own
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,14 @@ from torch import Tensor
 
 from gnncompile.exc import InternalError
 from gnncompile.layout.side_table import SideTable
+
+
+class Splits(NamedTuple):
+    """The numbers of rows that an exchange sends to and receives from each rank, and the number of own rows."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    own: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +49,11 @@ class HaloPlan:
     rank: int
     sizes: frozenset[int]
 
+    @property
+    def splits(self) -> Splits:
+        """The numbers of rows of an exchange."""
+        return Splits(self.sent, self.received, self.own)
+
 
 def make_plan(
     send: Tensor, sent: list[int], received: list[int], own: int, partition: str, rank: int, sizes: frozenset[int]
@@ -47,19 +61,19 @@ def make_plan(
     """Returns a plan, and remembers its splits by the identity of `send`: the exchange must not ask the device."""
     halo = torch.empty(sum(received), 0, dtype=torch.int8, device=send.device)
     plan = HaloPlan(send, halo, tuple(sent), tuple(received), own, partition, rank, sizes)
-    _splits.set(send, (plan.sent, plan.received))
+    _splits.set(send, plan.splits)
     return plan
 
 
-_splits: SideTable[tuple[tuple[int, ...], tuple[int, ...]]] = SideTable()
-"""By the `send` of a plan: the numbers of rows that go to and come from each rank."""
+_splits: SideTable[Splits] = SideTable()
+"""By the `send` of a plan: its splits."""
 
 _plans: SideTable[HaloPlan] = SideTable()
 """By the edge list of a part: the plan of its sources."""
 
 
-def splits(send: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the numbers of rows that go to and come from each rank."""
+def splits(send: Tensor) -> Splits:
+    """Returns the splits of a plan."""
     found = _splits.get(send)
     if found is None:
         raise InternalError("an exchange has lost its plan; please report it")

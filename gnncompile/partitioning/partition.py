@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gnncompile.exc import ArgumentError, ArgumentTypeError
+from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
 from gnncompile.partitioning.assign import assign
 from gnncompile.partitioning.part import HOMOGENEOUS, Exchange, Part
 
@@ -158,7 +158,7 @@ class Partition:
     def __getitem__(self, rank: int) -> Part:
         """Returns the part of a rank. Raises IndexError if there is no such part."""
         if not 0 <= rank < self.num_parts:
-            raise IndexError(f"rank: found {rank}, expected 0 to {self.num_parts - 1}.")
+            raise IndexOutOfRangeError(f"rank: found {rank}, expected 0 to {self.num_parts - 1}.")
         nodes = {kind: self._nodes(rank, k) for k, kind in enumerate(self._kinds)}
         edges = {kind: self._edges(kind, rank) for kind in self._pairs}
         halo, exchanges = {}, {}
