@@ -346,6 +346,16 @@ def structure_is_exchanged_once(here: Here) -> None:
     assert calls == 2, calls
 
 
+def explained(here: Here) -> None:
+    """The report names each exchange, with its bytes and its line."""
+    part = here.part(graph())
+    report = gnncompile.explain(here.compile(here.model("sage")), part.data.x, part.data.edge_index)
+    found = [note for note in report.notes if note.startswith("exchanged over parts")]
+    assert len(found) == 2 and "32 bytes for each halo row, in each step" in found[1], report.notes
+    assert report.host_syncs == 0 and report.captured_graphs == 1, report
+    assert "tests/partitioned.py" in found[0]
+
+
 def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
     try:
         call(*args)
@@ -396,6 +406,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             losses_inside,
             the_same_bits,
             structure_is_exchanged_once,
+            explained,
             errors,
         )
     },

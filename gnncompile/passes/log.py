@@ -51,6 +51,11 @@ class ExchangeRecord:
         """The size of one row in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def __str__(self) -> str:
+        rows = "x".join(map(str, self.shape)) or "1"
+        often = "once per graph" if self.structural else "in each step, and its gradient in the backward"
+        return f"rows of {rows} {self.dtype}, {self.bytes_per_row:,} bytes for each halo row, {often} ({self.line})"
+
 
 @dataclass
 class PassLog:
