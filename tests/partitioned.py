@@ -304,6 +304,27 @@ def losses_inside(here: Here) -> None:
     same_gradients(ours, theirs)
 
 
+def train_steps(here: Here) -> None:
+    """``TrainStep`` over parts: the loss is the mean over all nodes, and the norm of gradients that of all parts."""
+    whole, part = graph(), here.part(graph())
+    theirs = here.model("sage").cpu()
+    ours = copy.deepcopy(theirs).to(here.device)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (theirs, ours)]
+    step = gnncompile.TrainStep(
+        here.compile(ours), F.cross_entropy, optimizers[1], max_norm=0.1, options={"inductor": here.inductor}
+    )
+    for _ in range(5):
+        optimizers[0].zero_grad()
+        wanted = F.cross_entropy(theirs(whole.x, whole.edge_index), whole.y)
+        wanted.backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+        optimizers[0].step()
+        same(step(part.data.x, part.data.edge_index, target=part.data.y), wanted.detach(), "the loss")
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        same(one, other, name)
+    assert step.not_recorded is not None and "exchanges rows" in step.not_recorded
+
+
 def the_same_bits(here: Here) -> None:
     ours = here.model("gat").float()
     part = here.part(graph())
@@ -404,6 +425,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             norms_over_awkward_graphs,
             reductions_over_nodes,
             losses_inside,
+            train_steps,
             the_same_bits,
             structure_is_exchanged_once,
             explained,
