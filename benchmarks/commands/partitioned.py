@@ -5,6 +5,10 @@
 Each process first runs the whole graph on its own device. Outputs and gradients over parts are compared with it before
 any time is reported. The first process then times the whole graph alone, and all processes time their parts together.
 A step is forward, loss and backward.
+
+    python -m benchmarks partitioned --count
+
+counts the halo rows of up to 1,024 parts, without running a model. It estimates the time of a layer from them.
 """
 
 import argparse
@@ -69,11 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--channels", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--seconds", type=float, default=1.0, help="timed in each row (default: %(default)s)")
+    parser.add_argument("--count", action="store_true", help="count the halo rows of up to 1,024 parts instead")
     parser.add_argument("--quick", action="store_true", help="a smoke test on small graphs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a result over parts is wrong."""
+    if args.count:
+        return _count("small-powerlaw,small-grid" if args.quick else args.cases or "powerlaw-products-5th,grid-1000")
     if "LOCAL_RANK" not in os.environ:
         print("Start this with torchrun: torchrun --nproc-per-node 2 -m benchmarks partitioned", file=sys.stderr)
         return 2
@@ -94,6 +101,26 @@ def run(args: argparse.Namespace) -> int:
                 status |= _Row(make, width, data, part, mesh, device, args.seconds).run()
     dist.destroy_process_group()
     return status
+
+
+MEMORY, LINK = 3.35e12, 50e9
+"""Bytes per second: the memory of an H100, and a link of 400 Gbit/s for each GPU, in one direction."""
+
+
+def _count(names: str) -> int:
+    """Prints, for growing numbers of parts, the largest halo, and the estimated time of a layer of 128 channels."""
+    row = 128 * 4
+    for case in named(CASES, names.split(",")):
+        data = case.make("cuda" if torch.cuda.is_available() else "cpu").to("cpu")
+        print(f"\n{case.name}: {data.num_nodes:,} nodes, {data.edge_index.size(1):,} edges, {case.method}")
+        print(f"{'parts':>6}{'edges cut':>11}{'halo rows':>11}{'halo/own':>10}{'walk (us)':>11}{'exchange (us)':>15}")
+        for n in (2**k for k in range(1, 11)):
+            report = gnncompile.partition(data, n, case.method).report()
+            walk = 1e6 * max(report.edges) * row / MEMORY
+            exchange = 1e6 * report.seconds(128, LINK)
+            share = max(report.halo) * n / max(sum(report.nodes), 1)
+            print(f"{n:>6}{report.cut:>11.1%}{report.largest:>11,}{share:>10.2f}{walk:>11,.0f}{exchange:>15,.0f}")
+    return 0
 
 
 def _start(kind: str) -> torch.device:

@@ -86,7 +86,7 @@ def _all_reduce(x: Tensor, kind: str, group: str, after: list[Tensor]) -> Tensor
 
 def _count_rows(rows: int, like: Tensor, group: str, after: list[Tensor]) -> Tensor:
     """Returns the number of rows of all parts, int64 without dimensions."""
-    return _all_reduce(torch.tensor(rows, device=like.device), "sum", group, after)
+    return _all_reduce(torch.full((), rows, device=like.device), "sum", group, after)
 
 
 def _sum_gradients(gradients: list[Tensor], group: str, after: list[Tensor]) -> list[Tensor]:

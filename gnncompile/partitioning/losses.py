@@ -31,7 +31,7 @@ def mean_over_parts(values: Tensor, mesh: DeviceMesh, mask: Tensor | None = None
         ValueError: The mask has another number of rows than the values, or is not boolean.
         PartitionError: The exchange failed.
     """
-    rows = torch.tensor(values.size(0), device=values.device)
+    rows = torch.full((), values.size(0), device=values.device)  # torch.tensor would wait for the device
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape != values.shape[:1]:
             raise ArgumentError(
