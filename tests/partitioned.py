@@ -399,6 +399,8 @@ def errors(here: Here) -> None:
     raises(PartitionError, "amax", over(lambda x, e: conv(x, e).amax(0)))
     raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).amax(0)))
     raises(PartitionError, "by their place", over(lambda x, e: conv(x, e)[:3]))
+    raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * e[1].sum()))
+    raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * (e[1] == 3).sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * torch.arange(x.size(0)).view(-1, 1)))
     raises(
         PartitionError, "no destination", over(lambda x, e: x.new_zeros(x.size(0)).index_add(0, e[0], x[e[1]][:, 0]))

@@ -12,33 +12,34 @@ from torch import Tensor, fx
 from gnncompile.device import HALVES
 from gnncompile.passes.analysis import arguments, aten, own, value
 from gnncompile.passes.padded import masked_reductions, ops
-from gnncompile.passes.padded.graph import PaddedGraph
 from gnncompile.passes.partitioned.graph import PartitionedGraph
-from gnncompile.passes.partitioned.parts import Halo, Space
-
-_G = torch.ops.gnncompile
+from gnncompile.passes.partitioned.parts import Space
 
 COMPARED = {aten.eq.Tensor, aten.ne.Tensor}
 """Comparisons of two ends of edges: an own row has the same index as a source and as a destination."""
+
+OF_INDICES = "calculates with indices of nodes, which differ from those of the whole graph"
 
 
 def pointwise(p: PartitionedGraph, node: fx.Node) -> None:
     """Leaves a pointwise operation, unless it calculates with indices of nodes."""
     if value(node).dtype != torch.bool and p.parts.space(node) is not None:
         return  # an index of this part, computed from other indices and numbers of this part
-    for argument in node.all_input_nodes:
-        space = p.parts.space(argument)
-        if space is None or node.target in COMPARED or space is Space.SELECTED:
-            continue
-        if isinstance(space, Halo) or value(node).dtype not in (torch.int64, torch.int32):
-            raise p.refuse("calculates with indices of nodes, which differ from those of the whole graph")
+    indices = [is_index(p, argument) for argument in node.all_input_nodes]
+    if any(indices) and not (all(indices) and node.target in COMPARED):
+        raise p.refuse(OF_INDICES)
     ops.pointwise(p, node)
+
+
+def is_index(p: PartitionedGraph, node: Any) -> bool:
+    """Whether a tensor holds indices of nodes, which other parts number differently."""
+    return p.parts.space(node) not in (None, Space.SELECTED)
 
 
 def same_values(p: PartitionedGraph, node: fx.Node) -> None:
     """Leaves a copy, unless it makes floats of indices."""
     if value(node).is_floating_point() and p.parts.space(node.args[0]) is not None:
-        raise p.refuse("calculates with indices of nodes, which differ from those of the whole graph")
+        raise p.refuse(OF_INDICES)
     p.dims(node)
 
 
@@ -70,7 +71,9 @@ def embedding(p: PartitionedGraph, node: fx.Node) -> None:
 def segments(p: PartitionedGraph, node: fx.Node) -> None:
     """Leaves a reduction to own rows; sums over all parts what goes to rows that all parts share."""
     arguments: Any = node.args
-    index, size = arguments[1:3]
+    source, index, size = arguments[:3]
+    if is_index(p, source):
+        raise p.refuse(OF_INDICES)
     into = p.of(value(size) if isinstance(size, fx.Node) else size)
     if into is not None:
         if p.parts.space(index) is not Space.OWN:
@@ -110,12 +113,12 @@ def reduction(p: PartitionedGraph, node: fx.Node) -> None:
     number, others = _number(p, source, dims), math.prod(value(source).shape[d] for d in dims if d not in rows)
     mean = _mean(p, source, number, dims, others)
     if name == "mean":
-        shape = value(node).shape
-        p.replace(node, p.ctx.inline(lambda m: m.reshape(shape), mean, like=node))
+        shape, dtype = value(node).shape, value(node).dtype
+        p.replace(node, p.ctx.inline(lambda m: m.reshape(shape).to(dtype), mean, like=node))
         return
     correction = given.get("correction", int(given.get("unbiased", True)))
     correction = 1 if correction is None else correction
-    spread = p.ctx.inline(lambda x, m: _wide(x - m).square().sum(dims, keep), source, mean, like=node)
+    spread = p.ctx.inline(lambda x, m: (_wide(x) - m).square().sum(dims, keep), source, mean, like=node)
     spread = p.all_reduced(spread)
 
     def finished(total: Tensor, many: Tensor) -> Tensor:
@@ -136,10 +139,9 @@ def _number(p: PartitionedGraph, source: fx.Node, dims: Sequence[int]) -> fx.Nod
 
 
 def _mean(p: PartitionedGraph, source: fx.Node, number: fx.Node, dims: list[int], others: int) -> fx.Node:
-    """Returns the mean over rows of all parts, with the reduced dimensions kept."""
-    dtype = value(source).dtype
+    """Returns the mean over rows of all parts, in float32 or better, with the reduced dimensions kept."""
     total = p.all_reduced(p.ctx.inline(lambda x: _wide(x).sum(dims, True), source, like=p.at))
-    return p.ctx.inline(lambda t, n: (t / (n.to(t.dtype) * others)).to(dtype), total, number, like=p.at)
+    return p.ctx.inline(lambda t, n: t / (n.to(t.dtype) * others), total, number, like=p.at)
 
 
 def along(p: PartitionedGraph, node: fx.Node) -> None:
@@ -192,7 +194,7 @@ def batch_norm(p: PartitionedGraph, node: fx.Node) -> None:
     fake: Any = value(x)  # type: ignore[arg-type]
     dims, others = [0, *range(2, fake.dim())], math.prod(fake.shape[2:])
     number = _number(p, x, dims)  # type: ignore[arg-type]
-    centre = _mean_wide(p, x, number, dims, others)
+    centre = _mean(p, x, number, dims, others)  # type: ignore[arg-type]
     centred = p.ctx.inline(lambda a, c: _wide(a) - c, x, centre, like=node)
     total = p.all_reduced(p.ctx.inline(lambda c: c.square().sum(dims, True), centred, like=node))
     given = (centred, centre, total, number, weight, bias, mean, var)
@@ -201,11 +203,6 @@ def batch_norm(p: PartitionedGraph, node: fx.Node) -> None:
         return _normalised(*values, others=others, momentum=momentum, eps=eps).to(fake.dtype)
 
     p.replace(node, p.ctx.inline(normalised, *given, like=node))
-
-
-def _mean_wide(p: PartitionedGraph, x: Any, number: fx.Node, dims: list[int], others: int) -> fx.Node:
-    total = p.all_reduced(p.ctx.inline(lambda a: _wide(a).sum(dims, True), x, like=p.at))
-    return p.ctx.inline(lambda t, n: t / (n.to(t.dtype) * others), total, number, like=p.at)
 
 
 def _normalised(
@@ -258,26 +255,12 @@ def loss(p: PartitionedGraph, node: fx.Node) -> None:
     p.replace(node, total)
 
 
-def refused(why: str) -> Callable[[PartitionedGraph, fx.Node], None]:
-    """Returns the rule that refuses an operation on rows."""
-
-    def rule(p: PartitionedGraph, node: fx.Node) -> None:
-        raise p.refuse(why)
-
-    return rule
-
-
 def sliced(p: PartitionedGraph, node: fx.Node) -> None:
     """Leaves a slice of columns. Refuses some of the rows: the first rows of a part are not those of the graph."""
     source: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     if dim % value(source).dim() in p.dims(source) and value(source).shape[dim] != value(node).shape[dim]:
         raise p.refuse("takes some of the rows by their place")
-
-
-def dropout(p: PartitionedGraph, node: fx.Node) -> None:
-    """Leaves a random operation on rows. On values that all parts share, each process would draw its own numbers."""
-    p.dims(node)
 
 
 def _after(p: PartitionedGraph, node: fx.Node, make: Callable[[fx.Node], fx.Node]) -> None:
@@ -314,4 +297,17 @@ RULES: dict[Any, Callable[..., None]] = {
 }
 """The rule of each operation. Pointwise operations and views need no entry."""
 
-Rule = Callable[[PaddedGraph, fx.Node], None]
+TAKE_INDICES = {
+    pointwise,
+    same_values,
+    arange,
+    gather,
+    segments,
+    ops.cat,
+    ops.view,
+    ops.repeat,
+    ops.select,
+    sliced,
+    ops.cut,
+}
+"""The rules of operations that may take indices of nodes as their first argument; these rules check them."""

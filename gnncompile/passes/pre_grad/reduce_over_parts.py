@@ -25,7 +25,7 @@ from gnncompile.passes.padded.mask_padding import note_joined
 from gnncompile.passes.padded.selections import is_trivial_check
 from gnncompile.passes.partitioned.graph import PartitionedGraph
 from gnncompile.passes.partitioned.parts import REMEDY
-from gnncompile.passes.partitioned.rules import RULES, pointwise
+from gnncompile.passes.partitioned.rules import OF_INDICES, RULES, TAKE_INDICES, is_index, pointwise
 from gnncompile.passes.pointwise import POINTWISE
 
 _NO_BOUND = 2**31
@@ -59,7 +59,7 @@ def run(ctx: Context) -> None:
         if p.meets_padding(node) or node.target is aten.nonzero.default:
             with ctx.graph.inserting_before(node):
                 _treat(p, node)
-        elif depends_on_chance(node) and node.target is not torch.ops.aten.randint.low:
+        elif depends_on_chance(node):
             raise p.refuse("draws random numbers for values that all parts share, and each process draws its own")
     _check_guards(p)
     _share_results(p)
@@ -74,7 +74,10 @@ def _treat(p: PartitionedGraph, node: fx.Node) -> None:
             raise p.refuse(f"({target}) compares numbers of rows, which differ between parts")
         return
     rule = RULES.get(target)
+    first = node.args[0] if node.args else None
     if rule is not None:
+        if rule not in TAKE_INDICES and is_index(p, first):
+            raise p.refuse(OF_INDICES)
         rule(p, node)
     elif torch.Tag.pointwise in target.tags or target in POINTWISE:
         pointwise(p, node)
