@@ -6,6 +6,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheInfo",
     "Loader",
+    "Part",
+    "Partition",
     "Report",
     "TrainStep",
     "__version__",
@@ -13,7 +15,10 @@ __all__ = [
     "clear_cache",
     "compile",
     "explain",
+    "load_part",
     "loader",
+    "mean_over_parts",
+    "partition",
     "warmup",
 ]
 
@@ -25,6 +30,9 @@ try:
     from gnncompile.capture.compile import compile
     from gnncompile.capture.warmup import warmup
     from gnncompile.layout.identity_cache import CacheInfo, cache_info, clear_cache
+    from gnncompile.partitioning.losses import mean_over_parts
+    from gnncompile.partitioning.part import Part, load_part
+    from gnncompile.partitioning.partition import Partition, partition
     from gnncompile.report.explain import Report, explain
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:

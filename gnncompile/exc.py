@@ -20,6 +20,7 @@ __all__ = [
     "KernelMemoryError",
     "LazyParameterError",
     "MissingLibraryError",
+    "PartitionError",
     "ReplicaError",
     "SecondBackwardError",
     "SecondDerivativeError",
@@ -79,6 +80,10 @@ class LazyParameterError(GnncompileError, RuntimeError):
 
 class ReplicaError(GnncompileError, RuntimeError):
     """A step of ``DistributedDataParallel`` has gradients that can't be averaged."""
+
+
+class PartitionError(GnncompileError, RuntimeError):
+    """A model can't run over the parts of a graph as over the whole graph, or an exchange of rows has failed."""
 
 
 class KernelMemoryError(GnncompileError, MemoryError):

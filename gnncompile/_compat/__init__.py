@@ -74,6 +74,7 @@ from gnncompile._compat.patches import apply_patches
 from gnncompile._compat.recapture import Recapture, Setting
 from gnncompile._compat.recovery import (
     CaptureFailed,
+    backend_error,
     compiled,
     holds_nothing,
     is_limit,
@@ -138,6 +139,7 @@ __all__ = [
     "apply_patches",
     "are_sharded",
     "assumed_sizes",
+    "backend_error",
     "backend_fake_mode",
     "bound_gradient",
     "break_at",

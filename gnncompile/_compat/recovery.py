@@ -19,7 +19,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 from torch._dynamo import convert_frame
 from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
-from torch._dynamo.exc import FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import NumpyTensorSource
 from torch._dynamo.utils import get_optimize_ddp_mode
@@ -204,6 +204,11 @@ def place_of(error: BaseException) -> str:
 
 def _is_of_a_library(frame: traceback.FrameSummary) -> bool:
     return any(part in frame.filename for part in ("site-packages", "/torch_geometric/", "/gnncompile/", "<string>"))
+
+
+def backend_error(error: BaseException) -> BaseException:
+    """Returns the error that a backend raised, without Dynamo's wrapper around it; other errors as they are."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from gnncompile import _compat
@@ -21,17 +22,24 @@ from gnncompile.cudagraphs import eligibility
 from gnncompile.cudagraphs.backward_thread import in_caller
 from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
+from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import embedding, gemm, gradient, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import PassLog, Skip, line_of, not_padded
+from gnncompile.passes.partitioned.parts import REMEDY, Parts
 from gnncompile.substitutes import install
 
 SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
 """The reason that a graph of a sharded model is not recorded as a CUDA graph."""
+
+
+EXCHANGES = "it exchanges rows with other processes, which would have to replay at the same time"
+"""The reason that a graph over one part is not recorded as a CUDA graph."""
 
 
 @dataclass
@@ -78,6 +86,7 @@ class Backend(_compat.CaptureSettings):
         observer: Makes an observer that watches the passes on one captured graph.
         modules: Returns the modules whose parameters the captured graphs read.
         watched: Layers whose hooks are checked before each call.
+        group: The process group over which one graph is partitioned, by name; None for whole graphs.
     """
 
     options: Options
@@ -96,6 +105,7 @@ class Backend(_compat.CaptureSettings):
     observer: Callable[[], manager.Observer] | None = None
     modules: Callable[[], Sequence[nn.Module]] = tuple
     watched: Container[nn.Module] = ()
+    group: str | None = None
 
     def __repr__(self) -> str:
         return "gnncompile"  # Dynamo's errors name the backend by this
@@ -182,6 +192,9 @@ class Backend(_compat.CaptureSettings):
             run = in_caller(run)
         if not self.options.record:
             return run
+        if self.group is not None:
+            captured.recordings = EXCHANGES
+            return run
         if _compat.are_sharded(self.modules()):
             captured.recordings = SHARDED
             return run
@@ -231,11 +244,28 @@ class Backend(_compat.CaptureSettings):
         higher_order.hide(gm)
         try:
             with _compat.without_saved_hooks():
-                result = manager.run_pre_grad(gm, self.options, observer, self._leads_on(gm))
+                parts = None if self.group is None else self._parts(gm)
+                result = manager.run_pre_grad(gm, self.options, observer, self._leads_on(gm), parts)
             higher_order.show(result.rest)
             return result
         finally:
             higher_order.forget(gm)
+
+    def _parts(self, gm: fx.GraphModule) -> Parts:
+        """Returns what the passes know of a graph that runs over one part.
+
+        Raises:
+            PartitionError: A number of rows was captured as a fixed number, so rows can't be told from features.
+        """
+        assert self.group is not None
+        kept = kept_inputs(gm)
+        for position, fake in enumerate(_compat.placeholders_as_fakes(gm)):
+            if position not in kept and isinstance(fake, Tensor) and fake.dim() and isinstance(fake.shape[0], int):
+                raise PartitionError(
+                    f"an argument was captured for {fake.shape[0]} rows only, because the model branches on that "
+                    f"number or another capture failed. {REMEDY}"
+                )
+        return Parts(self.group, dist.get_world_size(group_of(self.group)))
 
     def _leads_on(self, gm: fx.GraphModule) -> bool:
         """Whether another graph may read this graph's results. A recorded graph copies its results itself."""

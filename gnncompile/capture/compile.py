@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
@@ -170,6 +171,7 @@ def compile(
     mode: str | None = ...,
     options: dict[str, Any] | None = ...,
     disable: bool = ...,
+    mesh: DeviceMesh | None = ...,
 ) -> F: ...
 @overload
 def compile(
@@ -180,6 +182,7 @@ def compile(
     mode: str | None = ...,
     options: dict[str, Any] | None = ...,
     disable: bool = ...,
+    mesh: DeviceMesh | None = ...,
 ) -> Callable[[F], F]: ...
 def compile(
     model: Any = None,
@@ -189,6 +192,7 @@ def compile(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> Any:
     """Compiles a PyG model: the same numbers and gradients, fused message passing, any graph size.
 
@@ -202,6 +206,10 @@ def compile(
             backward as one CUDA graph each. The other settings of a mode are passed on to Inductor.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
         disable: Return the model as it is.
+        mesh: A mesh of one dimension, whose processes hold the parts of one graph (:func:`gnncompile.partition`). The
+            model then gives over the parts what it gives over the whole graph. Parameters must be the same in all
+            processes; their gradients are summed. The loss of a process counts its own rows only, as
+            :func:`gnncompile.mean_over_parts` does.
 
     Returns:
         For a module: a module of a subclass of its class that shares all state with it (same ``state_dict`` keys).
@@ -210,9 +218,18 @@ def compile(
 
     Raises:
         TypeError: `model` is neither a module nor callable.
-        ValueError: An unknown mode or option.
+        ValueError: An unknown mode or option, or a mesh of several dimensions.
+        PartitionError: At a call with a `mesh`: an operation has no form over parts, the parts do not belong together,
+            or an exchange failed.
     """
-    settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options, "disable": disable}
+    settings: dict[str, Any] = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "mode": mode,
+        "options": options,
+        "disable": disable,
+    }
+    settings["mesh"] = mesh
     resolve(mode, options)
     if dynamic not in (None, True, False):
         raise ArgumentTypeError(f"dynamic: found {dynamic!r}, expected True, False or None.")
@@ -228,6 +245,11 @@ def compile(
         )
     if disable:
         return model
+    if mesh is not None and isinstance(model, DistributedDataParallel):
+        raise ArgumentTypeError(
+            "model: found a DistributedDataParallel, expected the module itself with a mesh: gradients of parameters "
+            "are summed over parts."
+        )
     if isinstance(model, DistributedDataParallel):
         return _replica(model, settings)
     known = callable_of(model)

@@ -17,10 +17,11 @@ from gnncompile.capture.containers import empty_again, give_back, write_back
 from gnncompile.capture.edge_rows import edges_of_call
 from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
+from gnncompile.capture.parts import PartCheck, group_name
 from gnncompile.capture.policy import ATTEMPTS, CapturePolicy, Outcome, warn
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
-from gnncompile.exc import CaptureError, IndexOutOfRangeError, SecondDerivativeError
+from gnncompile.exc import CaptureError, IndexOutOfRangeError, PartitionError, SecondDerivativeError
 from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
 from gnncompile.passes.log import PADDING, Skip
@@ -53,12 +54,16 @@ class CompiledCallable:
 
     def __init__(self, target: Callable[..., Any], settings: dict[str, Any]) -> None:
         prepare_torch()
+        self.fullgraph = settings["fullgraph"] or settings.get("mesh") is not None
         self.target, self.settings = target, settings
         options, inductor = resolve(settings["mode"], settings["options"])
         backend = Backend(options, inductor, "masked" if options.mask_self_loops else "exact", attaches_sizes=True)
-        backend.makes_matrices, backend.strict = True, settings["fullgraph"]
+        backend.makes_matrices, backend.strict = True, self.fullgraph
         backend.modules = lambda: modules_of(target)
         backend.watched = self.watch = LayerWatch(target)
+        mesh = settings.get("mesh")
+        backend.group = None if mesh is None else group_name(mesh, settings["dynamic"])
+        self.check_parts = None if backend.group is None else PartCheck(backend.group)
         self.derived = Derived(options.structure_cache_entries, options.structure_cache_bytes)
         self.policy = CapturePolicy(backend, self.derived, self.watch, pads=bool(options.record))
         backend.tell = self.policy.tell
@@ -104,7 +109,7 @@ class CompiledCallable:
         def parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return target(*args, **kwargs)
 
-        self.entry, self.compiled = self._compiled(entry, self.settings["fullgraph"])
+        self.entry, self.compiled = self._compiled(entry, self.fullgraph)
         # A graph after a graph break would not know which tensors are padded.
         self.padded_entry, self.padded = self._compiled(padded, True)
         whole, self.in_parts = self._compiled(parts, False)
@@ -129,14 +134,17 @@ class CompiledCallable:
         """
         elsewhere = _compat.needs_eager()
         if elsewhere is not None:
+            self._refuse_python(f"it is called inside {elsewhere}")
             self._say_uncompiled_in(elsewhere)
             return self.target(*args, **kwargs)
         self.may_be_lazy = self.may_be_lazy and is_lazy(self.target)
         if self.may_be_lazy:
+            self._refuse_python("its lazy parameters have no shape. Run the original model once on part of a graph")
             self.check(args, kwargs)
             return self.target(*args, **kwargs)  # uncompiled: this call gives the lazy parameters their shapes
         hooked = self.watch()
         if hooked is not None:
+            self._refuse_python(hooked[0])
             self._warn(*hooked)
             return self.target(*args, **kwargs)
         try:
@@ -160,12 +168,14 @@ class CompiledCallable:
             try:
                 call = self.take(args, kwargs)
             except _compat.Recapture as asked:
+                self._refuse_python(asked.reason)
                 self._say_uncompiled({asked.value}, asked.reason)
                 return self.target(*args, **kwargs)
             except Exception:
                 self.check(args, kwargs)  # may raise an error that names the wrong argument
                 raise
             if self.wanted_whole & call.taken.kinds:
+                self._refuse_python("an input is of a class that compiled code does not take")
                 return self.target(*args, **kwargs)
             if self._is_left_to_python(call):
                 return self.target(*args, **kwargs) if self.policy.limited else self._in_parts(args, kwargs)
@@ -180,6 +190,11 @@ class CompiledCallable:
             if outcome is Outcome.RETRY:
                 return self(args, kwargs)
             self._start()
+
+    def _refuse_python(self, why: str) -> None:
+        """Raises PartitionError if the model runs over one part of a graph: only compiled code exchanges rows."""
+        if self.backend.group is not None:
+            raise PartitionError(f"the model can't run over a part of a graph: {why}.")
 
     def _captured(self, call: Call) -> _Done | _compat.CaptureFailed:
         """Runs a call as captured. Returns its result, or the error after which the call can run in another way."""
@@ -241,10 +256,12 @@ class CompiledCallable:
         return self._split(args, kwargs, None)
 
     def _split(self, args: Any, kwargs: Any, batch: Bucketed | None) -> Call:
-        taken = FlatInputs(batch=batch)
+        taken = FlatInputs(batch=batch, group=self.backend.group)
         if batch is not None:
             taken.largest = self._largest_number(batch)
         parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+        if self.check_parts is not None:
+            self.check_parts(taken.plans, taken.rows)
         return Call(*parts, taken, None if batch is None else batch.on_device, (args, kwargs))
 
     def _largest_number(self, batch: Bucketed) -> int:
@@ -347,6 +364,9 @@ class CompiledCallable:
 
 def _for_the_user(error: BaseException) -> BaseException:
     """Returns an error of a capture that must succeed, as the user is to see it."""
+    found = _compat.backend_error(error)
+    if isinstance(found, PartitionError):
+        return found
     if not isinstance(error, _compat.Recapture):
         return error
     place = "" if error.line == "?" else f"{error.line}: "

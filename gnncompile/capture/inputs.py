@@ -24,10 +24,11 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
-from gnncompile.capture import edge_rows, minibatches
+from gnncompile.capture import edge_rows, minibatches, parts
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
+from gnncompile.layout.halo import HaloPlan, plan_of
 from gnncompile.layout.identity_cache import IdentityCache
 from gnncompile.substitutes import sparse
 
@@ -73,6 +74,9 @@ class FlatInputs:
         batch: The mini-batch to whose bucket the call is padded; None without padding.
         largest: The largest integer argument that a padded call may have.
         edges: The edge lists that were taken apart, by the ``id`` of their first rows.
+        group: The process group of a call over one part of a graph, by name; None for whole graphs.
+        plans: The plans of the part's edge lists.
+        rows: The name and the number of rows of each tensor of a call over one part.
     """
 
     objects: list[tuple[Any, Opened]] = field(default_factory=list)
@@ -80,6 +84,9 @@ class FlatInputs:
     batch: Bucketed | None = None
     largest: int = 0
     edges: dict[int, Tensor] = field(default_factory=dict)
+    group: str | None = None
+    plans: list[HaloPlan] = field(default_factory=list)
+    rows: list[tuple[str, int]] = field(default_factory=list)
 
 
 class Field(str):
@@ -112,6 +119,8 @@ def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     if kind is Tensor:
         if value.layout != torch.strided:
             return _matrix(value, path, derived, taken)
+        if taken.group is not None:
+            return _of_part(value, path, derived, taken)
         what = attached(value)
         if what is not None or taken.batch is not None:
             return _of_minibatch(value, what, path, derived, taken)
@@ -170,10 +179,34 @@ def _of_minibatch(value: Tensor, what: BatchMetadata | None, path: Path, derived
     return _plain(value, path, derived, taken)
 
 
+def _of_part(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> Any:
+    """Takes a tensor of a call over one part apart: an edge list enters with the plan of its halo."""
+    assert taken.group is not None
+    plan = plan_of(value)
+    if plan is None:
+        if value.dim():
+            taken.rows.append((source_of(path), value.size(0)))
+        return value if value.dtype not in _INTEGERS else _compat.without_base(value)
+    if not derived.splits:
+        raise ArgumentError(
+            f"{source_of(path)}: the model writes to the edge list of a part, expected one that only reads it. "
+            "Write to a copy (edge_index.clone())."
+        )
+    taken.plans.append(plan)
+    row, col = derived.rows(value)
+    taken.edges[id(row)] = value
+    return parts.PartEdges(row, col, plan.send, plan.halo, taken.group)
+
+
 def _plain(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     if value.dtype not in _INTEGERS:
         return value
     if derived.splits and value.dim() == 2 and value.size(0) == 2:
+        if plan_of(value) is not None:
+            raise ArgumentError(
+                f"{source_of(path)}: found the edge list of a part, expected one of a whole graph. Compile the model "
+                "with gnncompile.compile(model, mesh=mesh)."
+            )
         rows = derived.rows(value)
         taken.edges[id(rows[0])] = value
         if not derived.wanted:
@@ -218,6 +251,8 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
         return torch.stack([join(value.row, joined), join(value.col, joined)])
     if isinstance(value, minibatches.KINDS):
         return minibatches.join(value, counts)
+    if isinstance(value, parts.PartEdges):
+        return parts.join(value)
     if isinstance(value, SizedEdges):
         edges = join(value.edges, joined, counts)
         _compat.keep_with(edges, value.tables, _compat.EDGE_INDEX)

@@ -5,6 +5,7 @@ Importing this package defines all of them, as ``torch.ops.gnncompile.<name>``.
 
 import gnncompile.ops.colors
 import gnncompile.ops.embedding
+import gnncompile.ops.exchange
 import gnncompile.ops.gemm
 import gnncompile.ops.gradient
 import gnncompile.ops.higher_order

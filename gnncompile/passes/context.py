@@ -23,6 +23,7 @@ from gnncompile.passes.analysis import (
     written_nodes,
 )
 from gnncompile.passes.log import PassLog, Skip, user_line
+from gnncompile.passes.partitioned.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Context:
         padded: The padded inputs, or None if no input is padded.
         edge_lists: Pairs of inputs that are the two rows of one edge list of the caller.
         leads_on: Whether another captured graph may take the results as its inputs.
+        parts: The partition whose part the graph runs over; None for a whole graph.
         structure: The structure program, or None until ``hoist_structure`` splits it off.
     """
 
@@ -111,6 +113,7 @@ class Context:
     padded: PaddedInputs | None = None
     edge_lists: set[tuple[fx.Node, fx.Node]] = field(default_factory=set)
     leads_on: bool = False
+    parts: Parts | None = None
     structure: StructureProgram | None = None
 
     @cached_property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from gnncompile import _compat
@@ -28,6 +30,33 @@ class Skip:
     line: str
 
 
+@dataclass(frozen=True)
+class ExchangeRecord:
+    """The exchange of the halo rows of one gathered tensor.
+
+    Attributes:
+        shape: The shape of one row.
+        dtype: The dtype of the rows.
+        structural: Whether the rows depend on the graph alone, so that they are exchanged once per graph.
+        line: The user's line.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    structural: bool
+    line: str
+
+    @property
+    def bytes_per_row(self) -> int:
+        """The size of one row in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        rows = "x".join(map(str, self.shape)) or "1"
+        often = "once per graph" if self.structural else "in each step, and its gradient in the backward"
+        return f"rows of {rows} {self.dtype}, {self.bytes_per_row:,} bytes for each halo row, {often} ({self.line})"
+
+
 @dataclass
 class PassLog:
     """The regions, skips and padding of one captured graph after the passes.
@@ -36,6 +65,7 @@ class PassLog:
         padded: For each result, a dict from its padded dimensions to their row types; None without padding.
         least: Pairs of a row type and the least number of its valid rows. None stands for the largest integer
             among the arguments.
+        exchanges: The exchanges of halo rows in the forward, for a graph over one part.
     """
 
     regions: list[RegionRecord] = field(default_factory=list)
@@ -44,6 +74,7 @@ class PassLog:
     syncs: list[Skip] = field(default_factory=list)
     padded: list[dict[int, int]] | None = None
     least: list[tuple[int, int | None]] = field(default_factory=list)
+    exchanges: list[ExchangeRecord] = field(default_factory=list)
 
     def position(self, spec: str, line: str) -> int:
         """Returns the index in `regions` of the first region with this program and line."""

@@ -20,6 +20,7 @@ from gnncompile.passes.analysis import depends_on_chance
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
+from gnncompile.passes.partitioned.parts import Parts
 from gnncompile.passes.post_grad import (
     cpu_gradients,
     delay_row_sums,
@@ -29,6 +30,7 @@ from gnncompile.passes.post_grad import (
     fuse_gemm_pairs,
     gemm_epilogue,
     lower_gemm,
+    order_exchanges,
     round_compared,
 )
 from gnncompile.passes.pre_grad import (
@@ -36,6 +38,7 @@ from gnncompile.passes.pre_grad import (
     check_unbacked_sizes,
     cse,
     drop_edge_ids,
+    exchange_halos,
     expand_gradients,
     factor_row_scales,
     flatten_axes,
@@ -52,6 +55,7 @@ from gnncompile.passes.pre_grad import (
     push_edge_linear_to_nodes,
     push_linear_through_gather,
     read_batch_metadata,
+    reduce_over_parts,
     rematerialize,
     reorder_linear_aggregate,
     resolve_edge_lists,
@@ -59,6 +63,7 @@ from gnncompile.passes.pre_grad import (
     save_extremes,
     slice_messages,
     slice_to_seeds,
+    sum_over_parts,
     trim_to_layer,
     wrap_negative_indices,
 )
@@ -101,6 +106,7 @@ PRE_GRAD: tuple[Pass, ...] = (
     _before(check_unbacked_sizes),
     _before(slice_to_seeds),
     _before(mask_padding),
+    _before(reduce_over_parts),
     _before(trim_to_layer),
     _before(cse),
     _before(push_linear_through_gather),
@@ -110,6 +116,7 @@ PRE_GRAD: tuple[Pass, ...] = (
     _before(merge_linears),
     _before(mark_gradients),
     _before(reorder_linear_aggregate, "narrower"),
+    _before(exchange_halos),
     _before(form_regions, "regions"),
     _before(merge_sibling_regions, "siblings"),
     _before(lower_unfused),
@@ -119,6 +126,7 @@ PRE_GRAD: tuple[Pass, ...] = (
     _before(reuse_loader_csr),
     _before(drop_edge_ids),
     _before(wrap_negative_indices),
+    _before(sum_over_parts),
     _before(hoist_structure, "hoist"),
 )
 """These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
@@ -133,6 +141,7 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(delay_row_sums),
     _after(cpu_gradients),
     _after(exact_numbers),
+    _after(order_exchanges),
 )
 """These passes run after differentiation, on each forward graph and each backward graph, in this order."""
 
@@ -163,7 +172,11 @@ class Observer(Protocol):
 
 
 def run_pre_grad(
-    gm: fx.GraphModule, options: Options, observer: Observer | None = None, leads_on: bool = False
+    gm: fx.GraphModule,
+    options: Options,
+    observer: Observer | None = None,
+    leads_on: bool = False,
+    parts: Parts | None = None,
 ) -> Result:
     """Runs :data:`PRE_GRAD` on a graph that Dynamo captured.
 
@@ -172,8 +185,10 @@ def run_pre_grad(
         options: The options of gnncompile.
         observer: Is shown the graph before the first pass and after the last one.
         leads_on: Whether another captured graph may take the results as its inputs.
+        parts: The partition whose part the graph runs over; None for a whole graph.
     """
     ctx = _context(gm, options, leads_on)
+    ctx.parts = parts
     sources = [_compat.input_source(node) for node in _inputs(gm)]
     ctx.edge_lists = _edge_lists(dict(zip(sources, _inputs(ctx.gm), strict=True)))
     if observer is not None:

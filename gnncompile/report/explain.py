@@ -74,6 +74,8 @@ class Report(Findings):
 def explain(model: Any, *args: Any, measure: bool = False, **kwargs: Any) -> Report:
     """Compiles a model, runs it, and reports what the compiler made of it.
 
+    A model that is compiled with a mesh runs in all processes: each must call this function.
+
     Args:
         model: A module or function, compiled already or not, or a :class:`gnncompile.TrainStep`. Only forward and loss
             of a training step run, so no parameter changes.
@@ -150,6 +152,7 @@ def _report(
     skipped = [s for c in captured for s in c.log.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
+    notes += [f"exchanged over parts: {one}" for c in captured for one in c.log.exchanges]
     notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")

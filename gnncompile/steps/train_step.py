@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
-from gnncompile.capture.backend import SHARDED
+from gnncompile.capture.backend import EXCHANGES, SHARDED
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import Call, CompiledCallable
 from gnncompile.capture.inputs import Checker, leaves
@@ -58,7 +58,7 @@ class TrainStep:
 
     Args:
         model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it. Inputs must be on its
-            device.
+            device. If it was compiled with a mesh, a step runs over the parts of one graph, and so does the loss.
         loss: Called with the model's result and `target`. Returns the scalar to minimise, or a tuple that begins with
             this scalar.
         optimizer: The optimizer of the model's parameters. On a GPU it is made ``capturable`` where it can be, and
@@ -112,6 +112,7 @@ class TrainStep:
         self.optimizer, self.scheduler, self.scaler = optimizer, scheduler, scaler
         self.max_norm, self.autocast = max_norm, autocast
         chosen = {"record": True, **{k: getattr(DEFAULTS, k) for k in ("recordings", "native")}, **(options or {})}
+        self._mesh = None if known is None else known.settings["mesh"]
         self._records, self._most = chosen["record"], chosen["recordings"]
         self._recording_settings = CudaGraphSettings(chosen["native"])
         self._objective, self._options = _Objective(self.model, loss), {**chosen, "record": False}
@@ -159,7 +160,7 @@ class TrainStep:
         return next((recordings.reason for recordings in every if recordings.reason is not None), None)
 
     def _new_program(self) -> CompiledCallable:
-        program = callable_of(compile(self._objective, options=self._options))
+        program = callable_of(compile(self._objective, options=self._options, mesh=self._mesh))
         assert program is not None
         program.pads, program.backend.narrows = self._records, False
         return program
@@ -282,6 +283,8 @@ class TrainStep:
 
     def _why_not(self, call: Call | None, capture: Any) -> str | None:
         """Returns why steps that run a captured graph can't be recorded, or None if they can."""
+        if self._mesh is not None:
+            return EXCHANGES
         if not self._records:
             return "it is turned off"
         if call is None:

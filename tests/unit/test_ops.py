@@ -70,6 +70,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "sized": ((EDGES[0], torch.empty(5, 0)), FEW),
     "laid_out": ((EDGES[0], EDGES[1], list(WALK)), FEW),
     "hop_prefix": ((EDGES[0], EDGES[1], torch.empty(2, 0), torch.empty(5, 0), list(EDGES)), FEW),
+    "partitioned": ((EDGES[0], EDGES[1], torch.tensor([1]), torch.empty(2, 0), "group"), FEW),
     "padded": ((randn(5, 3), torch.tensor([5, 9]), 0, -1), FEW),
     "sorted_index": ((EDGES[1].sort().values,), FEW),
     "negative_targets": ((EDGES, 5, True), FEW),
@@ -87,7 +88,10 @@ OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
 }
 """Ops whose sizes only the data knows; those that draw give something else each time."""
 
-NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested"}
+EXCHANGES = {"halo_exchange", "halo_return", "all_reduce", "count_rows", "sum_gradients"}
+"""Ops that run in several processes at once: tests/partitioned.py."""
+
+NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested", *EXCHANGES}
 """The first needs a layer of the user's (tests/e2e/test_odd_layers.py). The second has a lowering only
 (tests/unit/test_inductor_guards.py). The others are never run. They stand for a
 sparse matrix, for a gradient and for a nested graph until a pass has replaced them (tests/e2e/test_sparse_made.py,

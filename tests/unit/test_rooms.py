@@ -25,7 +25,7 @@ ORDER = (
     ("passes",),
     ("capture",),
     ("sampling",),
-    ("batches", "steps"),
+    ("batches", "partitioning", "steps"),
     ("report",),
     ("support",),
     ("__init__",),

@@ -40,7 +40,7 @@ def _rewrite(p: PaddedGraph) -> None:
             p.ctx.graph.erase_node(node)
     drop_unused(p.ctx.graph)
     for node in p.ctx.graph.find_nodes(op="call_function", target=aten.cat.default):
-        _note_joined(p, node)
+        note_joined(p, node)
     for node in list(p.ctx.graph.nodes):
         if node.op != "call_function" or not p.meets_padding(node):
             continue
@@ -77,7 +77,7 @@ def _python(p: PaddedGraph, node: fx.Node) -> None:
         raise p.refuse(f"{node.target} compares sizes of the mini-batch")
 
 
-def _note_joined(p: PaddedGraph, node: fx.Node) -> None:
+def note_joined(p: PaddedGraph, node: fx.Node) -> None:
     """Notes the row types of the dimension along which `node` joins tensors, since its size may be used earlier."""
     p.at = node
     parts: Any = node.args[0]

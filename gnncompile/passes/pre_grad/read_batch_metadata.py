@@ -15,6 +15,7 @@ from torch import fx
 from gnncompile.passes.analysis import own, value
 from gnncompile.passes.context import Context, HopPrefix, PaddedInputs
 from gnncompile.passes.log import not_padded, user_line
+from gnncompile.passes.partitioned.parts import Halo
 
 
 def run(ctx: Context) -> None:
@@ -35,6 +36,11 @@ def run(ctx: Context) -> None:
         for ends, parts in (((col, row), layout[:3]), ((row, col), layout[3:])):
             if parts:
                 ctx.layouts[ends] = list(parts)
+        _leave_ends(ctx, node)
+    for node in ctx.graph.find_nodes(op="call_function", target=own.partitioned.default):
+        assert ctx.parts is not None
+        ctx.parts.sources[_index(node.args[0])] = Halo(*node.args[2:4])
+        ctx.parts.destinations.add(_index(node.args[1]))
         _leave_ends(ctx, node)
     for node in ctx.graph.find_nodes(op="call_function", target=own.hop_prefix.default):
         assert ctx.padded is not None

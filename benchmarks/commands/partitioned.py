@@ -1,0 +1,282 @@
+"""Training steps over the parts of one graph, on several processes: started by torchrun.
+
+    torchrun --nproc-per-node 2 -m benchmarks partitioned
+
+Each process first runs the whole graph on its own device. Outputs and gradients over parts are compared with it before
+any time is reported. The first process then times the whole graph alone, and all processes time their parts together.
+A step is forward, loss and backward.
+
+    python -m benchmarks partitioned --count
+
+counts the halo rows of up to 1,024 parts, without running a model. It estimates the time of a layer from them.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+
+import gnncompile
+from benchmarks.cases.names import named
+from benchmarks.measuring import environment
+from gnncompile import testing
+
+NAME = "partitioned"
+HELP = "steps over the parts of one graph on several processes (torchrun), and on one"
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
+LAYERS = 3
+TOLERANCE = 2e-3
+"""The largest difference from the whole graph, over the largest value: both round in float32."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph, and how it is cut."""
+
+    name: str
+    make: Callable[[str], Data]
+    method: str = "contiguous"
+
+
+def _power_law(nodes: int, edges: int, most: int) -> Callable[[str], Data]:
+    return lambda device: testing.power_law(nodes, edges, most, channels=None, device=device)
+
+
+def _mesh(side: int) -> Callable[[str], Data]:
+    return lambda device: testing.grid(side, side, channels=None)
+
+
+CASES = (
+    Case("powerlaw-products-5th", _power_law(489_805, 24_743_656, 8_000)),
+    Case("grid-1000", _mesh(1000)),
+    Case("small-powerlaw", _power_law(2_000, 20_000, 300)),
+    Case("small-grid", _mesh(40)),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--cases", help="comma-separated (default: powerlaw-products-5th,grid-1000)")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--channels", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--seconds", type=float, default=1.0, help="timed in each row (default: %(default)s)")
+    parser.add_argument("--count", action="store_true", help="count the halo rows of up to 1,024 parts instead")
+    parser.add_argument("--quick", action="store_true", help="a smoke test on small graphs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a result over parts is wrong."""
+    if args.count:
+        return _count("small-powerlaw,small-grid" if args.quick else args.cases or "powerlaw-products-5th,grid-1000")
+    if "LOCAL_RANK" not in os.environ:
+        print("Start this with torchrun: torchrun --nproc-per-node 2 -m benchmarks partitioned", file=sys.stderr)
+        return 2
+    names = args.cases or ("small-powerlaw,small-grid" if args.quick else "powerlaw-products-5th,grid-1000")
+    channels = [16] if args.quick else args.channels
+    device = _start(args.device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    _say("; ".join(f"{k}: {v}" for k, v in environment.describe(device, args.argv).items()))
+    status = 0
+    for case in named(CASES, names.split(",")):
+        data = case.make(device.type).to("cpu")
+        parts = gnncompile.partition(data, dist.get_world_size(), case.method)
+        part = parts[dist.get_rank()]
+        _say(f"\n{case.name}: {data.num_nodes:,} nodes, {data.edge_index.size(1):,} edges\n{parts.report()}")
+        _say(f"{'':24}{'one (ms)':>10}{'parts (ms)':>11}{'faster':>8}{'one (MiB)':>11}{'parts (MiB)':>12}{'less':>7}")
+        for make in (MODELS[name] for name in args.models):
+            for width in channels:
+                status |= _Row(make, width, data, part, mesh, device, args.seconds).run()
+    dist.destroy_process_group()
+    return status
+
+
+MEMORY, LINK = 3.35e12, 50e9
+"""Bytes per second: the memory of an H100, and a link of 400 Gbit/s for each GPU, in one direction."""
+
+
+def _count(names: str) -> int:
+    """Prints, for growing numbers of parts, the largest halo, and the estimated time of a layer of 128 channels."""
+    row = 128 * 4
+    for case in named(CASES, names.split(",")):
+        data = case.make("cuda" if torch.cuda.is_available() else "cpu").to("cpu")
+        print(f"\n{case.name}: {data.num_nodes:,} nodes, {data.edge_index.size(1):,} edges, {case.method}")
+        print(f"{'parts':>6}{'edges cut':>11}{'halo rows':>11}{'halo/own':>10}{'walk (us)':>11}{'exchange (us)':>15}")
+        for n in (2**k for k in range(1, 11)):
+            report = gnncompile.partition(data, n, case.method).report()
+            walk = 1e6 * max(report.edges) * row / MEMORY
+            exchange = 1e6 * report.seconds(128, LINK)
+            share = max(report.halo) * n / max(sum(report.nodes), 1)
+            print(f"{n:>6}{report.cut:>11.1%}{report.largest:>11,}{share:>10.2f}{walk:>11,.0f}{exchange:>15,.0f}")
+    return 0
+
+
+def _start(kind: str) -> torch.device:
+    """Joins the other processes; returns what this one computes on."""
+    if kind == "cpu":
+        torch.set_num_threads(max((os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+class _Row:
+    """One model of one width on one graph: checks it over parts, then times it."""
+
+    def __init__(
+        self,
+        make: Callable[..., nn.Module],
+        width: int,
+        data: Data,
+        part: gnncompile.Part,
+        mesh: DeviceMesh,
+        device: torch.device,
+        seconds: float,
+    ) -> None:
+        self.width, self.data, self.mesh, self.device, self.seconds = width, data, mesh, device, seconds
+        self.part = part.to(device)
+        torch.manual_seed(0)
+        self.model = make(width, width, LAYERS, width).to(device)
+        self.nodes = part.nodes[""].to(device)
+
+    def run(self) -> int:
+        """Measures the row, and returns 1 if it is wrong."""
+        wanted, alone, alone_mib = self._whole()
+        found, over, over_mib, waits = self._parts()
+        name = f"{type(self.model).__name__} {self.width}"
+        wrong = _largest_difference(found, wanted)
+        worst = _maximum(max(wrong.values()), self.device)
+        if not worst < TOLERANCE:
+            _say(f"{name:24} WRONG: {wrong}")
+            return 1
+        _say(
+            f"{name:24}{alone:10.2f}{over:11.2f}{alone / over:7.2f}x{alone_mib:11,.0f}{over_mib:12,.0f}"
+            f"{over_mib / alone_mib:7.2f}{waits}"
+        )
+        return 0
+
+    def _features(self) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(int(self.data.num_nodes or 0), self.width, generator=generator).to(self.device)
+
+    def _whole(self) -> tuple[dict[str, Tensor], float, float]:
+        """The results on the whole graph for this part's rows, milliseconds, and the peak of memory."""
+        model = copy.deepcopy(self.model)
+        compiled, x, edges = gnncompile.compile(model), self._features(), self.data.edge_index.to(self.device)
+        out, milliseconds, mib = self._timed(model, lambda: compiled(x, edges), lambda v: v.mean(), alone=True)
+        found = {"out": out[self.nodes], **_gradients(model)}
+        return found, milliseconds, mib
+
+    def _parts(self) -> tuple[dict[str, Tensor], float, float, str]:
+        """The results over this part, milliseconds, the peak of memory, and what waited for the device."""
+        model = copy.deepcopy(self.model)
+        compiled = gnncompile.compile(model, mesh=self.mesh)
+        x, edges = self._features()[self.nodes], self.part.data.edge_index
+
+        def loss(values: Tensor) -> Tensor:
+            return gnncompile.mean_over_parts(values, self.mesh)
+
+        out, milliseconds, mib = self._timed(model, lambda: compiled(x, edges), loss, alone=False)
+        found = {"out": out, **_gradients(model)}
+        return found, milliseconds, mib, self._waits(lambda: loss(compiled(x, edges).square()).backward())
+
+    def _timed(
+        self, model: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Tensor], Tensor], alone: bool
+    ) -> tuple[Tensor, float, float]:
+        """Runs steps; returns the output, the median of milliseconds, and the peak of memory of all processes.
+
+        With `alone`, the first process is timed while the others wait.
+        """
+
+        def step() -> Tensor:
+            model.zero_grad()
+            out = forward()
+            loss(out.square()).backward()
+            return out.detach()
+
+        for _ in range(3):
+            out = step()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        dist.barrier()
+        times: list[float] = []
+        if not alone or dist.get_rank() == 0:
+            steps = self._steps(step)
+            times = [self._once(step, alone) for _ in range(steps if alone else int(_maximum(steps, self.device)))]
+        dist.barrier()
+        peak = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else float("nan")
+        median = statistics.median(times) if times else 0.0
+        return out, _maximum(median, self.device), _maximum(peak, self.device)
+
+    def _steps(self, step: Callable[[], Tensor]) -> int:
+        first = self._once(step, True)
+        return max(3, min(100, int(1000 * self.seconds / first)))
+
+    def _once(self, step: Callable[[], Tensor], alone: bool) -> float:
+        """Milliseconds of one step, which all processes begin together unless one is alone."""
+        if not alone:
+            dist.barrier()
+        self._synchronize()
+        start = time.perf_counter()
+        step()
+        self._synchronize()
+        return 1000 * (time.perf_counter() - start)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _waits(self, step: Callable[[], None]) -> str:
+        """What torch says of a step in which the host waits for the device; empty if it does not wait."""
+        if self.device.type != "cuda":
+            return ""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        except RuntimeError as error:
+            return f"  the host waits: {str(error).splitlines()[0]}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return ""
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
+    """For each result, the largest difference over the largest value."""
+    differences = {}
+    for name, expected in wanted.items():
+        scale = expected.abs().max().clamp(min=1e-20) if expected.numel() else torch.ones(())
+        difference = (found[name] - expected).abs().max() if expected.numel() else torch.zeros(())
+        differences[name] = float(difference / scale)
+    return differences
+
+
+def _maximum(number: float, device: torch.device) -> float:
+    """The largest number of all processes."""
+    held = torch.tensor(float(number), dtype=torch.float64, device=device)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return held.item()

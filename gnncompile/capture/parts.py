@@ -1,0 +1,111 @@
+"""Takes the edge lists of a part apart for the compiled code; checks that processes hold parts of one partition."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from gnncompile.exc import ArgumentError, ArgumentTypeError, PartitionError
+from gnncompile.layout.halo import HaloPlan, group_of, name_group
+
+_OPS: Any = torch.ops.gnncompile
+
+
+class PartEdges(NamedTuple):
+    """An edge list of a part: its rows, and the plan by which halo rows of its sources are exchanged."""
+
+    row: Tensor
+    col: Tensor
+    send: Tensor
+    halo: Tensor
+    group: str
+
+
+def join(value: PartEdges) -> Tensor:
+    """Returns the edge list as the model sees it; traced by Dynamo."""
+    return torch.stack(_OPS.partitioned(*value))
+
+
+def group_name(mesh: Any, dynamic: bool | None) -> str:
+    """Returns the name of a mesh's process group.
+
+    Raises:
+        TypeError: `mesh` is no ``DeviceMesh``.
+        ValueError: The mesh has several dimensions, or sizes are not symbolic.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise ArgumentTypeError(
+            f"mesh: found {type(mesh).__name__}, expected a DeviceMesh. Make one with "
+            'torch.distributed.init_device_mesh("cuda", (world_size,)).'
+        )
+    if mesh.ndim != 1:
+        raise ArgumentError(f"mesh: found {mesh.ndim} dimensions, expected one. Pass one of them, as in mesh['parts'].")
+    if dynamic is False:
+        raise ArgumentError("dynamic: found False, expected None or True with a mesh: parts differ in size.")
+    return name_group(mesh.get_group())
+
+
+class PartCheck:
+    """Checks the parts of a model's calls.
+
+    Args:
+        group: The name of the process group.
+    """
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.agreed: set[str] = set()
+
+    def __call__(self, plans: list[HaloPlan], rows: list[tuple[str, int]]) -> None:
+        """Checks a call before it runs.
+
+        Args:
+            plans: The plans of its edge lists.
+            rows: The name and the number of rows of each tensor argument.
+
+        Raises:
+            ValueError: No argument is an edge list of a part, or an argument has rows of something else.
+            PartitionError: Processes hold parts of different partitions, or a part of another rank.
+        """
+        if not plans:
+            raise ArgumentError(
+                "edge_index: found no edge list of a part among the arguments, expected one, since the model was "
+                "compiled with a mesh. Pass the tensors of part.data (of part.to(device).data on another device)."
+            )
+        sizes = frozenset[int]().union(*(plan.sizes for plan in plans))
+        for name, size in rows:
+            if size not in sizes:
+                raise ArgumentError(
+                    f"{name}: found {size} rows, expected rows of this part's nodes or edges ({sorted(sizes)}). Pass "
+                    "a mask of all rows for some of them; make tensors without rows buffers of the model."
+                )
+        for plan in plans:
+            if plan.partition not in self.agreed:
+                self._agree(plan)
+
+    def _agree(self, plan: HaloPlan) -> None:
+        """Compares the partition of all processes, once per partition."""
+        group = group_of(self.group)
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        found: list[Any] = [None] * size
+        try:
+            dist.all_gather_object(found, (plan.partition, plan.rank, len(plan.sent)), group=group)
+        except RuntimeError as error:
+            raise PartitionError(
+                f"rank {rank} of {size}: the other processes did not call the model on a new part in time: {error}"
+            ) from error
+        wrong = [
+            f"rank {k} has part {part} of {count} of partition {name}"
+            for k, (name, part, count) in enumerate(found)
+            if (name, part, count) != (plan.partition, k, size)
+        ]
+        if wrong:
+            raise PartitionError(
+                f"edge_index: found {'; '.join(wrong)}, expected part k of {size} of partition {plan.partition} on "
+                "rank k. Load the parts of one partition with gnncompile.load_part(folder, rank, world_size)."
+            )
+        self.agreed.add(plan.partition)

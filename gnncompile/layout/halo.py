@@ -1,0 +1,106 @@
+"""The plan by which processes exchange rows of nodes, and the process groups that plans are run on.
+
+Each process holds the rows of its own nodes. Its edges also read rows of other processes, the *halo*. An edge list of a
+part numbers sources in the order own rows, then halo rows; destinations are own rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnncompile.exc import InternalError
+from gnncompile.layout.side_table import SideTable
+
+
+class Splits(NamedTuple):
+    """The numbers of rows that an exchange sends to and receives from each rank, and the number of own rows."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    own: int
+
+
+@dataclass(frozen=True, eq=False)
+class HaloPlan:
+    """The rows of one node type that a process sends to and receives from the others.
+
+    Attributes:
+        send: The own rows that others read, by the rank that reads them, int64 ``[num_sent]``.
+        halo: A tensor ``[num_halo, 0]``, int8, whose size is the number of rows that come from others.
+        sent: The number of rows that go to each rank.
+        received: The number of rows that come from each rank.
+        own: The number of own rows.
+        partition: Names the partition: parts of one partition have the same name.
+        rank: The rank that holds the part.
+        sizes: The numbers of own nodes and of edges of each type in the part.
+    """
+
+    send: Tensor
+    halo: Tensor
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    own: int
+    partition: str
+    rank: int
+    sizes: frozenset[int]
+
+    @property
+    def splits(self) -> Splits:
+        """The numbers of rows of an exchange."""
+        return Splits(self.sent, self.received, self.own)
+
+
+def make_plan(
+    send: Tensor, sent: list[int], received: list[int], own: int, partition: str, rank: int, sizes: frozenset[int]
+) -> HaloPlan:
+    """Returns a plan, and remembers its splits by the identity of `send`: the exchange must not ask the device."""
+    halo = torch.empty(sum(received), 0, dtype=torch.int8, device=send.device)
+    plan = HaloPlan(send, halo, tuple(sent), tuple(received), own, partition, rank, sizes)
+    _splits.set(send, plan.splits)
+    return plan
+
+
+_splits: SideTable[Splits] = SideTable()
+"""By the `send` of a plan: its splits."""
+
+_plans: SideTable[HaloPlan] = SideTable()
+"""By the edge list of a part: the plan of its sources."""
+
+
+def splits(send: Tensor) -> Splits:
+    """Returns the splits of a plan."""
+    found = _splits.get(send)
+    if found is None:
+        raise InternalError("an exchange has lost its plan; please report it")
+    return found
+
+
+def attach_plan(edge_index: Tensor, plan: HaloPlan) -> None:
+    """Notes the plan of an edge list's sources."""
+    _plans.set(edge_index, plan)
+
+
+def plan_of(edge_index: Tensor) -> HaloPlan | None:
+    """Returns the plan of an edge list's sources, or None if the edge list belongs to no part."""
+    return _plans.get(edge_index)
+
+
+_groups: dict[str, dist.ProcessGroup] = {}
+"""The process groups of compiled models, by name: captured graphs hold strings."""
+
+
+def name_group(group: dist.ProcessGroup) -> str:
+    """Returns the name by which exchanges find a process group."""
+    name = str(group.group_name)
+    _groups[name] = group
+    return name
+
+
+def group_of(name: str) -> dist.ProcessGroup:
+    """Returns the process group of a name."""
+    return _groups[name]

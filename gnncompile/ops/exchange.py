@@ -1,0 +1,191 @@
+"""The ops by which processes exchange rows: halos and their gradients, sums over all processes.
+
+Each op names its process group by a string (:func:`gnncompile.layout.halo.name_group`). Its argument `after` holds
+results of earlier exchanges and is not read: a pass chains all exchanges of a graph, because every process must run
+them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.exc import PartitionError
+from gnncompile.layout.halo import group_of, splits
+from gnncompile.ops.region import LIBRARY
+
+_OPS: Any = torch.ops.gnncompile
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+LIBRARY.define("partitioned(Tensor row, Tensor col, Tensor send, Tensor halo, str group) -> (Tensor, Tensor)")
+LIBRARY.define("halo_exchange(Tensor x, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor", tags=_TAGS)
+LIBRARY.define(
+    "halo_return(Tensor gradient, Tensor send, Tensor halo, SymInt own, str group, Tensor[] after) -> Tensor",
+    tags=_TAGS,
+)
+LIBRARY.define("all_reduce(Tensor x, str kind, str group, Tensor[] after) -> Tensor", tags=_TAGS)
+LIBRARY.define("count_rows(SymInt rows, Tensor like, str group, Tensor[] after) -> Tensor", tags=_TAGS)
+LIBRARY.define("sum_gradients(Tensor[] gradients, str group, Tensor[] after) -> Tensor[]", tags=_TAGS)
+
+_KINDS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@contextmanager
+def _told(what: str, group: str) -> Iterator[None]:
+    """A context manager: an error of a collective says which exchange failed, and what may be the reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank, size = dist.get_rank(group_of(group)), dist.get_world_size(group_of(group))
+        raise PartitionError(
+            f"rank {rank} of {size}: {what} failed, because a process has ended, is late, or runs another graph: "
+            f"{error}. See the errors of the other ranks. The time-out is that of init_process_group."
+        ) from error
+
+
+def _exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    """Sends own rows ``[own, ...]``, and returns the halo rows ``[num_halo, ...]``, by owner."""
+    sent, received, own = splits(send)
+    if x.size(0) != own:
+        raise PartitionError(
+            f"an edge list reads rows of {x.size(0)} nodes, expected rows of the {own} own nodes of its sources' type. "
+            "Pass the tensors of one part, and edges with the node type that they begin at."
+        )
+    packed = x.index_select(0, send)
+    out = x.new_empty((halo.size(0), *x.shape[1:]))
+    with _told("an exchange of halo rows", group):
+        dist.all_to_all_single(out, packed, list(received), list(sent), group=group_of(group))
+    return out
+
+
+def _return(gradient: Tensor, send: Tensor, halo: Tensor, own: int, group: str, after: list[Tensor]) -> Tensor:
+    """Sends gradients of halo rows to their owners, and returns their sums ``[own, ...]``, added rank by rank."""
+    sent, received, _ = splits(send)
+    arrived = gradient.new_empty((send.size(0), *gradient.shape[1:]))
+    with _told("an exchange of gradients of halo rows", group):
+        dist.all_to_all_single(arrived, gradient.contiguous(), list(sent), list(received), group=group_of(group))
+    out = gradient.new_zeros((own, *gradient.shape[1:]))
+    for rows, part in zip(send.split(list(sent)), arrived.split(list(sent)), strict=True):
+        if rows.size(0):
+            out.index_add_(0, rows, part)  # each row once, so the order of the additions is that of the ranks
+    return out
+
+
+def _all_reduce(x: Tensor, kind: str, group: str, after: list[Tensor]) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    with _told(f"a {kind} over all parts", group):
+        dist.all_reduce(out, _KINDS[kind], group=group_of(group))
+    return out
+
+
+def _count_rows(rows: int, like: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    """Returns the number of rows of all parts, int64 without dimensions."""
+    return _all_reduce(torch.full((), rows, device=like.device), "sum", group, after)
+
+
+def _sum_gradients(gradients: list[Tensor], group: str, after: list[Tensor]) -> list[Tensor]:
+    """Returns the sums of gradients over all parts, with one collective for each dtype."""
+    found: list[Tensor] = [g.new_empty(g.shape) for g in gradients]
+    for dtype in dict.fromkeys(g.dtype for g in gradients):
+        chosen = [k for k, g in enumerate(gradients) if g.dtype == dtype]
+        flat = torch.cat([gradients[k].reshape(-1) for k in chosen])
+        with _told("the sum of gradients over all parts", group):
+            dist.all_reduce(flat, group=group_of(group))
+        for k, part in zip(chosen, flat.split([gradients[k].numel() for k in chosen]), strict=True):
+            found[k].copy_(part.view(found[k].shape))
+    return found
+
+
+def _fake_exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    return x.new_empty((halo.size(0), *x.shape[1:]))
+
+
+def _fake_return(gradient: Tensor, send: Tensor, halo: Tensor, own: int, group: str, after: list[Tensor]) -> Tensor:
+    return gradient.new_empty((own, *gradient.shape[1:]))
+
+
+def _setup_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, send, halo, group, after = inputs
+    ctx.save_for_backward(send, halo)
+    ctx.own, ctx.group, ctx.after = x.size(0), group, len(after)
+
+
+def _exchange_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    send, halo = ctx.saved_tensors
+    return _OPS.halo_return(gradient, send, halo, ctx.own, ctx.group, []), None, None, None, [None] * ctx.after
+
+
+def _setup_return(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, send, halo, _, group, after = inputs
+    ctx.save_for_backward(send, halo)
+    ctx.group, ctx.after = group, len(after)
+
+
+def _return_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    send, halo = ctx.saved_tensors
+    return _OPS.halo_exchange(gradient, send, halo, ctx.group, []), None, None, None, None, [None] * ctx.after
+
+
+def _setup_all_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.kind, ctx.group, after = inputs
+    ctx.after = len(after)
+
+
+def _all_reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    if ctx.kind != "sum":
+        return None, None, None, [None] * ctx.after
+    return _OPS.all_reduce(gradient, "sum", ctx.group, []), None, None, [None] * ctx.after
+
+
+class SumGradients(torch.autograd.Function):
+    """Returns parameters as they are. Their gradients are summed over all parts, all in one collective."""
+
+    @staticmethod
+    def forward(ctx: Any, group: str, *parameters: Tensor) -> Any:
+        """Returns views of the parameters."""
+        ctx.group = group
+        return tuple(p.view_as(p) for p in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Returns the sums of the gradients."""
+        return None, *_OPS.sum_gradients(list(gradients), ctx.group, [])
+
+
+def parameters_of_all_parts(group: str, *parameters: Tensor) -> Any:
+    """Returns parameters as they are; their gradients are summed over all parts."""
+    return SumGradients.apply(group, *parameters)  # type: ignore[no-untyped-call]
+
+
+def counted_once(x: Tensor, size: int) -> Tensor:
+    """Returns a value that all `size` processes have alike, of whose gradient each process takes an equal share."""
+    return x.detach() + (x - x.detach()) / size
+
+
+LIBRARY.impl("partitioned", lambda row, col, *_: (row.clone(), col.clone()), "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "gnncompile::partitioned", lambda row, col, *_: (row.new_empty(row.shape), col.new_empty(col.shape)), lib=LIBRARY
+)
+for _name, _function, _fake in (
+    ("halo_exchange", _exchange, _fake_exchange),
+    ("halo_return", _return, _fake_return),
+    ("all_reduce", _all_reduce, lambda x, kind, group, after: x.new_empty(x.shape)),
+    ("count_rows", _count_rows, lambda rows, like, group, after: like.new_empty((), dtype=torch.int64)),
+    ("sum_gradients", _sum_gradients, lambda gradients, group, after: [g.new_empty(g.shape) for g in gradients]),
+):
+    LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
+for _name, _backward, _setup in (
+    ("halo_exchange", _exchange_backward, _setup_exchange),
+    ("halo_return", _return_backward, _setup_return),
+    ("all_reduce", _all_reduce_backward, _setup_all_reduce),
+):
+    torch.library.register_autograd(f"gnncompile::{_name}", _backward, setup_context=_setup, lib=LIBRARY)
+    for _one in (_backward, _setup):
+        _compat.run_uncompiled(_one)
