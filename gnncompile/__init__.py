@@ -14,6 +14,8 @@ __all__ = [
     "compile",
     "explain",
     "loader",
+    "package",
+    "package_info",
     "warmup",
 ]
 
@@ -26,6 +28,7 @@ try:
     from gnncompile.capture.warmup import warmup
     from gnncompile.layout.identity_cache import CacheInfo, cache_info, clear_cache
     from gnncompile.report.explain import Report, explain
+    from gnncompile.serving.package import package, package_info
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:
     # Raised when something is asked for, not here: `python -m gnncompile doctor` must be able to say what to do.

@@ -1,0 +1,244 @@
+"""AOTInductor: C++ code for models that run without Python, its link step, and its check of inputs."""
+
+from __future__ import annotations
+
+import contextvars
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor import cpu_vec_isa
+from torch._inductor.codecache import CUDACodeCache
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.lowering import fallback_handler
+from torch._inductor.package.package import package_aoti
+from torch.export import ExportedProgram
+from torch.fx.experimental import _config as symbol_config
+
+from gnncompile._compat.inductor import V, inductor_decompositions, register_lowering
+from gnncompile._compat.inductor_call import installed
+from gnncompile._compat.numbers import EXACT_SETTINGS
+from gnncompile.exc import InternalError
+
+SUPPORT = Path(__file__).with_name("aoti_support.h")
+"""C++ functions that the code of each package calls."""
+
+PRODUCTS = SUPPORT.with_name("aoti_products.h")
+"""Torch's products of matrices, for kernels."""
+
+
+@dataclass
+class Build:
+    """A package that is being compiled.
+
+    Attributes:
+        names: The name of each input, as errors tell it.
+        folder: Where object files are written.
+        objects: The object files of kernels, which may be compiling still, by the name of their function.
+        declared: The lines that the code of the model begins with.
+    """
+
+    names: Sequence[str]
+    folder: str
+    objects: dict[str, Future[Path]] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=set)
+
+
+_build: contextvars.ContextVar[Build | None] = contextvars.ContextVar("build", default=None)
+
+
+def current_build() -> Build | None:
+    """Returns the package that Inductor is compiling in this thread, or None."""
+    return _build.get()
+
+
+def declare(wrapper: Any, text: str) -> None:
+    """Writes lines into the beginning of a model's code, once."""
+    build = _build.get()
+    assert build is not None
+    if text not in build.declared:
+        build.declared.add(text)
+        wrapper.header.splice(text)
+
+
+def call_kernel(wrapper: Any, name: str, arguments: Sequence[str], what: str) -> None:
+    """Writes the call of a linked kernel, ``int name(const int64_t*)``.
+
+    Args:
+        wrapper: Inductor's writer of the model's code.
+        name: The kernel's function.
+        arguments: Expressions of int64.
+        what: What an error of the kernel says.
+    """
+    link(wrapper, name)
+    wrapper.writeline(f'gnncompile::call({name}, "{what}", {{{", ".join(arguments)}}});')
+
+
+def link(wrapper: Any, name: str) -> None:
+    """Declares a kernel's function in a model's code, and adds its object file to the files that Inductor links."""
+    build = _build.get()
+    assert build is not None
+    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    line = f'extern "C" int {name}(const int64_t*);'
+    if line not in build.declared:
+        declare(wrapper, line)
+        CUDACodeCache.aot_kernels_o.append(str(build.objects[name].result()))
+
+
+def declare_products(wrapper: Any) -> None:
+    """Declares ``gnncompile::products_float()`` and ``products_double()``: see :mod:`cpu_products`."""
+    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    declare(wrapper, PRODUCTS.read_text(encoding="utf-8"))
+
+
+def write_addmm(wrapper: Any, device: str, total: str, left: str, right: str) -> None:
+    """Writes the call of torch's product ``total += left @ right``."""
+    declare(wrapper, f"#include <torch/csrc/inductor/aoti_torch/generated/c_shim_{device}.h>\n")
+    call = f"aoti_torch_{device}_addmm_out({total}, {total}, {left}, {right}, 1, 1)"
+    wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK({call});")
+
+
+def address(reference: str) -> str:
+    """Returns the expression of a tensor's address. The tensor may be a temporary: the address is used in its line."""
+    return f"gnncompile::address({reference})"
+
+
+def size_text(wrapper: Any, size: Any) -> str:
+    """Returns a size as a C++ expression."""
+    return f"int64_t({wrapper.codegen_sizevar(sympy.sympify(size))})"
+
+
+def install_in_packages(op: Any, lower: Callable[..., Any]) -> None:
+    """Registers the lowering of an op for packages. Elsewhere Inductor calls the op itself."""
+    installed.append(op)
+    theirs = fallback_handler(op, add_to_fallback_set=False)
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        return theirs(*args, **kwargs) if _build.get() is None else lower(*args, **kwargs)
+
+    register_lowering(op, type_promotion_kind=None)(lowered)
+
+
+@contextmanager
+def _building(names: Sequence[str]) -> Iterator[Build]:
+    with tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
+        build = Build(names, folder)
+        token = _build.set(build)
+        try:
+            yield build
+        finally:
+            for started in build.objects.values():
+                started.cancel()
+            CUDACodeCache.aot_kernels_o.clear()
+            _build.reset(token)
+
+
+@contextmanager
+def oblivious_sizes() -> Iterator[None]:
+    """Sizes of 0 and 1 are sizes like all others for ``torch.export`` inside of the block."""
+    settings: Any = symbol_config
+    with settings.patch(backed_size_oblivious=True, use_duck_shape=False):
+        yield
+
+
+def compile_program(
+    program: ExportedProgram,
+    names: Sequence[str],
+    settings: dict[str, Any],
+    metadata: dict[str, str],
+    decompositions: dict[Any, Callable[..., Any]],
+) -> list[Any]:
+    """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
+
+    Args:
+        program: The program, which may call our ops.
+        names: The name of each input.
+        settings: Settings of Inductor.
+        metadata: What the package says of itself.
+        decompositions: How our ops without a lowering are written with torch's.
+    """
+    with oblivious_sizes():
+        plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
+    inputs: Any = plain.example_inputs
+    given, named = inputs
+    options = {
+        **EXACT_SETTINGS,
+        "aot_inductor.package": True,
+        "aot_inductor.metadata": metadata,
+        "size_asserts": False,
+        # The machine that serves has other cores than this one.
+        "cpp.dynamic_threads": True,
+        **settings,
+    }
+    with _building(names), oblivious_sizes():
+        files: Any = torch._inductor.aot_compile(plain.module(), given, named, options=options)
+        return list(files)
+
+
+def write_package(path: str, models: dict[str, list[Any]]) -> None:
+    """Writes compiled models into one file."""
+    package_aoti(path, models)
+
+
+def patch_input_checks() -> None:
+    """Makes the models of our packages check all inputs in every call, and say in words what is wrong."""
+    theirs: Any = CppWrapperCpu.generate_input_output_runtime_checks
+
+    def generate(self: Any) -> None:
+        build = _build.get()
+        if build is None:
+            theirs(self)
+            return
+        declare(self, SUPPORT.read_text(encoding="utf-8"))
+        write = getattr(self.prefix, "splice_aot", self.prefix.splice)
+        write("\n".join(_check_lines(build.names)))
+
+    CppWrapperCpu.generate_input_output_runtime_checks = generate  # type: ignore[method-assign]
+
+
+def _check_lines(names: Sequence[str]) -> list[str]:
+    """Returns the C++ function that checks a model's inputs before anything reads them."""
+    inputs: list[Any] = list(V.graph.graph_inputs.values())
+    if len(inputs) != len(names):
+        raise InternalError(f"a package of {len(names)} inputs was compiled for {len(inputs)}; please report it")
+    symbols: dict[Any, int] = {}
+    # The checks of AOTInductor's own, which an environment variable turns on, come after those here.
+    lines = ["static inline bool _check_aoti_runtime_check_inputs_env() { return false; }"]
+    lines += ["AOTI_NOINLINE static void __check_inputs_outputs(AtenTensorHandle* inputs, AtenTensorHandle*) {"]
+    lines.append(f"  gnncompile::Inputs given(inputs, {len(inputs)});")
+    major, minor = torch.__version__.split(".")[:2]
+    lines.append(f"  gnncompile::check_torch({major}, {minor});")
+    lines += [f'  gnncompile::check_cpu(__builtin_cpu_supports("{one}"), "{one}");' for one in _cpu_features()]
+    for at, (name, value) in enumerate(zip(names, inputs, strict=True)):
+        sizes = ", ".join(_size_code(size, symbols) for size in value.get_size())
+        kind = str(value.get_dtype()).removeprefix("torch.")
+        device = value.get_device().type
+        lines.append(
+            f'  given.check({at}, "{name}", aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
+            f'"{device}", {{{sizes}}});'
+        )
+    return [*lines, "  given.passed = true;", "}"]
+
+
+def _cpu_features() -> list[str]:
+    """Returns the vector instructions that the code of a package needs, as the compiler names them."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    isa = str(cpu_vec_isa.pick_vec_isa()).lower()
+    return [one for one in ("avx2", "avx512f") if one.rstrip("f") in isa]
+
+
+def _size_code(size: Any, symbols: dict[Any, int]) -> str:
+    """Returns a size that is expected as a number, a size that others must equal as ``-1 - k``, any other as "any"."""
+    if isinstance(size, (int, sympy.Integer)):
+        return str(int(size))
+    if isinstance(size, sympy.Symbol):
+        return str(-1 - symbols.setdefault(size, len(symbols)))
+    return "gnncompile::any"
