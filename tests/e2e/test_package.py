@@ -1,6 +1,7 @@
 """``gnncompile.package``: answers of a process without gnncompile, inputs that are refused, and models that are."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,27 @@ def test_one_package_serves_all_sizes_without_gnncompile(gcn, tmp_path):
     sizes = [(int(n), int(e), 1) for n, e in torch.randint(1, 300, (20, 2), generator=generator)]
     calls = [inputs_of(_EDGES, size, seed) for seed, size in enumerate((*SIZES, *sizes))]
     agree(model, calls, serve(path, calls, tmp_path)[0])
+
+
+def test_the_server_in_cpp_answers_from_several_threads(gcn, tmp_path):
+    cmake = shutil.which("cmake")
+    if cmake is None or shutil.which("g++") is None:
+        pytest.skip("needs cmake and g++")
+    source, build = Path(__file__).parents[2] / "examples" / "serving", tmp_path / "build"
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    subprocess.run([cmake, "-S", source, "-B", build, prefix], check=True, capture_output=True)
+    subprocess.run([cmake, "--build", build], check=True, capture_output=True)
+    model, path = gcn
+    calls = [inputs_of(_EDGES, size, seed) for seed, size in enumerate(SIZES)]
+    torch.save([list(call) for call in (*calls, *WRONG.values())], tmp_path / "requests.pt")
+    command = [build / "server", path, tmp_path / "requests.pt", tmp_path / "answers.pt"]
+    done = subprocess.run([*command, "--threads", "3", "--repeat", "20"], check=True, capture_output=True, text=True)
+    answers = torch.load(tmp_path / "answers.pt", weights_only=False)
+    agree(model, calls, answers[: len(calls)])
+    assert json.loads(done.stdout)["answered"] == 20 * len(calls)
+    for expected, found in zip(WRONG, answers[len(calls) :], strict=True):
+        assert isinstance(found, str)
+        assert expected in (found if torch.__version__ >= "2.13" else done.stderr)
 
 
 X, EDGE_INDEX = torch.zeros(4, 16), torch.zeros(2, 3, dtype=torch.long)
