@@ -25,6 +25,7 @@ from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile import testing
+from gnncompile.cli.main import main
 
 SERVER = Path(__file__).with_name("package_server.py")
 SIZES = ((30, 90, 3), (1, 0, 1), (1, 1, 1), (5, 0, 2), (100, 1000, 7), (33, 2, 2), (2, 7, 1), (64, 64, 4))
@@ -295,3 +296,28 @@ def test_what_cannot_be_packaged_is_said(model, arguments, error, words, tmp_pat
 def test_the_file_needs_its_ending(tmp_path):
     with pytest.raises(ValueError, match=r"ends with .pt2"):
         gnncompile.package(nn.ReLU().eval(), (X,), tmp_path / "model.so")
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+ready = torch.nn.ReLU().eval()
+inputs = torch.zeros(3, 4)
+"""
+
+
+def test_the_command_line_says_what_made_a_file(gcn, capsys):
+    assert main(["package", str(gcn[1]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"file": str(gcn[1]), **gnncompile.package_info(gcn[1])}
+    assert main(["package", "missing.pt2"]) == 2
+
+
+def test_the_command_line_writes_a_package(tmp_path, capsys):
+    script, out = tmp_path / "served.py", tmp_path / "out.pt2"
+    script.write_text(SCRIPT)
+    assert main(["package", f"{script}:model", "--out", str(out)]) == 1 and not out.exists()
+    assert "call model.eval()" in capsys.readouterr().err
+    assert main(["package", f"{script}:ready", "--out", str(out)]) == 0
+    assert "ReLU" in capsys.readouterr().out
+    assert serve(out, [(torch.tensor([[-1.0, 2, -3, 4]]),)], tmp_path)[0][0][0].tolist() == [[0, 2, 0, 4]]
