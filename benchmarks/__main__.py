@@ -16,6 +16,7 @@ from benchmarks.commands import (
     report,
     sampled,
     science,
+    serving,
     tiles,
     training,
 )
@@ -26,6 +27,7 @@ SUBCOMMANDS = (
     training,
     minibatch,
     sampled,
+    serving,
     layers,
     science,
     kernels,
