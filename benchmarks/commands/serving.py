@@ -79,7 +79,7 @@ ROWS = (
     ServingRow("AOTInductor", _aot),
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", _package, is_ours=True),
-    ServingRow("package, C++", _package, is_ours=True),
+    ServingRow("package in C++", _package, is_ours=True),
 )
 
 

@@ -59,4 +59,4 @@ def test_a_row_that_can_not_be_built_does_not_stop_the_others():
 
 def test_other_devices_are_refused():
     assert main(["serving", "--quick", "--device", "meta"]) == 2
-    assert [row.name for row in ROWS][-2:] == ["package", "package, C++"] and torch.is_grad_enabled()
+    assert [row.name for row in ROWS][-2:] == ["package", "package in C++"] and torch.is_grad_enabled()
