@@ -140,6 +140,50 @@ def _building(names: Sequence[str]) -> Iterator[Build]:
             _build.reset(token)
 
 
+@dataclass(frozen=True)
+class Condition:
+    """A condition on sizes that held for the example inputs, and that compiled code relies on.
+
+    Attributes:
+        text: The condition, in symbols.
+        line: The line that asked for it, or "?".
+    """
+
+    text: str
+    line: str
+
+
+_LARGE = 2**40
+"""Sizes are smaller than this: a condition that a size is below a larger number always holds."""
+
+
+def conditions(environment: Any, since: int = 0) -> list[Condition]:
+    """Returns the conditions that an environment of symbols has noted, but for those that always hold.
+
+    Equal sizes are no condition: both become one symbol, whose sizes a package compares in each call.
+
+    Args:
+        environment: The ``ShapeEnv`` of a trace.
+        since: The number of guards to pass over.
+    """
+    found = []
+    for guard in environment.guards[since:]:
+        expression = guard.expr
+        if expression.free_symbols and not _always_holds(expression):
+            place = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
+            found.append(Condition(str(expression), str(place or "?")))
+    return found
+
+
+def _always_holds(expression: Any) -> bool:
+    left, right = (*expression.args, None, None)[:2]
+    if isinstance(expression, sympy.Eq):
+        return bool(left.is_Symbol and right.is_Symbol)
+    if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and left.is_Symbol and right.is_number:
+        return bool(right > _LARGE)
+    return False
+
+
 @contextmanager
 def oblivious_sizes() -> Iterator[None]:
     """Sizes of 0 and 1 are sizes like all others for ``torch.export`` inside of the block."""
@@ -177,9 +221,26 @@ def compile_program(
         "cpp.dynamic_threads": True,
         **settings,
     }
+    module, environment = plain.module(), _environment(plain)
+    known = 0 if environment is None else len(environment.guards)
     with _building(names), oblivious_sizes():
-        files: Any = torch._inductor.aot_compile(plain.module(), given, named, options=options)
-        return list(files)
+        files: Any = torch._inductor.aot_compile(module, given, named, options=options)
+    if environment is not None and conditions(environment, known):
+        raise InternalError(
+            f"a package would only serve sizes with {conditions(environment, known)[0].text}; please report it"
+        )
+    return list(files)
+
+
+def _environment(program: ExportedProgram) -> Any:
+    """Returns the ``ShapeEnv`` of an exported program, or None if all its sizes are numbers."""
+    for node in program.graph.nodes:
+        value: Any = node.meta.get("val")
+        sizes: Any = value.shape if isinstance(value, torch.Tensor) else ()
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
 
 
 def write_package(path: str, models: dict[str, list[Any]]) -> None:

@@ -23,7 +23,7 @@ from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged
 from gnncompile.options import Options, resolve
 from gnncompile.serving.program import Captured, Program, capture, dynamic_axes
-from gnncompile.serving.refusals import refuse_operations, refuse_training
+from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
 MODEL = "model"
 """The name of the model in a package."""
@@ -79,6 +79,7 @@ def package(
     ours, theirs = resolve(None, options)
     captured = capture(target, args, kwargs, options or {})
     structure = [] if captured.structure is None else [captured.structure.module.graph]
+    refuse_conditions(captured.conditions)
     refuse_operations([*structure, captured.rest.graph])
     exported = _export(captured, target, args, kwargs)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)))

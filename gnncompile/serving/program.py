@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from gnncompile._compat.aoti import Condition, conditions
 from gnncompile.capture.compile import callable_of, compile
-from gnncompile.exc import ArgumentError, ArgumentTypeError, InternalError
+from gnncompile.exc import ArgumentError, ArgumentTypeError, CaptureError, InternalError
 from gnncompile.layout.structure_program import StructureProgram
 
 Source = Callable[[list[Any]], Any]
@@ -29,6 +30,7 @@ class Captured:
         sources: Where each input of the graph comes from, as text: ``L['args'][0]``.
         given: The inputs of the graph in that call, those from the structure program included.
         results: The results of the graph in that call.
+        conditions: The conditions on sizes that the capture relies on.
         returned: The result of the model.
     """
 
@@ -37,6 +39,7 @@ class Captured:
     sources: list[str]
     given: Sequence[Any]
     results: Sequence[Any]
+    conditions: Sequence[Condition] = ()
     returned: Any = None
 
 
@@ -46,9 +49,10 @@ class _Observer:
     def __init__(self) -> None:
         self.sources: list[str] = []
         self.structure: StructureProgram | None = None
+        self.environment: Any = None
 
     def before(self, ctx: Any, sources: list[str]) -> None:
-        self.sources = sources
+        self.sources, self.environment = sources, ctx.fake_mode.shape_env
 
     def after(self, ctx: Any, structure: StructureProgram | None) -> None:
         self.structure = structure
@@ -58,7 +62,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
     """Captures a call of a model as one graph.
 
     Raises:
-        CaptureError: The graph breaks, at the line that the error names.
+        ArgumentError: The model is captured as several graphs.
+        CaptureError: The model asks whether a tensor is empty. Dynamo's error for a graph break names the line.
     """
     compiled = compile(model, fullgraph=True, options=options)
     program = callable_of(compiled)
@@ -83,12 +88,17 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
     backend.observer, backend.finish = observer, finish
     with torch.no_grad():
         returned = compiled(*args, **kwargs)
+    if program.empty_is_special:
+        raise CaptureError(
+            "model: can't be packaged: it asks whether a tensor is empty, and a package has the code of one answer. "
+            "Compute the same for empty tensors, or ask outside of the packaged model."
+        )
     if len(seen) != 1:
         raise ArgumentError(
             f"model: found {len(seen)} captured graphs, expected one. A package holds a model that computes with "
             "tensors alone; call gnncompile.explain(model) to see what is captured."
         )
-    seen[0].returned = returned
+    seen[0].returned, seen[0].conditions = returned, conditions(observers[-1].environment)
     return seen[0]
 
 
@@ -110,7 +120,9 @@ class Program(nn.Module):
         self.rest = captured.rest
         self.structure = None if captured.structure is None else captured.structure.module
         self.structural = () if captured.structure is None else captured.structure.inputs
+        self._constants: dict[Any, str] = {}
         leaves = pytree.tree_leaves((args, kwargs))
+        self.equal = _equal_sizes(captured, _paths(args, kwargs))
         self.inputs = self._sources(captured, _paths(args, kwargs), _names(model))
         flat, self.returned = pytree.tree_flatten(captured.returned)
         self.results = [_origin(one, captured.results, leaves) for one in flat]
@@ -118,6 +130,8 @@ class Program(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the graph's inputs, the structure of the graph, and the model's results."""
         leaves = pytree.tree_leaves((args, kwargs))
+        for part, other in self.equal:
+            torch._check(part(leaves) == other(leaves))
         values: list[Any] = [source(leaves) for source in self.inputs]
         if self.structure is not None:
             made = self.structure(*(values[at] for at in self.structural))
@@ -145,9 +159,14 @@ class Program(nn.Module):
 
     def _constant(self, value: Tensor, names: dict[Any, str]) -> Source:
         """Keeps a parameter, a buffer, or another tensor of the model."""
-        name = names.get(_place(value), f"constant_{len(list(self.buffers(recurse=False)))}").replace(".", "_")
-        if not hasattr(self, name):
-            self.register_buffer(name, value.detach())
+        known = self._constants.get(_place(value)) if value.numel() else None
+        if known is None:
+            known = f"model_{names.get(_place(value), 'constant')}".replace(".", "_")
+            while hasattr(self, known):
+                known += "_"
+            self.register_buffer(known, value.detach())
+            self._constants[_place(value)] = known
+        name: str = known
         return lambda leaves: getattr(self, name)
 
 
@@ -239,6 +258,24 @@ def _origin(value: Any, results: Sequence[Any], leaves: list[Any]) -> tuple[bool
             "tensors alone."
         )
     raise InternalError("a returned tensor is no result of the captured graph; please report it")
+
+
+def _equal_sizes(captured: Captured, paths: dict[str, int]) -> list[tuple[_Part, _Part]]:
+    """Returns pairs of sizes of arguments that have one symbol in the captured graph."""
+    first: dict[str, _Part] = {}
+    found = []
+    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
+    for text, node in zip(captured.sources, placeholders, strict=True):
+        part = _find(text, paths)
+        value: Any = node.meta["val"]
+        if part is None or part.counts or not isinstance(value, Tensor):
+            continue
+        sizes: Any = value.shape
+        for axis, size in enumerate(sizes):
+            here = replace(part, axis=axis)
+            if not isinstance(size, int) and first.setdefault(str(size), here) != here:
+                found.append((first[str(size)], here))
+    return found
 
 
 def dynamic_axes(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:

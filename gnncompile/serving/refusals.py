@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from gnncompile._compat.aoti import Condition
 from gnncompile.exc import ArgumentError, CaptureError
 from gnncompile.ops.packaged import HELD
 from gnncompile.passes.analysis import depends_on_chance, mutates
@@ -38,6 +39,15 @@ def refuse_operations(graphs: Iterable[fx.Graph]) -> None:
             if reason is not None:
                 line = line_of(node.meta.get("stack_trace") or "")
                 raise CaptureError(f"model: can't be packaged at {line}: {node.target} {reason}")
+
+
+def refuse_conditions(conditions: Iterable[Condition]) -> None:
+    """Raises CaptureError if the model decided something by sizes: a package has the code of one decision."""
+    for one in conditions:
+        raise CaptureError(
+            f"model: can't be packaged at {one.line}: it decides by a size of the example ({one.text}), but a package "
+            "serves all sizes. Compute the same for every size, or make the decision outside of the packaged model."
+        )
 
 
 def _reason(node: fx.Node) -> str | None:

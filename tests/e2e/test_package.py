@@ -269,6 +269,34 @@ class Breaks(nn.Module):
         return x * 2 if float(x.sum()) > 0 else x
 
 
+class Decides(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.size(0) > 2 else x
+
+
+class Cuts(nn.Module):
+    def forward(self, x):
+        return x[:3] * 2
+
+
+class AsksForEmptiness(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.numel() else x
+
+
+class Named(nn.Module):
+    """Parameters with names that could be mistaken for others."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.rest = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
+        self.a_b, self.a = nn.Parameter(torch.tensor(5.0)), nn.Module()
+        self.a.b, self.number = nn.Parameter(torch.tensor(7.0)), 11.0
+
+    def forward(self, x):
+        return x * self.inputs + self.rest * self.a_b - self.a.b * self.number
+
+
 class Number(nn.Module):
     def forward(self, x):
         return x * 2, 3
@@ -281,16 +309,38 @@ class Number(nn.Module):
         (Noise().eval(), (X,), RuntimeError, r"test_package.py:\d+: return x \+ torch.rand_like"),
         (Writes().eval(), (X.clone(),), RuntimeError, r"test_package.py:\d+: x.add_\(1\)"),
         (Breaks().eval(), (X,), RuntimeError, r"float\(x.sum\(\)\)"),
+        (Decides().eval(), (X,), RuntimeError, r"decides by a size of the example \(s\d+ > 2\)"),
+        (Cuts().eval(), (X,), RuntimeError, r"decides by a size of the example \(s\d+ >= 3\)"),
+        (AsksForEmptiness().eval(), (X,), RuntimeError, "asks whether a tensor is empty"),
         (Number().eval(), (X,), TypeError, "returns int, expected tensors"),
         (nn.ReLU().eval(), (3,), TypeError, "input is int, expected a tensor"),
         (nn.ReLU().eval(), (X.to_sparse(),), TypeError, "expected a dense tensor"),
         (torch.relu, (X,), TypeError, "expected an nn.Module"),
     ],
-    ids=["training", "random", "writes", "breaks", "number", "argument", "sparse", "function"],
+    ids=[
+        "training",
+        "random",
+        "writes",
+        "breaks",
+        "decides",
+        "cuts",
+        "empty",
+        "number",
+        "argument",
+        "sparse",
+        "function",
+    ],
 )
 def test_what_cannot_be_packaged_is_said(model, arguments, error, words, tmp_path):
     with pytest.raises(error, match=words):
         gnncompile.package(model, arguments, tmp_path / "model.pt2")
+
+
+def test_parameters_keep_their_values_whatever_their_names(tmp_path):
+    model = Named().eval()
+    path = gnncompile.package(model, (X,), tmp_path / "model.pt2")
+    calls = [(torch.randn(3, 16),), (X[:0],)]
+    agree(model, calls, serve(path, calls, tmp_path)[0])
 
 
 def test_the_file_needs_its_ending(tmp_path):
