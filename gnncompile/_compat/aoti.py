@@ -20,8 +20,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
 from torch._inductor.package.package import package_aoti
 from torch.export import ExportedProgram
-from torch.fx.experimental import _config as symbol_config
 
+from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import V, inductor_decompositions, register_lowering
 from gnncompile._compat.inductor_call import installed
 from gnncompile._compat.numbers import EXACT_SETTINGS
@@ -184,14 +184,6 @@ def _always_holds(expression: Any) -> bool:
     return False
 
 
-@contextmanager
-def oblivious_sizes() -> Iterator[None]:
-    """Sizes of 0 and 1 are sizes like all others for ``torch.export`` inside of the block."""
-    settings: Any = symbol_config
-    with settings.patch(backed_size_oblivious=True, use_duck_shape=False):
-        yield
-
-
 def compile_program(
     program: ExportedProgram,
     names: Sequence[str],
@@ -208,7 +200,7 @@ def compile_program(
         metadata: What the package says of itself.
         decompositions: How our ops without a lowering are written with torch's.
     """
-    with oblivious_sizes():
+    with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
     inputs: Any = plain.example_inputs
     given, named = inputs
@@ -223,7 +215,7 @@ def compile_program(
     }
     module, environment = plain.module(), _environment(plain)
     known = 0 if environment is None else len(environment.guards)
-    with _building(names), oblivious_sizes():
+    with _building(names), symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
     if environment is not None and conditions(environment, known):
         raise InternalError(

@@ -133,7 +133,7 @@ def _export(captured: Captured, model: nn.Module, args: tuple[Any, ...], kwargs:
     for leaf, axes in zip(pytree.tree_leaves((args, kwargs)), dynamic_axes(captured, args, kwargs), strict=True):
         if axes:
             shapes[leaf] = dict.fromkeys(axes, Dim.DYNAMIC)
-    with torch.no_grad(), aoti.oblivious_sizes():
+    with torch.no_grad(), aoti.symbolic_trace():
         return export(wrapped, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
