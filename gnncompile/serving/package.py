@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection, export
 from torch.utils import _pytree as pytree
 
 from gnncompile._compat import aoti
+from gnncompile._compat.compiles import symbolic_trace
 from gnncompile.capture.backend import AfterDifferentiation, sources_hash
 from gnncompile.capture.compile import callable_of
 from gnncompile.codegen.cpp.objects import flags_text
@@ -133,7 +134,7 @@ def _export(captured: Captured, model: nn.Module, args: tuple[Any, ...], kwargs:
     for leaf, axes in zip(pytree.tree_leaves((args, kwargs)), dynamic_axes(captured, args, kwargs), strict=True):
         if axes:
             shapes[leaf] = dict.fromkeys(axes, Dim.DYNAMIC)
-    with torch.no_grad(), aoti.symbolic_trace():
+    with torch.no_grad(), symbolic_trace():
         return export(wrapped, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 

@@ -245,6 +245,8 @@ def test_the_file_says_what_made_it(gcn):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, tmp_path):
+    if name == "molecule" and torch.__version__ < "2.13":
+        pytest.skip("Dynamo breaks the graph at requires_grad_()")
     torch.manual_seed(0)
     make, names = MODELS[name]
     model = make().eval()
