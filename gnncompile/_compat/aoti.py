@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-import platform
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,7 +14,6 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
@@ -126,9 +125,13 @@ def install_in_packages(op: Any, lower: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(lowered)
 
 
+_lock = threading.Lock()
+"""Held while a package is compiled: Inductor's list of object files is one for all threads."""
+
+
 @contextmanager
 def _building(names: Sequence[str]) -> Iterator[Build]:
-    with tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
+    with _lock, tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
         build = Build(names, folder)
         token = _build.set(build)
         try:
@@ -153,21 +156,20 @@ class Condition:
     line: str
 
 
-_LARGE = 2**40
-"""Sizes are smaller than this: a condition that a size is below a larger number always holds."""
+_LARGE = 2**62
+"""Products of two sizes are smaller than this: a condition that a size is below such a number always holds."""
 
 
-def conditions(environment: Any, since: int = 0) -> list[Condition]:
+def conditions(environment: Any) -> list[Condition]:
     """Returns the conditions that an environment of symbols has noted, but for those that always hold.
 
     Equal sizes are no condition: both become one symbol, whose sizes a package compares in each call.
 
     Args:
         environment: The ``ShapeEnv`` of a trace.
-        since: The number of guards to pass over.
     """
     found = []
-    for guard in environment.guards[since:]:
+    for guard in environment.guards:
         expression = guard.expr
         if expression.free_symbols and not _always_holds(expression):
             place = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
@@ -179,8 +181,8 @@ def _always_holds(expression: Any) -> bool:
     left, right = (*expression.args, None, None)[:2]
     if isinstance(expression, sympy.Eq):
         return bool(left.is_Symbol and right.is_Symbol)
-    if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and left.is_Symbol and right.is_number:
-        return bool(right > _LARGE)
+    if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and right.is_number:
+        return bool(right >= _LARGE)
     return False
 
 
@@ -214,13 +216,11 @@ def compile_program(
         **settings,
     }
     module, environment = plain.module(), _environment(plain)
-    known = 0 if environment is None else len(environment.guards)
     with _building(names), symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
-    if environment is not None and conditions(environment, known):
-        raise InternalError(
-            f"a package would only serve sizes with {conditions(environment, known)[0].text}; please report it"
-        )
+    assumed = [] if environment is None else conditions(environment)
+    if assumed:
+        raise InternalError(f"a package would only serve sizes with {assumed[0].text}; please report it")
     return list(files)
 
 
@@ -268,7 +268,7 @@ def _check_lines(names: Sequence[str]) -> list[str]:
     lines.append(f"  gnncompile::Inputs given(inputs, {len(inputs)});")
     major, minor = torch.__version__.split(".")[:2]
     lines.append(f"  gnncompile::check_torch({major}, {minor});")
-    lines += [f'  gnncompile::check_cpu(__builtin_cpu_supports("{one}"), "{one}");' for one in _cpu_features()]
+    lines.append("  gnncompile::check_cpu();")
     for at, (name, value) in enumerate(zip(names, inputs, strict=True)):
         sizes = ", ".join(_size_code(size, symbols) for size in value.get_size())
         kind = str(value.get_dtype()).removeprefix("torch.")
@@ -278,14 +278,6 @@ def _check_lines(names: Sequence[str]) -> list[str]:
             f'"{device}", {{{sizes}}});'
         )
     return [*lines, "  given.passed = true;", "}"]
-
-
-def _cpu_features() -> list[str]:
-    """Returns the vector instructions that the code of a package needs, as the compiler names them."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return []
-    isa = str(cpu_vec_isa.pick_vec_isa()).lower()
-    return [one for one in ("avx2", "avx512f") if one.rstrip("f") in isa]
 
 
 def _size_code(size: Any, symbols: dict[Any, int]) -> str:

@@ -30,10 +30,41 @@ inline void check_torch(int major, int minor) {
            std::to_string(here) + "." + std::to_string(there) + "; package the model with the torch of the server");
 }
 
-inline void check_cpu(bool supported, const char* feature) {
+inline void need_cpu(bool supported, const char* feature) {
   if (!supported)
     refuse(std::string("made for a CPU with ") + feature + ", which this one lacks; package the model on a machine " +
            "like the server");
+}
+
+// The compiler used the instructions of the machine that made this code.
+inline void check_cpu() {
+#ifdef __AVX2__
+  need_cpu(__builtin_cpu_supports("avx2"), "AVX2");
+#endif
+#ifdef __FMA__
+  need_cpu(__builtin_cpu_supports("fma"), "FMA");
+#endif
+#ifdef __BMI2__
+  need_cpu(__builtin_cpu_supports("bmi2"), "BMI2");
+#endif
+#ifdef __AVX512F__
+  need_cpu(__builtin_cpu_supports("avx512f"), "AVX512F");
+#endif
+#ifdef __AVX512BW__
+  need_cpu(__builtin_cpu_supports("avx512bw"), "AVX512BW");
+#endif
+#ifdef __AVX512DQ__
+  need_cpu(__builtin_cpu_supports("avx512dq"), "AVX512DQ");
+#endif
+#ifdef __AVX512VL__
+  need_cpu(__builtin_cpu_supports("avx512vl"), "AVX512VL");
+#endif
+#ifdef __AVX512VNNI__
+  need_cpu(__builtin_cpu_supports("avx512vnni"), "AVX512VNNI");
+#endif
+#ifdef __AVX512VBMI__
+  need_cpu(__builtin_cpu_supports("avx512vbmi"), "AVX512VBMI");
+#endif
 }
 
 inline const char* dtype_name(int32_t dtype) {

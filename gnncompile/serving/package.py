@@ -118,6 +118,13 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None
                 f"example_inputs: {name} has layout {value.layout}, expected a dense tensor. Pass edge_index and "
                 "edge_weight in place of a sparse matrix."
             )
+    for at, (name, value) in enumerate(zip(names, leaves, strict=True)):
+        same = [other for other, one in zip(names[:at], leaves, strict=False) if one is value]
+        if same:
+            raise ArgumentError(
+                f"example_inputs: {name} is the same tensor as {same[0]}, expected another: a package would take one "
+                "for the other. Pass a clone()."
+            )
     weights = [(f"the model's {name}", value) for name, value in model.named_parameters()]
     for what, value in (*weights, *zip(names, leaves, strict=True)):
         if not device_of(value.device).is_cpp_in_inductor:

@@ -282,16 +282,24 @@ def dynamic_axes(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, An
     """Returns the axes of each leaf of the arguments whose sizes differ from call to call."""
     leaves, paths = pytree.tree_leaves((args, kwargs)), _paths(args, kwargs)
     found: list[set[int]] = [set() for _ in leaves]
+    read: set[int] = set()
     placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
     for text, node in zip(captured.sources, placeholders, strict=True):
         part = _find(text, paths)
         fake: Any = node.meta["val"]
         if part is None or part.counts:
             continue
+        read.add(part.leaf)
         before = 0 if part.row is None else 1
         if isinstance(fake, Tensor):
             sizes: Any = fake.shape
             found[part.leaf] |= {before + axis for axis, size in enumerate(sizes) if not isinstance(size, int)}
         elif isinstance(fake, SymInt) and part.axis is not None:
             found[part.leaf].add(before + part.axis)
-    return [tuple(sorted(axes)) for axes in found]
+    # Nothing reads the other arguments, so their rows may be any number.
+    return [tuple(sorted(found[at])) if at in read else _rows(leaf) for at, leaf in enumerate(leaves)]
+
+
+def _rows(value: Tensor) -> tuple[int, ...]:
+    is_edge_list = not value.is_floating_point() and value.dim() == 2 and value.size(0) == 2
+    return (1,) if is_edge_list else (0,) if value.dim() else ()

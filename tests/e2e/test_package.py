@@ -295,8 +295,13 @@ class Named(nn.Module):
         self.a_b, self.a = nn.Parameter(torch.tensor(5.0)), nn.Module()
         self.a.b, self.number = nn.Parameter(torch.tensor(7.0)), 11.0
 
-    def forward(self, x):
+    def forward(self, x, batch, edge_index):  # reads only x
         return x * self.inputs + self.rest * self.a_b - self.a.b * self.number
+
+
+class Adds(nn.Module):
+    def forward(self, x, other):
+        return x + other
 
 
 class Number(nn.Module):
@@ -314,6 +319,7 @@ class Number(nn.Module):
         (Decides().eval(), (X,), RuntimeError, r"decides by a size of the example \(s\d+ > 2\)"),
         (Cuts().eval(), (X,), RuntimeError, r"decides by a size of the example \(s\d+ >= 3\)"),
         (AsksForEmptiness().eval(), (X,), RuntimeError, "asks whether a tensor is empty"),
+        (Adds().eval(), (X, X), ValueError, "other is the same tensor as x"),
         (Number().eval(), (X,), TypeError, "returns int, expected tensors"),
         (nn.ReLU().eval(), (3,), TypeError, "input is int, expected a tensor"),
         (nn.ReLU().eval(), (X.to_sparse(),), TypeError, "expected a dense tensor"),
@@ -327,6 +333,7 @@ class Number(nn.Module):
         "decides",
         "cuts",
         "empty",
+        "twice",
         "number",
         "argument",
         "sparse",
@@ -338,10 +345,10 @@ def test_what_cannot_be_packaged_is_said(model, arguments, error, words, tmp_pat
         gnncompile.package(model, arguments, tmp_path / "model.pt2")
 
 
-def test_parameters_keep_their_values_whatever_their_names(tmp_path):
+def test_parameters_keep_their_values_whatever_their_names_and_unread_arguments_their_sizes(tmp_path):
     model = Named().eval()
-    path = gnncompile.package(model, (X,), tmp_path / "model.pt2")
-    calls = [(torch.randn(3, 16),), (X[:0],)]
+    path = gnncompile.package(model, (X, torch.zeros(4), EDGE_INDEX), tmp_path / "model.pt2")
+    calls = [(torch.randn(rows, 16), torch.zeros(rows + 5), EDGE_INDEX[:, rows:]) for rows in (3, 0)]
     agree(model, calls, serve(path, calls, tmp_path)[0])
 
 
