@@ -17,6 +17,7 @@ from benchmarks.commands import (
     report,
     sampled,
     science,
+    serving,
     tiles,
     training,
 )
@@ -27,6 +28,7 @@ SUBCOMMANDS = (
     training,
     minibatch,
     sampled,
+    serving,
     layers,
     science,
     kernels,

@@ -18,6 +18,8 @@ __all__ = [
     "load_part",
     "loader",
     "mean_over_parts",
+    "package",
+    "package_info",
     "partition",
     "warmup",
 ]
@@ -34,6 +36,7 @@ try:
     from gnncompile.partitioning.part import Part, load_part
     from gnncompile.partitioning.partition import Partition, partition
     from gnncompile.report.explain import Report, explain
+    from gnncompile.serving.package import package, package_info
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:
     # Raised when something is asked for, not here: `python -m gnncompile doctor` must be able to say what to do.

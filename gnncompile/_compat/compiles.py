@@ -6,8 +6,8 @@ import functools
 import re
 import threading
 import types
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -110,6 +110,17 @@ class symbolic_counts:  # noqa: N801  (used as a function)
         compiling.empty_is_special, compiling.captures_selections, compiling.recovery = self.before
         if not compiling.calls:
             _compile_ends()  # another thread may have ended the last compile
+
+
+@contextmanager
+def symbolic_trace() -> Iterator[None]:
+    """Traces and compiles without Dynamo, inside the block, see sizes as gnncompile's compiles do."""
+    with symbolic_counts():
+        _compile_starts(None)
+        try:
+            yield
+        finally:
+            _compile_ends()
 
 
 MODULE_CALL = nn.Module.__call__

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gnncompile._compat.aoti import patch_input_checks
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
 from gnncompile._compat.dynamo import patch_codegen_update_mutated
@@ -144,6 +145,13 @@ INDUCTOR = (
         "Sizes that only the data knows are read from inputs only where sizes are asserted.",
         "Torch 2.14 reads them.",
         patch_codegen_inputs,
+    ),
+    Patch(
+        ("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_input_output_runtime_checks",),
+        _ALL,
+        "A package checks all inputs in every call, and says in words what is wrong.",
+        "AOTInductor has a setting for such checks.",
+        patch_input_checks,
     ),
 )
 """Patches of the code that Inductor writes."""

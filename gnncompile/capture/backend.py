@@ -26,7 +26,7 @@ from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm, gradient, prepared, region_lowering, stored
+from gnncompile.ops import embedding, gemm, gradient, packaged, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -87,6 +87,7 @@ class Backend(_compat.CaptureSettings):
         modules: Returns the modules whose parameters the captured graphs read.
         watched: Layers whose hooks are checked before each call.
         group: The process group over which one graph is partitioned, by name; None for whole graphs.
+        finish: Takes each graph after the passes in Inductor's place, and returns a function that runs it.
     """
 
     options: Options
@@ -106,6 +107,7 @@ class Backend(_compat.CaptureSettings):
     modules: Callable[[], Sequence[nn.Module]] = tuple
     watched: Container[nn.Module] = ()
     group: str | None = None
+    finish: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]] | None = None
 
     def __repr__(self) -> str:
         return "gnncompile"  # Dynamo's errors name the backend by this
@@ -204,6 +206,8 @@ class Backend(_compat.CaptureSettings):
         return run if isinstance(found, str) else lambda *args: found(args)
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.finish is not None:
+            return self.finish(gm, inputs)
         if self.options.double_backward:
             return gm.forward  # regions and torch's ops are both differentiable twice
         if not self.options.inductor:
@@ -296,7 +300,7 @@ class Backend(_compat.CaptureSettings):
 
     def _patches(self) -> dict[str, Any]:
         return {
-            "post_grad_custom_pre_pass": _AfterDifferentiation(self.options),
+            "post_grad_custom_pre_pass": AfterDifferentiation(self.options),
             # Inductor's padding of matrices compares sizes with 1. That becomes a guard, and a single node a recompile.
             "shape_padding": False,
             # Size asserts on every intermediate cost more host time than a kernel launch.
@@ -307,7 +311,7 @@ class Backend(_compat.CaptureSettings):
         }
 
 
-class _AfterDifferentiation(OwnPass):
+class AfterDifferentiation(OwnPass):
     """Runs the post-grad passes, then makes the graph call regions without their autograd layer.
 
     The uuid puts a hash of our sources into the key of Inductor's caches, so a new version never reads an old gradient.
@@ -345,5 +349,6 @@ def prepare_torch() -> None:
     embedding.install()
     gemm.install()
     region_lowering.install()
+    packaged.install()
     stored.install()
     prepared.install()

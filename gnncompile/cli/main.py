@@ -9,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gnncompile.cli import cache, doctor, explain, support
+from gnncompile.cli import cache, doctor, explain, package, support
 from gnncompile.exc import UsageError
 
 # Each module has `NAME`, `HELP`, `add_arguments(parser)` and `run(args) -> exit status`. It imports torch only when it
 # runs: `doctor` must work even if torch or PyG can't be imported.
-COMMANDS = (doctor, explain, support, cache)
+COMMANDS = (doctor, explain, package, support, cache)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile._compat import inductor_call
+from gnncompile._compat import aoti, inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
 from gnncompile.device import device_of
 from gnncompile.ops import on_meta
@@ -288,6 +288,9 @@ class ProductInPlace(Call):
     def codegen(self, wrapper: Any) -> None:
         """Writes the call into Inductor's wrapper."""
         total, left, right = self.references()
+        if aoti.current_build() is not None:
+            aoti.write_addmm(wrapper, self.device.type, total, left, right)
+            return
         wrapper.writeline(f"extern_kernels.addmm({total}, {left}, {right}, alpha=1, beta=1, out={total})")
 
 

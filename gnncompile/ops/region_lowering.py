@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from gnncompile import _compat
-from gnncompile._compat import inductor_call
+from gnncompile._compat import aoti, inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
+from gnncompile.ops import packaged
 from gnncompile.runtime import launch
 
 _OP = torch.ops.gnncompile.region_kernel.default
@@ -43,6 +44,9 @@ class RegionCall(Call):
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call into Inductor's wrapper. The kernel is looked up once, when the wrapper is imported."""
+        if aoti.current_build() is not None:
+            packaged.write_region(self, wrapper, parse(self.spec))
+            return
         device = self.device.type
         name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
         wrapper.add_import_once(_IMPORT)
@@ -61,7 +65,10 @@ def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any
     outputs = _results(layout, spec)
     degree = _degree()
     call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree)
-    launch.prepare(spec, call.device.type, degree)
+    if aoti.current_build() is None:
+        launch.prepare(spec, call.device.type, degree)
+    else:
+        packaged.start(parse(spec))
     return [tensor_of(out) for out in outputs]
 
 

@@ -24,7 +24,7 @@ ORDER = (
     ("substitutes",),
     ("passes",),
     ("capture",),
-    ("sampling",),
+    ("sampling", "serving"),
     ("batches", "partitioning", "steps"),
     ("report",),
     ("support",),

@@ -67,7 +67,7 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
         UnsupportedRegion: There is no compiler, it rejects the source, or no folder can hold the shared object.
     """
     command = compiler()
-    flags = (*FLAGS, *_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
+    flags = (*FLAGS, *wide_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
 
     def opened(path: Path) -> ctypes.CDLL:
         if not _intact(path):
@@ -137,7 +137,7 @@ def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
         ) from error
 
 
-def _vectors() -> tuple[str, ...]:
+def wide_vectors() -> tuple[str, ...]:
     """Returns a flag for 512-bit registers on x86-64. Feature rows fill them, but gcc does not use them by default."""
     return ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 
@@ -200,6 +200,21 @@ def _build(command: tuple[str, ...], flags: tuple[str, ...], link: tuple[str, ..
             file.chmod(0o600)  # independent of the user's umask
         os.replace(made, path)
         os.replace(checksum, _checksum_file(path))
+
+
+def compile_to(command: list[str], source: str, path: Path) -> None:
+    """Compiles `source` to the object file `path`.
+
+    Args:
+        command: The compiler and its flags.
+        source: One translation unit.
+        path: The file to write.
+
+    Raises:
+        OSError: The disk is full.
+        UnsupportedRegion: The compiler rejects the source.
+    """
+    _run([*command, "-x", "c++", "-c", "-", "-o", str(path)], path.parent, source)
 
 
 def _run(command: list[str], folder: Path, text: str) -> None:

@@ -1,0 +1,261 @@
+"""Latencies of answers to requests: eager, torch.compile, AOTInductor, gnncompile in the process, and its package.
+
+Each request is a new graph to the server: its edge list is another tensor in every call, so nothing is remembered.
+Answers are compared with eager in float64 before any time is reported. With several clients, each is a thread.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases.names import UnknownNameError, chosen
+from benchmarks.cases.serving import CASES, Request, ServingCase, dynamic_shapes
+from benchmarks.commands import driver
+from benchmarks.measuring.comparison import first_line
+from benchmarks.measuring.losses import Outcome
+from benchmarks.reporting import stored, tables
+
+NAME = "serving"
+HELP = "latencies of a served model: eager, torch.compile, AOTInductor, and packages of gnncompile"
+
+TOLERANCE = 1e-4
+REQUESTS = 8
+
+Serve = Callable[..., Tensor]
+
+
+def _eager(model: nn.Module, request: Request, folder: Path) -> Serve:
+    return model
+
+
+def _compiled(model: nn.Module, request: Request, folder: Path) -> Serve:
+    return torch.compile(model, dynamic=True)
+
+
+def _aot(model: nn.Module, request: Request, folder: Path) -> Serve:
+    program = torch.export.export(model, request, dynamic_shapes=dynamic_shapes(request))  # type: ignore[arg-type]
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "aot.pt2"))
+    return torch._inductor.aoti_load_package(path)
+
+
+def _gnncompile(model: nn.Module, request: Request, folder: Path) -> Serve:
+    import gnncompile
+
+    return gnncompile.compile(model)
+
+
+def _package(model: nn.Module, request: Request, folder: Path) -> Serve:
+    import gnncompile
+
+    path = folder / "package.pt2"
+    gnncompile.package(model, request, path)
+    return torch._inductor.aoti_load_package(str(path))
+
+
+@dataclass(frozen=True)
+class ServingRow:
+    """One way to serve: `make` makes a function that answers requests."""
+
+    name: str
+    make: Callable[[nn.Module, Request, Path], Serve]
+    is_ours: bool = False
+
+
+ROWS = (
+    ServingRow("eager", _eager),
+    ServingRow("torch.compile", _compiled),
+    ServingRow("AOTInductor", _aot),
+    ServingRow("gnncompile", _gnncompile, is_ours=True),
+    ServingRow("package", _package, is_ours=True),
+    ServingRow("package in C++", _package, is_ours=True),
+)
+
+
+@dataclass
+class ServingResult(Outcome):
+    """The outcome of one row with some clients.
+
+    Attributes:
+        clients: the threads that ask.
+        p50_us: the median time of an answer.
+        p99_us: the time within which 99 of 100 answers come.
+        per_s: the answers of all clients in a second.
+    """
+
+    row: ServingRow = field(kw_only=True)
+    clients: int = 1
+    p50_us: float | None = None
+    p99_us: float | None = None
+    per_s: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of this subcommand."""
+    driver.add_arguments(parser, seconds=3, rounds=None)
+    parser.set_defaults(device="cpu")
+    parser.add_argument("--cases", help="comma-separated, as GAT-guide (default: all; with --quick: GCN-single)")
+    parser.add_argument("--clients", default="1,4", help="comma-separated numbers of threads (default: %(default)s)")
+    parser.add_argument("--server", type=Path, help="examples/serving/server as built by CMake, for the row in C++")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    if args.device != "cpu":
+        raise UnknownNameError(f"--device: got {args.device}, expected cpu, for which packages are made")
+    names = args.cases or ("GCN-single" if args.quick else "")
+    cases = chosen(CASES, names)
+    rows = [row for row in chosen(ROWS, args.rows) if args.server is not None or row.name != ROWS[-1].name]
+    clients = [int(text) for text in args.clients.split(",")]
+    seconds = 0.2 if args.quick else args.seconds
+
+    def measure_case(case: ServingCase, progress: driver.Progress) -> tuple[str, driver.Records]:
+        results = _Measurement(case, rows, clients, seconds, args.server, args.seed, progress).run()
+        return format_case(results), [record(case, result, results) for result in results]
+
+    more = {"latencies": f"{seconds} s for each row and number of clients"}
+    return driver.run(args, "serving-cpu", cases, measure_case, key=("case",), more=more)
+
+
+class _Measurement:
+    """Measures one case: makes and checks each row, then times its answers."""
+
+    def __init__(
+        self,
+        case: ServingCase,
+        rows: Sequence[ServingRow],
+        clients: Sequence[int],
+        seconds: float,
+        server: Path | None,
+        seed: int,
+        progress: driver.Progress,
+    ) -> None:
+        self.case, self.rows, self.clients, self.seconds = case, rows, clients, seconds
+        self.server, self.progress = server, progress
+        self.requests = case.requests(REQUESTS, seed)
+
+    @torch.no_grad()
+    def run(self) -> list[ServingResult]:
+        """Measures all rows."""
+        model = self.case.model()
+        exact = copy.deepcopy(model).double()
+        expected = torch.cat([exact(*_double(request)) for request in self.requests])
+        results = []
+        for row in self.rows:
+            with tempfile.TemporaryDirectory() as name:
+                self.progress(f"{row.name}: build and check")
+                first = ServingResult(row=row)
+                serve = self._prepare(first, model, expected, Path(name))
+                if serve is None:
+                    results.append(first)
+                    continue
+                for clients in self.clients:
+                    self.progress(f"{row.name}: {clients} clients")
+                    made = ServingResult(row=row, clients=clients, error=first.error)
+                    if row is ROWS[-1]:
+                        self._in_cpp(made, Path(name))
+                    else:
+                        self._in_python(made, serve)
+                    results.append(made)
+        self.progress("")
+        return results
+
+    def _prepare(self, result: ServingResult, model: nn.Module, expected: Tensor, folder: Path) -> Serve | None:
+        """Makes and checks one row; returns None if it failed or is wrong."""
+        try:
+            serve = result.row.make(copy.deepcopy(model), self.requests[0], folder)
+            found = torch.cat([serve(*request) for request in self.requests])
+        except Exception as error:
+            result.status, result.message = "FAILED", first_line(error)
+            return None
+        result.error = float((found - expected).abs().max() / expected.abs().max())
+        if not result.error <= TOLERANCE:  # a NaN is wrong too
+            result.status, result.message = "WRONG", f"answers differ by {result.error:.1e}, tolerance {TOLERANCE:.0e}"
+            return None
+        return serve
+
+    def _in_python(self, result: ServingResult, serve: Serve) -> None:
+        times: list[list[float]] = [[] for _ in range(result.clients)]
+        stop = time.perf_counter() + self.seconds
+
+        def ask(own: list[float], first: int) -> None:
+            with torch.no_grad():
+                at = first
+                while time.perf_counter() < stop:
+                    request = [one.clone() for one in self.requests[at % REQUESTS]]  # a new graph to the server
+                    start = time.perf_counter()
+                    serve(*request)
+                    own.append(time.perf_counter() - start)
+                    at += 1
+
+        threads = [threading.Thread(target=ask, args=(own, first)) for first, own in enumerate(times)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.perf_counter() - began
+        found = sorted(each * 1e6 for own in times for each in own)
+        result.p50_us, result.p99_us = statistics.median(found), found[int(0.99 * len(found))]
+        result.per_s = len(found) / took
+
+    def _in_cpp(self, result: ServingResult, folder: Path) -> None:
+        assert self.server is not None
+        torch.save([list(request) for request in self.requests], folder / "requests.pt")
+        command = [self.server, folder / "package.pt2", folder / "requests.pt", folder / "answers.pt"]
+
+        def ask(repeat: int) -> dict[str, float]:
+            options = ["--threads", str(result.clients), "--repeat", str(repeat)]
+            done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+            return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+        repeat = max(int(self.seconds * ask(3)["per second"] / REQUESTS), 1)
+        found = ask(repeat)
+        result.p50_us, result.p99_us, result.per_s = found["p50"], found["p99"], found["per second"]
+
+
+def _double(request: Request) -> list[Tensor]:
+    return [one.double() if one.is_floating_point() else one for one in request]
+
+
+def _over(result: ServingResult, results: Sequence[ServingResult]) -> float | None:
+    """How many times as fast as AOTInductor a row's median is."""
+    base = [one.p50_us for one in results if one.row.name == "AOTInductor" and one.clients == result.clients]
+    return base[0] / result.p50_us if base and base[0] and result.p50_us else None
+
+
+def format_case(results: Sequence[ServingResult]) -> str:
+    """Returns the table of one case; a row without a time gives the reason."""
+    header = ["", "clients", "p50 us", "p99 us", "answers / s", "x AOTInductor", "error"]
+    cells, notes = [], []
+    for result in results:
+        if result.status != "ok":
+            notes.append(f"{result.row.name}: {result.status}: {result.message}")
+        times = [f"{value:,.0f}" if value is not None else "" for value in (result.p50_us, result.p99_us, result.per_s)]
+        over = _over(result, results)
+        error = f"{result.error:.0e}" if result.error is not None else ""
+        cells.append([result.row.name, str(result.clients), *times, "" if over is None else f"{over:.2f}", error])
+    return "\n".join([tables.text_table(header, cells), *notes])
+
+
+def record(case: ServingCase, result: ServingResult, results: Sequence[ServingResult]) -> dict[str, Any]:
+    """Returns one row as it is stored; quantities that were not measured are None."""
+    return {
+        **stored.labelled(result.row, result, case=case.name, clients=result.clients),
+        "p50_us": result.p50_us,
+        "p99_us": result.p99_us,
+        "per_s": result.per_s,
+        "over_aot": _over(result, results),
+        "error": result.error,
+    }

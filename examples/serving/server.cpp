@@ -1,0 +1,156 @@
+// A server without Python: loads a package, answers requests from several threads, and reports latencies.
+//
+//   server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu]
+//
+// REQUESTS holds lists of tensors, as `torch.save([[x, edge_index], ...], REQUESTS)` writes them. ANSWERS gets a list of
+// tensors for each request, or the text of the error; `torch.load(ANSWERS, weights_only=False)` reads it. Each thread answers every N-th
+// request, `repeat` times. The numbers are written to stdout as JSON, times in microseconds.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/serialize.h>
+
+namespace {
+
+using Request = std::vector<at::Tensor>;
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::string package, requests, answers;
+  int64_t threads = 1, repeat = 1;
+  at::Device device = at::kCPU;
+};
+
+Options parse(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 3 || arguments.size() % 2 == 0)
+    throw std::invalid_argument("usage: server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu]");
+  Options options{arguments[0], arguments[1], arguments[2]};
+  for (size_t i = 3; i < arguments.size(); i += 2) {
+    const std::string& value = arguments[i + 1];
+    if (arguments[i] == "--threads") options.threads = std::stoll(value);
+    else if (arguments[i] == "--repeat") options.repeat = std::stoll(value);
+    else if (arguments[i] == "--device") options.device = at::Device(value);
+    else throw std::invalid_argument("found " + arguments[i] + ", expected --threads, --repeat or --device");
+  }
+  if (options.threads < 1 || options.repeat < 1) throw std::invalid_argument("--threads and --repeat must be positive");
+  return options;
+}
+
+std::vector<Request> read(const Options& options) {
+  std::ifstream file(options.requests, std::ios::binary);
+  if (!file) throw std::invalid_argument("no file " + options.requests);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const c10::IValue loaded = torch::pickle_load(bytes);
+  std::vector<Request> requests;
+  for (const c10::IValue& one : loaded.toListRef()) {
+    Request request;
+    for (const c10::IValue& tensor : one.toListRef()) request.push_back(tensor.toTensor().to(options.device));
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// What one thread did: the answer to each of its requests, and the time of each call that was answered.
+struct Work {
+  std::vector<std::pair<size_t, c10::IValue>> answers;
+  std::vector<double> times;
+};
+
+Work serve(torch::inductor::AOTIModelPackageLoader& model, const std::vector<Request>& requests, int64_t thread,
+           const Options& options) {
+  const c10::InferenceMode inference;
+  // Threads that serve at the same time share the cores.
+  at::set_num_threads(std::max<int>(1, std::thread::hardware_concurrency() / options.threads));
+  Work work;
+  for (int64_t round = 0; round < options.repeat; ++round) {
+    for (size_t at = thread; at < requests.size(); at += options.threads) {
+      const auto start = Clock::now();
+      c10::IValue answer;
+      try {
+        std::vector<at::Tensor> found = model.run(requests[at]);
+        if (options.device.is_cuda())
+          for (at::Tensor& one : found) one = one.cpu();  // waits for the device
+        work.times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+        c10::List<at::Tensor> tensors;
+        for (const at::Tensor& one : found) tensors.push_back(one.cpu());
+        answer = tensors;
+      } catch (const std::exception& error) {
+        answer = std::string(error.what());
+      }
+      if (round + 1 == options.repeat) work.answers.emplace_back(at, std::move(answer));
+    }
+  }
+  return work;
+}
+
+double quantile(const std::vector<double>& sorted, double part) {
+  return sorted.empty() ? 0 : sorted[std::min(sorted.size() - 1, size_t(part * sorted.size()))];
+}
+
+// The memory of this process in MiB, where Linux tells it.
+int64_t resident() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0, pages = 0;
+  file >> total >> pages;
+  return pages * 4096 / (1 << 20);
+}
+
+void run(const Options& options) {
+  const std::vector<Request> requests = read(options);
+  // One runner for each thread: calls of one runner wait for each other.
+  torch::inductor::AOTIModelPackageLoader model(options.package, "model", false, options.threads);
+  for (const Request& request : requests) {
+    try {
+      model.run(request);
+    } catch (const std::exception&) {  // answered below
+    }
+  }
+  const int64_t before = resident();
+  std::vector<Work> works(options.threads);
+  const auto start = Clock::now();
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < options.threads; ++t)
+    threads.emplace_back([&, t] { works[t] = serve(model, requests, t, options); });
+  for (std::thread& thread : threads) thread.join();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+
+  std::vector<c10::IValue> answers(requests.size());
+  std::vector<double> times;
+  for (Work& work : works) {
+    for (auto& [at, answer] : work.answers) answers[at] = std::move(answer);
+    times.insert(times.end(), work.times.begin(), work.times.end());
+  }
+  std::sort(times.begin(), times.end());
+  c10::List<c10::IValue> all(c10::AnyType::get());
+  for (c10::IValue& answer : answers) all.push_back(std::move(answer));
+  const std::vector<char> bytes = torch::pickle_save(all);
+  std::ofstream(options.answers, std::ios::binary).write(bytes.data(), bytes.size());
+  std::cout << "{\"answered\": " << times.size() << ", \"p50\": " << quantile(times, 0.5)
+            << ", \"p99\": " << quantile(times, 0.99) << ", \"per second\": " << times.size() / seconds
+            << ", \"MiB before\": " << before << ", \"MiB after\": " << resident() << "}\n";
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    run(parse({arguments + 1, arguments + count}));
+  } catch (const std::exception& error) {
+    std::cerr << "server: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,289 @@
+"""AOTInductor: C++ code for models that run without Python, its link step, and its check of inputs."""
+
+from __future__ import annotations
+
+import contextvars
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor.codecache import CUDACodeCache
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.lowering import fallback_handler
+from torch._inductor.package.package import package_aoti
+from torch.export import ExportedProgram
+
+from gnncompile._compat.compiles import symbolic_trace
+from gnncompile._compat.inductor import V, inductor_decompositions, register_lowering
+from gnncompile._compat.inductor_call import installed
+from gnncompile._compat.numbers import EXACT_SETTINGS
+from gnncompile.exc import InternalError
+
+SUPPORT = Path(__file__).with_name("aoti_support.h")
+"""C++ functions that the code of each package calls."""
+
+PRODUCTS = SUPPORT.with_name("aoti_products.h")
+"""Torch's products of matrices, for kernels."""
+
+
+@dataclass
+class Build:
+    """A package that is being compiled.
+
+    Attributes:
+        names: The name of each input, as errors tell it.
+        folder: Where object files are written.
+        objects: The object files of kernels, which may be compiling still, by the name of their function.
+        declared: The lines that the code of the model begins with.
+    """
+
+    names: Sequence[str]
+    folder: str
+    objects: dict[str, Future[Path]] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=set)
+
+
+_build: contextvars.ContextVar[Build | None] = contextvars.ContextVar("build", default=None)
+
+
+def current_build() -> Build | None:
+    """Returns the package that Inductor is compiling in this thread, or None."""
+    return _build.get()
+
+
+def declare(wrapper: Any, text: str) -> None:
+    """Writes lines into the beginning of a model's code, once."""
+    build = _build.get()
+    assert build is not None
+    if text not in build.declared:
+        build.declared.add(text)
+        wrapper.header.splice(text)
+
+
+def call_kernel(wrapper: Any, name: str, arguments: Sequence[str], what: str) -> None:
+    """Writes the call of a linked kernel, ``int name(const int64_t*)``.
+
+    Args:
+        wrapper: Inductor's writer of the model's code.
+        name: The kernel's function.
+        arguments: Expressions of int64.
+        what: What an error of the kernel says.
+    """
+    link(wrapper, name)
+    wrapper.writeline(f'gnncompile::call({name}, "{what}", {{{", ".join(arguments)}}});')
+
+
+def link(wrapper: Any, name: str) -> None:
+    """Declares a kernel's function in a model's code, and adds its object file to the files that Inductor links."""
+    build = _build.get()
+    assert build is not None
+    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    line = f'extern "C" int {name}(const int64_t*);'
+    if line not in build.declared:
+        declare(wrapper, line)
+        CUDACodeCache.aot_kernels_o.append(str(build.objects[name].result()))
+
+
+def declare_products(wrapper: Any) -> None:
+    """Declares ``gnncompile::products_float()`` and ``products_double()``: see :mod:`cpu_products`."""
+    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    declare(wrapper, PRODUCTS.read_text(encoding="utf-8"))
+
+
+def write_addmm(wrapper: Any, device: str, total: str, left: str, right: str) -> None:
+    """Writes the call of torch's product ``total += left @ right``."""
+    declare(wrapper, f"#include <torch/csrc/inductor/aoti_torch/generated/c_shim_{device}.h>\n")
+    call = f"aoti_torch_{device}_addmm_out({total}, {total}, {left}, {right}, 1, 1)"
+    wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK({call});")
+
+
+def address(reference: str) -> str:
+    """Returns the expression of a tensor's address. The tensor may be a temporary: the address is used in its line."""
+    return f"gnncompile::address({reference})"
+
+
+def size_text(wrapper: Any, size: Any) -> str:
+    """Returns a size as a C++ expression."""
+    return f"int64_t({wrapper.codegen_sizevar(sympy.sympify(size))})"
+
+
+def install_in_packages(op: Any, lower: Callable[..., Any]) -> None:
+    """Registers the lowering of an op for packages. Elsewhere Inductor calls the op itself."""
+    installed.append(op)
+    theirs = fallback_handler(op, add_to_fallback_set=False)
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        return theirs(*args, **kwargs) if _build.get() is None else lower(*args, **kwargs)
+
+    register_lowering(op, type_promotion_kind=None)(lowered)
+
+
+_lock = threading.Lock()
+"""Held while a package is compiled: Inductor's list of object files is one for all threads."""
+
+
+@contextmanager
+def _building(names: Sequence[str]) -> Iterator[Build]:
+    with _lock, tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
+        build = Build(names, folder)
+        token = _build.set(build)
+        try:
+            yield build
+        finally:
+            for started in build.objects.values():
+                started.cancel()
+            CUDACodeCache.aot_kernels_o.clear()
+            _build.reset(token)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on sizes that held for the example inputs, and that compiled code relies on.
+
+    Attributes:
+        text: The condition, in symbols.
+        line: The line that asked for it, or "?".
+    """
+
+    text: str
+    line: str
+
+
+_LARGE = 2**62
+"""Products of two sizes are smaller than this: a condition that a size is below such a number always holds."""
+
+
+def conditions(environment: Any) -> list[Condition]:
+    """Returns the conditions that an environment of symbols has noted, but for those that always hold.
+
+    Equal sizes are no condition: both become one symbol, whose sizes a package compares in each call.
+
+    Args:
+        environment: The ``ShapeEnv`` of a trace.
+    """
+    found = []
+    for guard in environment.guards:
+        expression = guard.expr
+        if expression.free_symbols and not _always_holds(expression):
+            place = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
+            found.append(Condition(str(expression), str(place or "?")))
+    return found
+
+
+def _always_holds(expression: Any) -> bool:
+    left, right = (*expression.args, None, None)[:2]
+    if isinstance(expression, sympy.Eq):
+        return bool(left.is_Symbol and right.is_Symbol)
+    if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and right.is_number:
+        return bool(right >= _LARGE)
+    return False
+
+
+def compile_program(
+    program: ExportedProgram,
+    names: Sequence[str],
+    settings: dict[str, Any],
+    metadata: dict[str, str],
+    decompositions: dict[Any, Callable[..., Any]],
+) -> list[Any]:
+    """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
+
+    Args:
+        program: The program, which may call our ops.
+        names: The name of each input.
+        settings: Settings of Inductor.
+        metadata: What the package says of itself.
+        decompositions: How our ops without a lowering are written with torch's.
+    """
+    with symbolic_trace():
+        plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
+    inputs: Any = plain.example_inputs
+    given, named = inputs
+    options = {
+        **EXACT_SETTINGS,
+        "aot_inductor.package": True,
+        "aot_inductor.metadata": metadata,
+        "size_asserts": False,
+        # The machine that serves has other cores than this one.
+        "cpp.dynamic_threads": True,
+        **settings,
+    }
+    module, environment = plain.module(), _environment(plain)
+    with _building(names), symbolic_trace():
+        files: Any = torch._inductor.aot_compile(module, given, named, options=options)
+    assumed = [] if environment is None else conditions(environment)
+    if assumed:
+        raise InternalError(f"a package would only serve sizes with {assumed[0].text}; please report it")
+    return list(files)
+
+
+def _environment(program: ExportedProgram) -> Any:
+    """Returns the ``ShapeEnv`` of an exported program, or None if all its sizes are numbers."""
+    for node in program.graph.nodes:
+        value: Any = node.meta.get("val")
+        sizes: Any = value.shape if isinstance(value, torch.Tensor) else ()
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def write_package(path: str, models: dict[str, list[Any]]) -> None:
+    """Writes compiled models into one file."""
+    package_aoti(path, models)
+
+
+def patch_input_checks() -> None:
+    """Makes the models of our packages check all inputs in every call, and say in words what is wrong."""
+    theirs: Any = CppWrapperCpu.generate_input_output_runtime_checks
+
+    def generate(self: Any) -> None:
+        build = _build.get()
+        if build is None:
+            theirs(self)
+            return
+        declare(self, SUPPORT.read_text(encoding="utf-8"))
+        write = getattr(self.prefix, "splice_aot", self.prefix.splice)
+        write("\n".join(_check_lines(build.names)))
+
+    CppWrapperCpu.generate_input_output_runtime_checks = generate  # type: ignore[method-assign]
+
+
+def _check_lines(names: Sequence[str]) -> list[str]:
+    """Returns the C++ function that checks a model's inputs before anything reads them."""
+    inputs: list[Any] = list(V.graph.graph_inputs.values())
+    if len(inputs) != len(names):
+        raise InternalError(f"a package of {len(names)} inputs was compiled for {len(inputs)}; please report it")
+    symbols: dict[Any, int] = {}
+    # The checks of AOTInductor's own, which an environment variable turns on, come after those here.
+    lines = ["static inline bool _check_aoti_runtime_check_inputs_env() { return false; }"]
+    lines += ["AOTI_NOINLINE static void __check_inputs_outputs(AtenTensorHandle* inputs, AtenTensorHandle*) {"]
+    lines.append(f"  gnncompile::Inputs given(inputs, {len(inputs)});")
+    major, minor = torch.__version__.split(".")[:2]
+    lines.append(f"  gnncompile::check_torch({major}, {minor});")
+    lines.append("  gnncompile::check_cpu();")
+    for at, (name, value) in enumerate(zip(names, inputs, strict=True)):
+        sizes = ", ".join(_size_code(size, symbols) for size in value.get_size())
+        kind = str(value.get_dtype()).removeprefix("torch.")
+        device = value.get_device().type
+        lines.append(
+            f'  given.check({at}, "{name}", aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
+            f'"{device}", {{{sizes}}});'
+        )
+    return [*lines, "  given.passed = true;", "}"]
+
+
+def _size_code(size: Any, symbols: dict[Any, int]) -> str:
+    """Returns a size that is expected as a number, a size that others must equal as ``-1 - k``, any other as "any"."""
+    if isinstance(size, (int, sympy.Integer)):
+        return str(int(size))
+    if isinstance(size, sympy.Symbol):
+        return str(-1 - symbols.setdefault(size, len(symbols)))
+    return "gnncompile::any"

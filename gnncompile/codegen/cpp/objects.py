@@ -1,0 +1,52 @@
+"""Compiles C++ kernels to object files, which a linker puts into a package."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from gnncompile.codegen.cpp.compiler import FLAGS, compile_to, compiler, wide_vectors
+from gnncompile.device import available_cores
+
+_ENTRY = 'extern "C" int run('
+"""How every kernel's source declares its entry point."""
+
+
+def entry_name(source: str) -> str:
+    """Returns the name of a kernel's function in a package: each source has its own."""
+    return f"gnncompile_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def start_object(source: str, contract: bool, folder: str) -> Future[Path]:
+    """Starts to compile a kernel to an object file. Its only symbol is that of :func:`entry_name`.
+
+    Args:
+        source: One C++17 translation unit with the entry point ``run``.
+        contract: Whether the compiler may fuse a product and a sum into one rounding.
+        folder: Where the object file is written.
+
+    Returns:
+        The object file, once it is compiled; or the error :class:`UnsupportedRegion`.
+    """
+    return _builders().submit(_compile, source, contract, folder)
+
+
+def _compile(source: str, contract: bool, folder: str) -> Path:
+    name = entry_name(source)
+    path = Path(folder) / f"{name}.o"
+    flags = (*FLAGS, *wide_vectors(), "-fvisibility=hidden", f"-ffp-contract={'fast' if contract else 'off'}")
+    compile_to([*compiler(), *flags], source.replace(_ENTRY, f'extern "C" int {name}('), path)
+    return path
+
+
+def flags_text() -> str:
+    """Returns the compiler's command of a kernel as text, for the package's metadata."""
+    return shlex.join([*compiler(), *FLAGS, *wide_vectors()])
+
+
+@lru_cache(maxsize=1)
+def _builders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(available_cores(), "gnncompile-object")

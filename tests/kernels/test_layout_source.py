@@ -1,0 +1,90 @@
+"""The counting sorts of packages give the layouts that torch's operations give in a process."""
+
+import ctypes
+from functools import lru_cache
+
+import pytest
+import torch
+
+from gnncompile.codegen.cpp.compiler import load
+from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
+from gnncompile.layout import csr
+
+
+@lru_cache
+def _entry(source):
+    run = load(source, contract=False).run
+    run.argtypes = (ctypes.POINTER(ctypes.c_int64),)
+    return run
+
+
+def call(source, *arguments):
+    given = [one.data_ptr() if isinstance(one, torch.Tensor) else int(one or 0) for one in arguments]
+    return _entry(source)((ctypes.c_int64 * len(given))(*given))
+
+
+def sort(index, other, rows, columns, alive=None, wraps=(False, False)):
+    """Returns the status, the layout, and the edge that is out of range with its ends."""
+    edges = index.numel()
+    out = [torch.full((size,), -7, dtype=torch.int32) for size in (rows + 1, edges, edges)]
+    found = torch.zeros(3, dtype=torch.int64)
+    wide = [one.dtype is torch.int64 for one in (index, other)]
+    return call(CSR, edges, rows, columns, *wraps, *wide, index, other, alive, *out, found), out, found.tolist()
+
+
+def loops(rowptr, col, edge, alive):
+    edges, rows = edge.numel(), rowptr.numel() - 1
+    out = [torch.full((size,), -7, dtype=torch.int32) for size in (rows + 1, edges + rows, edges + rows)]
+    assert call(LOOPS, edges, rows, rowptr, col, edge, alive, *out) == 0
+    return out
+
+
+GRAPHS = {
+    "no edge": (4, 3, 0),
+    "no node": (0, 0, 0),
+    "one node": (1, 1, 5),
+    "repeated": (3, 2, 40),
+    "bipartite": (50, 7, 200),
+    "isolated": (300, 300, 60),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtypes", [(torch.int64, torch.int64), (torch.int32, torch.int64)])
+def test_layouts_are_those_of_torch(name, masked, dtypes):
+    rows, columns, edges = GRAPHS[name]
+    torch.manual_seed(0)
+    index = torch.randint(max(rows, 1), (edges,)).to(dtypes[0])
+    other = torch.randint(max(columns, 1), (edges,)).to(dtypes[1])
+    alive = torch.rand(edges) < 0.6 if masked else None
+    expected = csr.csr(index, other, rows, columns, alive)
+    status, found, _ = sort(index, other, rows, columns, alive)
+    assert status == 0
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_negative_indices_count_from_the_end():
+    index, other = torch.tensor([-1, 0, -3, 2]), torch.tensor([1, -2, 0, -1])
+    status, found, _ = sort(index, other, 3, 2, wraps=(True, True))
+    expected = csr.csr(index, other, 3, 2, None, True, True)
+    assert status == 0 and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("bad", [(3, 0), (-1, 0), (0, 2), (0, -1), (2**62, 0), (0, -(2**62))])
+def test_an_edge_outside_of_the_graph_is_found(bad):
+    index, other = torch.tensor([0, bad[0], 2, 9]), torch.tensor([0, bad[1], 1, 9])
+    assert sort(index, other, 3, 2)[::2] == (2, [1, *bad])
+
+
+@pytest.mark.parametrize("name", [name for name, (rows, columns, _) in GRAPHS.items() if rows == columns or rows < 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_self_loops_come_after_the_edges_of_their_row(name, masked):
+    rows, _, edges = GRAPHS[name]
+    torch.manual_seed(1)
+    index, other = (torch.randint(max(rows, 1), (edges,)) for _ in range(2))
+    alive = index != other if masked else None
+    layout = csr.csr(index, other, rows, rows, None)
+    for ours, theirs in zip(loops(*layout, alive), csr.with_loops(*layout, index, alive), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
