@@ -95,8 +95,7 @@ class TileTable:
     """Instructions per element and edge above which arithmetic takes longer than reading rows."""
 
     weights: int
-    """Most weights of linear layers that a warp keeps in registers. It reads more weights again in every step, from the
-    L1 cache. Measured."""
+    """Most weights of linear layers that a warp keeps in registers. More are read again in every step. Measured."""
 
     step: Step
     """The step of a program that walks one row, unless one of the following applies. Measured."""
@@ -248,10 +247,7 @@ class TileTable:
     """Most bytes of weights that a program keeps in shared memory. Two programs fit on a multiprocessor with these."""
 
     tiled_layers: Choices
-    """Most layers that one walk computes in float32 and float64, by the padded channels of the widest value.
-
-    With more, values would not fit into registers. Measured.
-    """
+    """Most layers of one walk in float32 and float64, by the padded channels of the widest value. Measured."""
 
     tiled_layers_of_halves: Choices
     """The same in types of 16 bits. Measured."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
 from gnncompile.partitioning.assign import assign
 from gnncompile.partitioning.part import HOMOGENEOUS, Exchange, Part
@@ -295,7 +296,7 @@ def _check(data: Data | HeteroData) -> None:
                 raise ArgumentError(
                     f"data: found {name}, expected edges as edge_index. Leave out the transform ToSparseTensor."
                 )
-            if isinstance(held, Tensor) and held.device.type != "cpu":
+            if isinstance(held, Tensor) and device_of(held.device).host_waits:
                 raise ArgumentError(
                     f"data: found {name} on {held.device}, expected it on the CPU. Cut data.cpu(), and move parts with "
                     "part.to(device)."

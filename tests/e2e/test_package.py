@@ -175,6 +175,7 @@ def test_one_package_serves_all_sizes_without_gnncompile(gcn, tmp_path):
     agree(model, calls, serve(path, calls, tmp_path)[0])
 
 
+@pytest.mark.slow
 def test_the_server_in_cpp_answers_from_several_threads(gcn, tmp_path):
     cmake = shutil.which("cmake")
     if cmake is None or shutil.which("g++") is None:
@@ -345,6 +346,7 @@ def test_what_cannot_be_packaged_is_said(model, arguments, error, words, tmp_pat
         gnncompile.package(model, arguments, tmp_path / "model.pt2")
 
 
+@pytest.mark.slow
 def test_parameters_keep_their_values_whatever_their_names_and_unread_arguments_their_sizes(tmp_path):
     model = Named().eval()
     path = gnncompile.package(model, (X, torch.zeros(4), EDGE_INDEX), tmp_path / "model.pt2")
@@ -372,6 +374,7 @@ def test_the_command_line_says_what_made_a_file(gcn, capsys):
     assert main(["package", "missing.pt2"]) == 2
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_a_package(tmp_path, capsys):
     script, out = tmp_path / "served.py", tmp_path / "out.pt2"
     script.write_text(SCRIPT)

@@ -61,7 +61,7 @@ def _on_last_axis(node: fx.Node, place: int) -> bool:
     """Whether the axis that is argument `place` of a node is the last one."""
     dim: Any = node.args[place] if len(node.args) > place else 0
     dims = value(node.args[0]).dim()  # type: ignore[arg-type]
-    return dim % dims == dims - 1
+    return bool(dim % dims == dims - 1)
 
 
 def _is_free(ctx: Context, node: fx.Node, top: fx.Node) -> bool:
@@ -105,12 +105,13 @@ class _Slicing:
             return False
         if not self.inner.issuperset(node.users):
             return False
-        gathers = node.target is aten.index_select.default and node.args[1] == 0
-        return gathers or node.target is aten.linear.default or node.target in POINTWISE
+        if node.target is aten.index_select.default:
+            return bool(node.args[1] == 0)
+        return node.target is aten.linear.default or node.target in POINTWISE
 
     def _is_wide(self, node: fx.Node) -> bool:
         shape = value(node).shape
-        return len(shape) > 0 and isinstance(shape[-1], int) and shape[-1] == self.width
+        return len(shape) > 0 and bool(isinstance(shape[-1], int) and shape[-1] == self.width)
 
     def sliced(self, arg: Any, columns: Columns) -> Any:
         """Returns columns of an argument; the argument itself if it is the same for all columns."""
