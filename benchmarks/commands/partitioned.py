@@ -262,7 +262,8 @@ class _Row:
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    """Copies of the gradients: a later step adds to those of the model."""
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
