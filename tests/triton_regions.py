@@ -281,6 +281,26 @@ def feature_softmax(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish(outputs)
 
 
+def vectors(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Vectors that filters of their edges scale, and that turn towards the direction of the edge."""
+    b = Builder(by)
+    x, scale = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (1, channels), dtype)
+    towards = b.op("mul", b.input(2, E, (heads, 1), dtype), b.input(3, by.opposite, (1, channels), dtype))
+    moved = b.reduce("sum", b.op("add", b.op("mul", x, scale), towards))
+    squares = b.reduce("sum", b.sum_axis(b.op("mul", x, x), 0))
+    return b.finish([Output(moved, dtype, (heads, channels)), Output(squares, dtype, (channels,))])
+
+
+def vector_dots(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """The gradient of the direction and of the filter of each edge: dot products over channels, and over components."""
+    b = Builder(by)
+    x, scale = b.input(0, by.opposite, (heads, channels), dtype), b.input(1, E, (1, channels), dtype)
+    gradient = b.input(2, by, (heads, channels), dtype)
+    direction = b.reduce("sum", b.sum_axis(b.op("mul", gradient, scale), 1))
+    filters = b.on_edges(b.sum_axis(b.op("mul", gradient, x), 0))
+    return b.finish([Output(direction, dtype, (heads,)), Output(filters, dtype, (channels,))])
+
+
 Case = Callable[[Space, str, int, int], Region]
 CASES: list[Case] = [
     neighbour_sum,
@@ -300,6 +320,8 @@ CASES: list[Case] = [
     row_wise,
     mixed_widths,
     feature_softmax,
+    vectors,
+    vector_dots,
 ]
 
 

@@ -46,6 +46,8 @@ from tests.triton_regions import (
     several,
     source,
     total,
+    vector_dots,
+    vectors,
     weighted_sum,
     width,
 )
@@ -81,6 +83,18 @@ def test_types(case: Case, dtype: str, device: str) -> None:
 @pytest.mark.parametrize("case", [weighted_sum, gated, attention, dot_attention, row_wise])
 def test_widths(case: Case, heads: int, channels: int, device: str) -> None:
     check(case(D, "float32", heads, channels), MIXED, device)
+
+
+@pytest.mark.parametrize("channels", [32, 64, 70])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lanes_share_the_channels_of_vectors_without_dots(dtype: str, channels: int, device: str) -> None:
+    """Each lane then has all components of its channels. Attention and dot products keep Triton's own lanes."""
+    assert "tl.max_contiguous" in source(vectors(D, dtype, 3, channels))
+    for case in (vector_dots, edge_relu, attention):
+        assert "tl.max_contiguous" not in source(case(D, dtype, 3, channels))
+    for name in ("mixed", "hub", "no_edge"):
+        check(vectors(S, dtype, 3, channels), GRAPHS[name], device)
+        check(vector_dots(S, dtype, 3, channels), GRAPHS[name], device)
 
 
 @pytest.mark.parametrize("case", CASES)
