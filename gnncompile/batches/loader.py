@@ -235,8 +235,8 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def _check_features(features: str | Mapping[str, str], cache: int) -> None:
-    places = {features} if isinstance(features, str) else set(features.values())
-    if not places <= {"device", "host"}:
+    places = list(features.values()) if isinstance(features, Mapping) else [features]
+    if not all(place in ("device", "host") for place in places):
         raise ArgumentError(
             f"features: found {features!r}, expected 'device', 'host', or one of them by the name of an attribute."
         )

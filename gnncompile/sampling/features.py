@@ -153,11 +153,16 @@ class Features:
     def _make_cache(self, size: int, names: list[str], reads: Tensor | None) -> None:
         if size < 0 or not names or not self._runs:
             raise ArgumentError(
-                f"cache: found {size} bytes for attributes on {sorted(set(self.places.values()))} and a loader on "
+                f"cache: found {size} bytes for attributes on {sorted(set(self.places.values()))}, gathered to "
                 f'{self.device}, expected bytes for attributes on the host and a GPU; set cache=0, or place="host".'
             )
         per_row = sum(_row_bytes(self._tensors[name]) for name in names)
         slots = min(size // max(per_row, 1), self.num_rows)
+        if self.num_rows and not slots:
+            raise ArgumentError(
+                f"cache: found {size} bytes, expected at least {per_row}, which a row of {', '.join(names)} takes; "
+                "give a larger cache, or leave cache out."
+            )
         slot = torch.full((self.num_rows,), -1, dtype=torch.int32, device=self.device)
         for name in names:
             held = self._tensors[name]
@@ -278,12 +283,12 @@ def _check(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _places(tensors: Mapping[str, Tensor], place: str | Mapping[str, str]) -> dict[str, str]:
-    missing = [] if isinstance(place, str) else [name for name in place if name not in tensors]
+    missing = [name for name in place if name not in tensors] if isinstance(place, Mapping) else []
     if missing:
         raise ArgumentError(
             f"place: found a place for {missing[0]!r}, expected names of attributes: {', '.join(tensors)}."
         )
-    found = {name: place if isinstance(place, str) else place.get(name, "device") for name in tensors}
+    found = {name: place.get(name, "device") if isinstance(place, Mapping) else place for name in tensors}
     unknown = [where for where in found.values() if where not in PLACES]
     if unknown:
         raise ArgumentError(f"place: found {unknown[0]!r}, expected one of {', '.join(PLACES)}.")

@@ -91,6 +91,8 @@ def test_arguments():
         gnncompile.loader(source, DEVICE, features="disk")
     with pytest.raises(ValueError, match=r"features: found \{'x': 'disk'\}, expected 'device', 'host'"):
         gnncompile.loader(source, DEVICE, features={"x": "disk"})
+    with pytest.raises(ValueError, match="features: found None, expected 'device', 'host'"):
+        gnncompile.loader(source, DEVICE, features=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cache: found 5 bytes with features='device'"):
         gnncompile.loader(source, DEVICE, cache=5)
     with pytest.raises(ValueError, match="cache: found -1 bytes"):

@@ -134,11 +134,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tensors": {"x": torch.ones(())}}, "tensors: found 'x' with shape"),
     ({"tensors": {"x": torch.ones(3, requires_grad=True)}}, "tensors: found 'x', which needs a gradient"),
     ({"place": "disk"}, "place: found 'disk', expected one of device, host"),
+    ({"place": None}, "place: found None, expected one of device, host"),
     ({"place": {"x": "disk"}}, "place: found 'disk', expected one of device, host"),
     ({"place": {"X": "host"}}, "place: found a place for 'X', expected names of attributes: x"),
     ({"place": "host", "reads": torch.ones(3)}, "reads: found a tensor and cache=0"),
     ({"cache": 100}, r"cache: found 100 bytes for attributes on \['device'\]"),
     ({"place": "host", "cache": -1}, "cache: found -1 bytes"),
+    ({"place": "host", "cache": 3}, "cache: found 3 bytes, expected at least 4, which a row of x takes"),
     ({"place": "host", "cache": 9, "reads": torch.ones(4)}, r"reads: found shape \[4\], expected \[3\]"),
 ]
 
