@@ -73,8 +73,9 @@ class Placing:
     def placed(self, tensors: Mapping[str, Tensor], device: torch.device, are_nodes: bool) -> Features:
         """Puts attributes where they belong. The cache holds attributes of nodes only."""
         is_cached = are_nodes and self.cache > 0 and any(map(self.is_on_host, tensors))
+        place = {name: "host" if self.is_on_host(name) else "device" for name in tensors}
         more: dict[str, Any] = {"cache": self.cache, "reads": self.reads} if is_cached else {}
-        return Features(tensors, device, place=self.place, **more)
+        return Features(tensors, device, place=place, **more)
 
 
 @dataclass(frozen=True, eq=False)

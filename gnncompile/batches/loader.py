@@ -25,6 +25,7 @@ from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError, UnsupportedSampling
 from gnncompile.layout.streams import copying
+from gnncompile.sampling.arguments import check_bytes
 from gnncompile.sampling.device_graph import unsupported
 from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
 
@@ -97,7 +98,7 @@ def loader(
         cache: The bytes on the GPU that cache attributes of nodes on the host.
 
     Raises:
-        TypeError: `source` can't be iterated over, or the times that it samples by are not integers.
+        TypeError: `source` can't be iterated over, the times that it samples by are not integers, or `cache` is no int.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
             Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
             known at the first mini-batch.
@@ -234,11 +235,12 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def _check_features(features: str | Mapping[str, str], cache: int) -> None:
-    places = {features} if isinstance(features, str) else set(features.values())
-    if not places <= {"device", "host"}:
+    places = list(features.values()) if isinstance(features, Mapping) else [features]
+    if not all(place in ("device", "host") for place in places):
         raise ArgumentError(
             f"features: found {features!r}, expected 'device', 'host', or one of them by the name of an attribute."
         )
+    check_bytes(cache)
     if cache < 0 or (cache and "host" not in places):
         raise ArgumentError(
             f"cache: found {cache} bytes with features={features!r}, expected bytes of 0 or more, and attributes on "

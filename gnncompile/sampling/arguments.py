@@ -1,7 +1,8 @@
-"""Checks of arguments that the samplers for CPUs and for GPUs share."""
+"""Checks of arguments that samplers, loaders and features share. Imports no Triton."""
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ def check_exclusive(node_time: Any, edge_time: Any, weight: Any, disjoint: bool,
         raise ArgumentError(f"weight{suffix}: found weights beside times, expected one of the two.")
     if not disjoint:
         raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
+
+
+def check_bytes(cache: Any) -> None:
+    """Raises a TypeError if the size of a cache is no integer, such as ``1e9``."""
+    if not isinstance(cache, Integral):
+        raise ArgumentTypeError(
+            f"cache: found {cache!r}, a {type(cache).__name__}, expected an int, the bytes of the cache; call int(...)."
+        )
 
 
 def vector(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], size: int | None, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling import gather as rows
+from gnncompile.sampling.arguments import check_bytes
 from gnncompile.sampling.host_memory import PinnedRows, pinned
 
 PLACES = ("device", "host")
@@ -111,8 +112,9 @@ class Features:
 
     Raises:
         MemoryError: The host has not enough memory that can be pinned.
-        ValueError: Numbers of rows differ, a tensor is not contiguous or needs a gradient, a place is unknown, or the
-            cache has no use.
+        TypeError: `cache` is no int.
+        ValueError: Numbers of rows differ, a tensor is not contiguous or needs a gradient, a place or the name of an
+            attribute is unknown, the cache has no use, or `reads` is given without a cache.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Features:
         reads: Tensor | None = None,
     ) -> None:
         self.device = torch.device(device)
+        check_bytes(cache)
         _check(tensors)
         self.places = _places(tensors, place)
         self.num_rows = next(iter(tensors.values())).size(0)
@@ -142,15 +145,24 @@ class Features:
         self._reads: Tensor | None = None
         if cache:
             self._make_cache(cache, hosted, reads)
+        elif reads is not None:
+            raise ArgumentError(
+                "reads: found a tensor and cache=0, expected a cache to fill; give cache, in bytes, or leave reads out."
+            )
 
     def _make_cache(self, size: int, names: list[str], reads: Tensor | None) -> None:
         if size < 0 or not names or not self._runs:
             raise ArgumentError(
-                f"cache: found {size} bytes for attributes on {sorted(set(self.places.values()))} and a loader on "
+                f"cache: found {size} bytes for attributes on {sorted(set(self.places.values()))}, gathered to "
                 f'{self.device}, expected bytes for attributes on the host and a GPU; set cache=0, or place="host".'
             )
         per_row = sum(_row_bytes(self._tensors[name]) for name in names)
         slots = min(size // max(per_row, 1), self.num_rows)
+        if self.num_rows and not slots:
+            raise ArgumentError(
+                f"cache: found {size} bytes, expected at least {per_row}, which a row of {', '.join(names)} takes; "
+                "give a larger cache, or leave cache out."
+            )
         slot = torch.full((self.num_rows,), -1, dtype=torch.int32, device=self.device)
         for name in names:
             held = self._tensors[name]
@@ -174,7 +186,12 @@ class Features:
                 before.
         """
         given = self._reads if reads is None else reads
-        if not self._caches or given is None:
+        if not self._caches:
+            raise ArgumentError(
+                "refill: found features without a cache, expected a cache to fill; make the features with "
+                'place="host" and cache=..., the bytes of the cache.'
+            )
+        if given is None:
             raise ArgumentError(
                 "reads: found None, expected how often each row is read; give reads here, or make the features with "
                 "cache=... and reads=None, which counts."
@@ -266,7 +283,12 @@ def _check(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _places(tensors: Mapping[str, Tensor], place: str | Mapping[str, str]) -> dict[str, str]:
-    found = {name: place if isinstance(place, str) else place.get(name, "device") for name in tensors}
+    missing = [name for name in place if name not in tensors] if isinstance(place, Mapping) else []
+    if missing:
+        raise ArgumentError(
+            f"place: found a place for {missing[0]!r}, expected names of attributes: {', '.join(tensors)}."
+        )
+    found = {name: place.get(name, "device") if isinstance(place, Mapping) else place for name in tensors}
     unknown = [where for where in found.values() if where not in PLACES]
     if unknown:
         raise ArgumentError(f"place: found {unknown[0]!r}, expected one of {', '.join(PLACES)}.")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch_geometric.sampler
 from torch import Tensor
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler import SamplerOutput
@@ -17,8 +17,14 @@ from torch_geometric.sampler import SamplerOutput
 FOUND = ("edge_index", "n_id", "e_id", "batch", "num_nodes")
 """Attributes of a mini-batch that follow from the neighbourhoods."""
 
+REPLACED = ("batch", "input_id", "num_sampled_nodes", "num_sampled_edges")
+"""Attributes that every loader sets or removes, whether the graph has them or not."""
+
 LABELS = ("edge_label_index", "edge_label", "edge_label_time")
 """Attributes that a loader of links sets or removes."""
+
+TRIPLETS = ("edge_label_index", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index", "seed_time")
+"""Attributes that a loader of links with triplets sets or removes."""
 
 
 class Seeds(NamedTuple):
@@ -57,8 +63,9 @@ class SeedsOf:
         self.time: Tensor | None = source.input_data.time
         self.most: int | None = None
         if type(source.batch_sampler) is BatchSampler:  # others may yield mini-batches of any size
-            inputs = source.input_data.node if self.are_nodes else source.input_data.row
-            self.most = min(source.batch_sampler.batch_size, inputs.numel())
+            self.most = source.batch_sampler.batch_size
+            if type(source.sampler) in (SequentialSampler, RandomSampler):  # others may have no length
+                self.most = min(self.most, max(len(source.sampler), 1))
         if self.are_nodes:
             return
         negatives = source.neg_sampling
@@ -74,9 +81,9 @@ class SeedsOf:
     def replaced(self) -> tuple[str, ...]:
         """The attributes of the graph that mini-batches do not have, unless the seeds bring them."""
         if self.are_nodes:
-            return ()
+            return *REPLACED, "seed_time", "batch_size"
         negatives = self._source.neg_sampling
-        return LABELS if negatives is None or negatives.is_binary() else (LABELS[0], LABELS[2])
+        return *REPLACED, *(LABELS if negatives is None or negatives.is_binary() else TRIPLETS)
 
     def __call__(self, index: list[int]) -> Seeds:
         """Returns the seeds of the mini-batch of these positions in the loader's input."""

@@ -91,10 +91,14 @@ def test_arguments():
         gnncompile.loader(source, DEVICE, features="disk")
     with pytest.raises(ValueError, match=r"features: found \{'x': 'disk'\}, expected 'device', 'host'"):
         gnncompile.loader(source, DEVICE, features={"x": "disk"})
+    with pytest.raises(ValueError, match="features: found None, expected 'device', 'host'"):
+        gnncompile.loader(source, DEVICE, features=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cache: found 5 bytes with features='device'"):
         gnncompile.loader(source, DEVICE, cache=5)
     with pytest.raises(ValueError, match="cache: found -1 bytes"):
         gnncompile.loader(source, DEVICE, features="host", cache=-1)
+    with pytest.raises(TypeError, match=r"cache: found 1000\.0, a float, expected an int"):
+        gnncompile.loader(source, DEVICE, features="host", cache=1e3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"features: found 'host' .* sampled on the device \(sampler is 'cpu'\)"):
         gnncompile.loader(source, DEVICE, sampler="cpu", features="host")
     with pytest.raises(

@@ -134,9 +134,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tensors": {"x": torch.ones(())}}, "tensors: found 'x' with shape"),
     ({"tensors": {"x": torch.ones(3, requires_grad=True)}}, "tensors: found 'x', which needs a gradient"),
     ({"place": "disk"}, "place: found 'disk', expected one of device, host"),
+    ({"place": None}, "place: found None, expected one of device, host"),
     ({"place": {"x": "disk"}}, "place: found 'disk', expected one of device, host"),
+    ({"place": {"X": "host"}}, "place: found a place for 'X', expected names of attributes: x"),
+    ({"place": "host", "reads": torch.ones(3)}, "reads: found a tensor and cache=0"),
     ({"cache": 100}, r"cache: found 100 bytes for attributes on \['device'\]"),
     ({"place": "host", "cache": -1}, "cache: found -1 bytes"),
+    ({"place": "host", "cache": 3}, "cache: found 3 bytes, expected at least 4, which a row of x takes"),
     ({"place": "host", "cache": 9, "reads": torch.ones(4)}, r"reads: found shape \[4\], expected \[3\]"),
 ]
 
@@ -147,11 +151,18 @@ def test_arguments(how: dict[str, Any], message: str, device_name: str):
         Features(**{"tensors": {"x": torch.ones(3)}, "device": device_name, **how})
 
 
-def test_refill_needs_reads(device_name: str):
-    for how in ({}, {"cache": 4, "reads": torch.ones(3)}):
-        features = Features({"x": torch.ones(3)}, device_name, place="host", **how)
-        with pytest.raises(ValueError, match="reads: found None, expected how often each row is read"):
-            features.refill()
+def test_a_cache_has_whole_bytes(device_name: str):
+    with pytest.raises(TypeError, match=r"cache: found 1000000000\.0, a float, expected an int"):
+        Features({"x": torch.ones(3)}, device_name, place="host", cache=1e9)  # type: ignore[arg-type]
+
+
+def test_refill_needs_a_cache_and_reads(device_name: str):
+    features = Features({"x": torch.ones(3)}, device_name, place="host")
+    with pytest.raises(ValueError, match="refill: found features without a cache, expected a cache to fill"):
+        features.refill()
+    features = Features({"x": torch.ones(3)}, device_name, place="host", cache=4, reads=torch.ones(3))
+    with pytest.raises(ValueError, match="reads: found None, expected how often each row is read"):
+        features.refill()
 
 
 # -- expected reads -----------------------------------------------------------------------------------------------
