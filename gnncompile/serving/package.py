@@ -167,7 +167,9 @@ def _metadata(model: nn.Module, names: list[str], leaves: list[Any]) -> dict[str
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Returns the name of each tensor of a call, as the model's ``forward`` names it."""
     parameters = inspect.signature(model.forward).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL] + ["args"] * len(args)
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
+    names += [f"{rest}[{at}]" for at in range(len(args))]
     pairs: Any = pytree.tree_flatten_with_path((args, kwargs))[0]
     found = []
     for (side, first, *rest), _value in pairs:
