@@ -291,7 +291,8 @@ def losses_inside(here: Here) -> None:
         def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> Tensor:
             out = self.net(x, edge_index)
             chosen = out[y > 1]
-            return F.cross_entropy(out, y) + F.mse_loss(chosen, 0 * chosen)
+            twice = F.cross_entropy(torch.stack([out, -out], 2), torch.stack([y, y], 1), ignore_index=3)
+            return F.cross_entropy(out, y) + F.mse_loss(chosen, 0 * chosen) + twice
 
     whole, part = graph(), here.part(graph())
     ours = Inside()
@@ -401,6 +402,8 @@ def errors(here: Here) -> None:
     raises(PartitionError, "by their place", over(lambda x, e: conv(x, e)[:3]))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * e[1].sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * (e[1] == 3).sum()))
+    raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e)[x.size(0) - 1 - e[1]]))
+    raises(PartitionError, "some of the rows", over(lambda x, e: conv(x, e)[torch.arange(0, x.size(0), 2)]))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * torch.arange(x.size(0)).view(-1, 1)))
     raises(
         PartitionError, "no destination", over(lambda x, e: x.new_zeros(x.size(0)).index_add(0, e[0], x[e[1]][:, 0]))
@@ -415,6 +418,8 @@ def errors(here: Here) -> None:
     raises(PartitionError, "of partition", compiled, other.data.x, other.data.edge_index)
     swapped = gnncompile.partition(graph(), here.size)[(here.rank + 1) % here.size].to(here.device)
     raises(PartitionError, "expected part k", compiled, swapped.data.x, swapped.data.edge_index)
+    compiled(part.data.x, part.data.edge_index)
+    raises(PartitionError, "found part", compiled, swapped.data.x, swapped.data.edge_index)
 
 
 CHECKS: dict[str, Callable[[Here], None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -273,8 +274,9 @@ def _check_lines(names: Sequence[str]) -> list[str]:
         sizes = ", ".join(_size_code(size, symbols) for size in value.get_size())
         kind = str(value.get_dtype()).removeprefix("torch.")
         device = value.get_device().type
+        quoted = json.dumps(name, ensure_ascii=False)
         lines.append(
-            f'  given.check({at}, "{name}", aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
+            f'  given.check({at}, {quoted}, aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
             f'"{device}", {{{sizes}}});'
         )
     return [*lines, "  given.passed = true;", "}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -151,8 +152,9 @@ class Backend(_compat.CaptureSettings):
         with mode:
             made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.structure.results]
         compiled = self._compile(result.rest, [*inputs, *made])
-        limits = self.options.structure_cache_entries, self.options.structure_cache_bytes
-        structure = StructureCache(result.structure, *limits)
+        # All processes build structures together, so they must forget the same ones. The sizes in bytes differ.
+        most_bytes = self.options.structure_cache_bytes if self.group is None else sys.maxsize
+        structure = StructureCache(result.structure, self.options.structure_cache_entries, most_bytes)
         captured = Captured(result.log, structure, observer=observer, kept=kept_inputs(gm))
         return self._with_recordings(compiled, result.rest, inputs, captured)
 

@@ -86,6 +86,12 @@ class PartCheck:
         for plan in plans:
             if plan.partition not in self.agreed:
                 self._agree(plan)
+            rank = dist.get_rank(group_of(self.group))
+            if plan.rank != rank:
+                raise PartitionError(
+                    f"edge_index: found part {plan.rank} of partition {plan.partition} on rank {rank}, expected part "
+                    f"{rank}. Load it with gnncompile.load_part(folder, rank, world_size)."
+                )
 
     def _agree(self, plan: HaloPlan) -> None:
         """Compares the partition of all processes, once per partition."""

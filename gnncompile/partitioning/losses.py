@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gnncompile.capture.parts import group_name
+from gnncompile.device import HALVES
 from gnncompile.exc import ArgumentError
 
 
@@ -20,17 +21,25 @@ def mean_over_parts(values: Tensor, mesh: DeviceMesh, mask: Tensor | None = None
     of its parameters over processes, so they are those of the mean over the whole graph.
 
     Args:
-        values: A value for each row of this part, ``[rows, ...]``, such as losses with ``reduction="none"``.
+        values: A value for each row of this part, floating-point ``[rows, ...]``, such as losses with
+            ``reduction="none"``.
         mesh: The mesh of the compiled model.
         mask: Which rows count, bool ``[rows]``; None for all rows.
 
     Returns:
-        The mean, without dimensions; NaN if no row counts in any process.
+        The mean, without dimensions, of the dtype of `values`; NaN if no row counts in any process.
 
     Raises:
-        ValueError: The mask has another number of rows than the values, or is not boolean.
+        TypeError: `mesh` is no ``DeviceMesh``.
+        ValueError: `values` are no floating-point rows, the mask has another number of rows or is not boolean, or the
+            mesh has several dimensions.
         PartitionError: The exchange failed.
     """
+    if not values.is_floating_point() or values.dim() == 0:
+        raise ArgumentError(
+            f"values: found {values.dtype} {tuple(values.shape)}, expected floating-point values for each row. Pass "
+            'losses with reduction="none", and convert others, as in (out == y).float().'
+        )
     rows = torch.full((), values.size(0), device=values.device)  # torch.tensor would wait for the device
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape != values.shape[:1]:
@@ -40,7 +49,9 @@ def mean_over_parts(values: Tensor, mesh: DeviceMesh, mask: Tensor | None = None
         values = torch.where(mask.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
         rows = mask.sum()
     count = rows * math.prod(values.shape[1:])
-    return _Mean.apply(values.sum(), count, group_name(mesh, None))  # type: ignore[no-any-return, no-untyped-call]
+    wide = values.float() if values.dtype in HALVES else values  # a sum of many halves would overflow
+    mean: Tensor = _Mean.apply(wide.sum(), count, group_name(mesh, None))  # type: ignore[no-untyped-call]
+    return mean.to(values.dtype)
 
 
 class _Mean(torch.autograd.Function):

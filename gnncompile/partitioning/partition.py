@@ -39,15 +39,17 @@ def partition(data: Data | HeteroData, n: int, method: str = "contiguous") -> Pa
 
     Raises:
         TypeError: `data` is neither a ``Data`` nor a ``HeteroData``.
-        ValueError: `n` is below 1, the method is unknown, edges are no ``edge_index``, or an attribute other than
-            ``edge_index`` holds indices of nodes.
+        ValueError: `n` is below 1, the method is unknown, edges are no ``edge_index``, an attribute other than
+            ``edge_index`` holds indices of nodes, or the number of nodes of a type is unknown.
+        IndexError: ``edge_index`` has nodes that the graph does not have.
+        ImportError: ``"metis"`` without pymetis, or ``"rcm"`` without scipy.
     """
     if not isinstance(data, (Data, HeteroData)):
         raise ArgumentTypeError(f"data: found {type(data).__name__}, expected a Data or HeteroData of PyG.")
     if type(n) is not int or n < 1:
         raise ArgumentError(f"n: found {n!r}, expected the number of parts, 1 or more.")
     _check(data)
-    kinds = {_node_type(store): int(store.num_nodes) for store in data.node_stores}
+    kinds = {_node_type(store): _num_nodes(store) for store in data.node_stores}
     starts = [0]
     for size in kinds.values():
         starts.append(starts[-1] + size)
@@ -56,8 +58,10 @@ def partition(data: Data | HeteroData, n: int, method: str = "contiguous") -> Pa
     for store in data.edge_stores:
         if "edge_index" in store:
             source, destination = _ends(store)
-            shift = torch.tensor([[first[source]], [first[destination]]])
-            pairs[_edge_type(store)] = torch.as_tensor(store.edge_index).as_subclass(Tensor) + shift
+            edge_index = torch.as_tensor(store.edge_index).as_subclass(Tensor)
+            _check_range(edge_index, kinds.get(source, 0), kinds.get(destination, 0), _edge_type(store))
+            shift = torch.tensor([[first.get(source, 0)], [first.get(destination, 0)]])
+            pairs[_edge_type(store)] = edge_index + shift
     edges = torch.cat([torch.empty(2, 0, dtype=torch.int64), *pairs.values()], dim=1)
     part, order = assign(edges, starts, n, method)
     return Partition(data, n, method, part, order, kinds, first, pairs)
@@ -186,8 +190,19 @@ class Partition:
 
         Returns:
             The rows ``[num_nodes, ...]``.
+
+        Raises:
+            ValueError: There is no such node type, or a part has another number of own nodes.
         """
+        if kind not in self._kinds:
+            raise ArgumentError(f"kind: found {kind!r}, expected a node type: {', '.join(map(repr, self._kinds))}.")
         k = list(self._kinds).index(kind)
+        found, expected = [rows.size(0) for rows in results], self._own.view(self.num_parts, -1)[:, k].tolist()
+        if found != expected:
+            raise ArgumentError(
+                f"results: found tensors of {found} rows, expected {expected}. Pass rows of own nodes of all parts, in "
+                "the order of ranks."
+            )
         nodes = torch.cat([self._nodes(rank, k) for rank in range(self.num_parts)])
         rows = torch.cat(results)
         return torch.empty_like(rows).index_copy(0, nodes.to(rows.device), rows)
@@ -311,6 +326,31 @@ def _check(data: Data | HeteroData) -> None:
                     f"data: found {name}, so it is a batch of graphs, expected one graph. Give each process graphs of "
                     "its own instead, with DistributedDataParallel."
                 )
+
+
+def _num_nodes(store: Any) -> int:
+    """Returns the number of nodes of a type. Raises ArgumentError if it is unknown."""
+    if store.num_nodes is None:
+        raise ArgumentError(
+            f"data: found no number of nodes{_of(_node_type(store))}, expected attributes of nodes or num_nodes. Set "
+            "num_nodes."
+        )
+    return int(store.num_nodes)
+
+
+def _check_range(edge_index: Tensor, num_sources: int, num_destinations: int, kind: Any) -> None:
+    """Raises IndexOutOfRangeError for edges of nodes that the graph does not have."""
+    for row, (side, size) in enumerate((("source", num_sources), ("destination", num_destinations))):
+        low, high = map(int, edge_index[row].aminmax()) if edge_index.size(1) else (0, -1)
+        if low < 0 or high >= size:
+            raise IndexOutOfRangeError(
+                f"data: found {side} {low if low < 0 else high} in edge_index{_of(kind)}, expected 0 to {size - 1}. "
+                "Correct edge_index, or num_nodes."
+            )
+
+
+def _of(kind: Any) -> str:
+    return "" if kind == HOMOGENEOUS else f" of {kind}"
 
 
 def _node_type(store: Any) -> str:

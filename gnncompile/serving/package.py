@@ -60,14 +60,13 @@ def package(
         The path of the file.
 
     Raises:
-        CaptureError: The model draws random numbers, or needs an operation of another library.
-        TypeError: An argument or a result of the model is no tensor.
-        ValueError: The model is in training mode, is not on a CPU, or has more than one graph.
+        CaptureError: The model draws random numbers, decides by a size, writes to an input, or needs an operation of
+            another library.
+        TypeError: `model` is no module, or an argument or a result of the model is no tensor.
+        ValueError: The model is in training mode, is not on a CPU, or has more than one graph; one tensor is given
+            twice; or `path` has another ending.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(
-            f"model: found {type(model).__name__}, expected an nn.Module, whose weights go into the file."
-        )
+    _check_types(model, example_inputs)
     path = os.fspath(path)
     if not path.endswith(".pt2"):
         raise ArgumentError(f"path: found {path!r}, expected a name that ends with .pt2.")
@@ -97,6 +96,7 @@ def package_info(path: str | os.PathLike[str]) -> dict[str, str]:
 
     Raises:
         ValueError: The file is no package.
+        OSError: The file can't be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -104,6 +104,17 @@ def package_info(path: str | os.PathLike[str]) -> dict[str, str]:
             return dict(json.loads(archive.read(found[0])))
     except (zipfile.BadZipFile, IndexError, ValueError) as error:
         raise ArgumentError(f"path: {os.fspath(path)} is no package ({error}). Write one with package().") from error
+
+
+def _check_types(model: Any, example_inputs: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"model: found {type(model).__name__}, expected an nn.Module, whose weights go into the file."
+        )
+    if isinstance(example_inputs, Tensor):
+        raise ArgumentTypeError(
+            "example_inputs: found a tensor, expected the arguments of one call, as in (x, edge_index)."
+        )
 
 
 def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None:
@@ -167,7 +178,9 @@ def _metadata(model: nn.Module, names: list[str], leaves: list[Any]) -> dict[str
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Returns the name of each tensor of a call, as the model's ``forward`` names it."""
     parameters = inspect.signature(model.forward).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL] + ["args"] * len(args)
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
+    names += [f"{rest}[{at}]" for at in range(len(args))]
     pairs: Any = pytree.tree_flatten_with_path((args, kwargs))[0]
     found = []
     for (side, first, *rest), _value in pairs:

@@ -26,6 +26,7 @@ from torch_geometric.utils import scatter
 import gnncompile
 from gnncompile import testing
 from gnncompile.cli.main import main
+from gnncompile.serving.package import input_names
 
 SERVER = Path(__file__).with_name("package_server.py")
 SIZES = ((30, 90, 3), (1, 0, 1), (1, 1, 1), (5, 0, 2), (100, 1000, 7), (33, 2, 2), (2, 7, 1), (64, 64, 4))
@@ -352,6 +353,16 @@ def test_parameters_keep_their_values_whatever_their_names_and_unread_arguments_
     path = gnncompile.package(model, (X, torch.zeros(4), EDGE_INDEX), tmp_path / "model.pt2")
     calls = [(torch.randn(rows, 16), torch.zeros(rows + 5), EDGE_INDEX[:, rows:]) for rows in (3, 0)]
     agree(model, calls, serve(path, calls, tmp_path)[0])
+
+
+def test_arguments_are_named_as_in_the_model():
+    class Named(nn.Module):
+        def forward(self, x, *layers, flag=None):
+            return x
+
+    assert input_names(Named(), (X, {"a": X}, X), {"flag": X}) == ["x", "layers[0]['a']", "layers[1]", "flag"]
+    with pytest.raises(TypeError, match="example_inputs: found a tensor, expected the arguments"):
+        gnncompile.package(Named(), X, "model.pt2")
 
 
 def test_the_file_needs_its_ending(tmp_path):

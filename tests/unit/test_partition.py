@@ -13,6 +13,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 import gnncompile
 from gnncompile import Partition, testing
 from gnncompile.layout.halo import plan_of, splits
+from gnncompile.ops.exchange import counted_once
 
 METHODS = ("contiguous", "rcm")
 
@@ -112,6 +113,10 @@ def test_results_come_back_in_order() -> None:
     assert torch.equal(parts.gather([part.data.x for part in parts]), data.x)
     hetero = gnncompile.partition(recommendations(), 3)
     assert torch.equal(hetero.gather([p.data["item"].x for p in hetero], "item"), recommendations()["item"].x)
+    with pytest.raises(ValueError, match="kind: found '', expected a node type: 'user', 'item'"):
+        hetero.gather([p.data["item"].x for p in hetero])
+    with pytest.raises(ValueError, match=r"results: found tensors of .* rows, expected"):
+        hetero.gather([p.data["item"].x for p in hetero], "user")
 
 
 @pytest.mark.parametrize("name", ["typed", "hetero"])
@@ -139,6 +144,20 @@ def test_a_moved_part_keeps_its_exchange() -> None:
     assert plan_of(part.data.edge_index.clone()) is None
 
 
+def test_a_shared_result_keeps_its_value_and_takes_a_share_of_the_gradient() -> None:
+    x = torch.tensor([1.5, torch.inf, -torch.inf, torch.nan], requires_grad=True)
+    once = counted_once(x, 4)
+    assert torch.equal(once.detach()[:3], x.detach()[:3]) and once[3].isnan()
+    once[0].backward()
+    assert x.grad is not None and x.grad[0] == 0.25
+
+
+@pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.bool), torch.ones(3, dtype=torch.long), torch.ones(())])
+def test_means_are_of_floating_point_rows(values: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"values: found torch\.\w+ \(.*\), expected floating-point"):
+        gnncompile.mean_over_parts(values, None)  # type: ignore[arg-type]
+
+
 def test_partitions_have_names_of_their_own() -> None:
     grid = testing.grid(6, 6)
     names = {gnncompile.partition(grid, n, m).fingerprint for n in (2, 3) for m in METHODS}
@@ -160,5 +179,11 @@ def test_partitions_have_names_of_their_own() -> None:
 def test_errors_name_what_is_wrong(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         gnncompile.partition(*arguments)
+    outside = recommendations()
+    outside["user", "buys", "item"].edge_index[0, 5] = 13
+    with pytest.raises(
+        IndexError, match=r"found source 13 in edge_index of \('user', 'buys', 'item'\), expected 0 to 12"
+    ):
+        gnncompile.partition(outside, 2)
     with pytest.raises(IndexError, match="rank: found 2, expected 0 to 1"):
         gnncompile.partition(testing.grid(2, 2), 2)[2]

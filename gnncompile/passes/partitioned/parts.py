@@ -18,6 +18,7 @@ class Space(Enum):
     """What the entries of an index name."""
 
     OWN = "rows of own nodes"
+    SEVERAL = "rows of a table with several rows for each own node"
     SELECTED = "local rows that a mask selects"
 
 
@@ -53,7 +54,7 @@ class Parts:
     destinations: set[fx.Node] = field(default_factory=set)
 
     def space(self, node: Any) -> Halo | Space | None:
-        """Returns what an index names: own rows and a halo, own rows, selected rows, or None if it is unknown."""
+        """Returns what an index names: own rows and a halo, a space of rows, or None if it is unknown."""
         if not is_tensor(node) or value(node).is_floating_point():
             return None
         if node in self.sources:
@@ -64,6 +65,7 @@ class Parts:
             return None
         if node.target in _COUNTS:
             starts = node.target is aten.arange.default or node.args[0] == 0
+            starts = starts and (node.target is not aten.arange.start_step or node.args[2:] in ((), (1,)))
             return Space.OWN if starts and isinstance(value(node).shape[0], torch.SymInt) else None
         if node.target is aten.nonzero.default:
             return Space.SELECTED
@@ -80,16 +82,18 @@ class Parts:
         """Returns the space of an index that is computed from others, as ``source * relations + relation`` is."""
         args: Any = node.args
         found = {space for n in node.all_input_nodes if (space := self.space(n)) is not None}
-        if found == {Space.OWN}:
-            return Space.OWN
-        halo = found.pop() if len(found) == 1 else None
-        if not isinstance(halo, Halo) or value(node).dtype not in (torch.int64, torch.int32):
+        space = found.pop() if len(found) == 1 else None
+        if space in (None, Space.SELECTED) or value(node).dtype not in (torch.int64, torch.int32):
             return None
         if node.target is aten.mul.Tensor and isinstance(args[1], int) and args[1] > 0:
-            return replace(halo, times=halo.times * args[1])
-        if node.target is aten.add.Tensor and halo.times > 1 and self.space(args[0]) == halo and not node.kwargs:
-            return halo  # one of the rows of the node
-        return halo if node.target in _CHOICES else None
+            return replace(space, times=space.times * args[1]) if isinstance(space, Halo) else Space.SEVERAL
+        several = space.times > 1 if isinstance(space, Halo) else space is Space.SEVERAL
+        if node.target is aten.add.Tensor and several and self.space(args[0]) == space and not node.kwargs:
+            return None if self.space(args[1]) == space else space  # one of the rows of the node
+        if node.target is aten.clamp.default and space is Space.SEVERAL:
+            to_table = args[1] == 0 and len(args) > 2 and isinstance(args[2], fx.Node)
+            return space if to_table else None  # a row that is out of range raises an error elsewhere
+        return space if node.target in _CHOICES else None
 
 
 _CHOICES = {aten.where.self, aten.where.ScalarOther}

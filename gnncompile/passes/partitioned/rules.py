@@ -76,7 +76,7 @@ def segments(p: PartitionedGraph, node: fx.Node) -> None:
         raise p.refuse(OF_INDICES)
     into = p.of(value(size) if isinstance(size, fx.Node) else size)
     if into is not None:
-        if p.parts.space(index) is not Space.OWN:
+        if p.parts.space(index) not in (Space.OWN, Space.SEVERAL):
             raise p.refuse("reduces to rows by an index that is no destination of a part's edges")
         return
     if node.target is not own.segment_reduce.default or arguments[3] != "sum":
@@ -243,16 +243,18 @@ def loss(p: PartitionedGraph, node: fx.Node) -> None:
     given["reduction"] = masked_reductions.NONE
     kwargs = {a.name: given[a.name] for a in node.target._schema.arguments if a.kwarg_only}  # type: ignore[union-attr]
     losses = p.ctx.call(node.target, *[given[n] for n in given if n not in kwargs], like=node, **kwargs)  # type: ignore[arg-type]
-    total = p.all_reduced(p.ctx.inline(lambda v: v.sum(), losses, like=node))
-    if reduction_ == masked_reductions.MEAN:
-        if "ignore_index" in given and not value(target).is_floating_point():
-            ignored = given["ignore_index"]
-            number = p.all_reduced(p.ctx.inline(lambda t: (t != ignored).sum(), target, like=node))
-        else:
-            number = _number(p, losses, range(value(losses).dim()))
+    dtype, others = value(node).dtype, 1
+    total = p.all_reduced(p.ctx.inline(lambda v: _wide(v).sum(), losses, like=node))
+    if reduction_ != masked_reductions.MEAN:
+        p.replace(node, p.ctx.inline(lambda t: t.to(dtype), total, like=node))
+        return
+    if "ignore_index" in given and not value(target).is_floating_point():
+        ignored = given["ignore_index"]
+        number = p.all_reduced(p.ctx.inline(lambda t: (t != ignored).sum(), target, like=node))
+    else:
+        number = _number(p, losses, range(value(losses).dim()))
         others = math.prod(s for d, s in enumerate(value(losses).shape) if d not in p.dims(losses))
-        total = p.ctx.inline(lambda t, n: t / (n.to(t.dtype) * others), total, number, like=node)
-    p.replace(node, total)
+    p.replace(node, p.ctx.inline(lambda t, n: (t / (n.to(t.dtype) * others)).to(dtype), total, number, like=node))
 
 
 def sliced(p: PartitionedGraph, node: fx.Node) -> None:

@@ -106,7 +106,7 @@ class _Slicing:
         if not self.inner.issuperset(node.users):
             return False
         if node.target is aten.index_select.default:
-            return bool(node.args[1] == 0)
+            return bool(node.args[1] == 0 and value(node).dim() > 1)
         return node.target is aten.linear.default or node.target in POINTWISE
 
     def _is_wide(self, node: fx.Node) -> bool:
