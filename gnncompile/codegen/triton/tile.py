@@ -198,8 +198,9 @@ def has_vectors(region: Region) -> bool:
 
     The heads of attention differ, since all their values have an axis of heads.
     """
-    scale = any(n.shape[0] == 1 and n.shape[1] > 1 and n.space is Space.EDGE for n in region.nodes)
-    return region.grid[0] > 1 and scale and not region.softmaxes
+    heads, channels = region.grid
+    scale = any(n.shape == (1, channels) and n.space is Space.EDGE for n in region.nodes)
+    return heads > 1 and channels > 1 and scale and not region.softmaxes
 
 
 def spreads_channels(region: Region) -> bool:
