@@ -75,6 +75,8 @@ class DeviceLoader:
             self._columns = Columns.of(source.data, self._seeds, self._graph, how)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
+        if device_of(device).has_streams:
+            torch.cuda.current_stream(device).synchronize()  # epochs may run on other streams
         self._idle: list[Sampling] = []
         self._memories: dict[Any, _Memories] = {}
 
