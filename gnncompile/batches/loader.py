@@ -25,7 +25,7 @@ from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError, UnsupportedSampling
 from gnncompile.layout.streams import copying
-from gnncompile.sampling.arguments import check_bytes
+from gnncompile.sampling.arguments import PLACES, check_bytes
 from gnncompile.sampling.device_graph import unsupported
 from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
 
@@ -236,7 +236,7 @@ def _with_index(device: torch.device) -> torch.device:
 
 def _check_features(features: str | Mapping[str, str], cache: int) -> None:
     places = list(features.values()) if isinstance(features, Mapping) else [features]
-    if not all(place in ("device", "host") for place in places):
+    if not all(place in PLACES for place in places):
         raise ArgumentError(
             f"features: found {features!r}, expected 'device', 'host', or one of them by the name of an attribute."
         )

@@ -12,6 +12,9 @@ from gnncompile.exc import ArgumentError, ArgumentTypeError
 
 STRATEGIES = ("uniform", "last")
 
+PLACES = ("device", "host")
+"""Where attributes may lie while a GPU samples."""
+
 
 def check_strategy(temporal_strategy: str) -> None:
     """Raises a ValueError for a strategy that does not exist."""

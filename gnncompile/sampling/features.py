@@ -11,11 +11,8 @@ from torch import Tensor
 
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling import gather as rows
-from gnncompile.sampling.arguments import check_bytes
+from gnncompile.sampling.arguments import PLACES, check_bytes
 from gnncompile.sampling.host_memory import PinnedRows, pinned
-
-PLACES = ("device", "host")
-"""Where an attribute may lie."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gnncompile.codegen.triton.launcher import Kernel, on_device
+from gnncompile.codegen.triton.launcher import Kernel, on_device, runs_on
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
 from gnncompile.sampling.row_kernels import HALF, gather_rows, repeat_rows
@@ -77,7 +77,7 @@ def gather(x: Tensor, node: Tensor, out: Tensor | None = None) -> Tensor:
 
 def runs(device: torch.device) -> bool:
     """Whether the kernels run on a device: a GPU, or a CPU where Triton interprets them."""
-    return device_of(device).has_streams or not isinstance(gather_rows, triton.JITFunction)
+    return runs_on(gather_rows, device)
 
 
 def check(x: Tensor, node: Tensor, out: Tensor | None = None, is_readable: bool = False) -> None:

@@ -13,8 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gnncompile.codegen.triton.launcher import Kernel, on_device
-from gnncompile.device import device_of
+from gnncompile.codegen.triton.launcher import Kernel, on_device, runs_on
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import draws, kernels
 from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
@@ -116,7 +115,7 @@ class Graph:
 
 def can_sample(device: torch.device) -> bool:
     """Whether the kernels run on a device: a GPU, or a CPU with Triton's interpreter."""
-    return device_of(device).has_streams or not isinstance(kernels.start, triton.JITFunction)
+    return runs_on(kernels.start, device)
 
 
 def checked(

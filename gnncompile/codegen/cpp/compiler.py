@@ -67,7 +67,7 @@ def load(source: str, contract: bool) -> ctypes.CDLL:
         UnsupportedRegion: There is no compiler, it rejects the source, or no folder can hold the shared object.
     """
     command = compiler()
-    flags = (*FLAGS, *wide_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
+    flags = kernel_flags(contract)
 
     def opened(path: Path) -> ctypes.CDLL:
         if not _intact(path):
@@ -135,6 +135,11 @@ def _kept(key: list[str], opened: Callable[[Path], T]) -> T:
         raise UnsupportedRegion(
             f"C++ code: it can't be kept in any folder ({reason}); free some space, or set CXX"
         ) from error
+
+
+def kernel_flags(contract: bool) -> tuple[str, ...]:
+    """Returns the flags of a kernel; `contract` lets the compiler fuse a product and a sum into one rounding."""
+    return (*FLAGS, *wide_vectors(), f"-ffp-contract={'fast' if contract else 'off'}")
 
 
 def wide_vectors() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from gnncompile.codegen.cpp.compiler import FLAGS, compile_to, compiler, wide_vectors
+from gnncompile.codegen.cpp.compiler import FLAGS, compile_to, compiler, kernel_flags, wide_vectors
 from gnncompile.device import available_cores
 
 _ENTRY = 'extern "C" int run('
@@ -37,7 +37,7 @@ def start_object(source: str, contract: bool, folder: str) -> Future[Path]:
 def _compile(source: str, contract: bool, folder: str) -> Path:
     name = entry_name(source)
     path = Path(folder) / f"{name}.o"
-    flags = (*FLAGS, *wide_vectors(), "-fvisibility=hidden", f"-ffp-contract={'fast' if contract else 'off'}")
+    flags = (*kernel_flags(contract), "-fvisibility=hidden")
     compile_to([*compiler(), *flags], source.replace(_ENTRY, f'extern "C" int {name}('), path)
     return path
 

@@ -15,12 +15,18 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.codegen.triton import ahead
+from gnncompile.device import device_of
 
 
 def on_device(device: int) -> AbstractContextManager[object]:
     """Returns a context that makes a device the current device. An index below 0 is the CPU, which changes nothing."""
     other = device >= 0 and device != _compat.current_device()
     return torch.cuda.device(device) if other else nullcontext()
+
+
+def runs_on(kernel: Any, device: torch.device) -> bool:
+    """Whether a kernel runs on a device: a GPU, or a CPU where Triton interprets it."""
+    return device_of(device).has_streams or not isinstance(kernel, triton.JITFunction)
 
 
 def complaint(tensor: Tensor, dtype: torch.dtype, device: int) -> str:

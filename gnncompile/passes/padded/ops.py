@@ -164,14 +164,18 @@ def segments(p: PaddedGraph, node: fx.Node) -> None:
         raise p.refuse("reduces along another dimension than the first")
 
 
+def reduced_dims(node: fx.Node) -> list[int]:
+    """Returns the dimensions over which a reduction goes, all of them if it names none."""
+    axes, rank = arguments(node).get("dim"), value(node.args[0]).dim()  # type: ignore[arg-type]
+    axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
+    return [axis % rank for axis in axes] or list(range(rank))
+
+
 def reduction(p: PaddedGraph, node: fx.Node) -> None:
     """Replaces a reduction over padded dimensions by one over the valid rows."""
     source: Any = node.args[0]
     given = arguments(node)
-    axes: Any = given.get("dim")
-    axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
-    dims = [a % value(source).dim() for a in axes] or list(range(value(source).dim()))
-    padded = p.dims(source)
+    dims, padded = reduced_dims(node), p.dims(source)
     if not set(dims) & set(padded):
         p.dims(node)
         return

@@ -96,10 +96,7 @@ def reduction(p: PartitionedGraph, node: fx.Node) -> None:
     """Replaces a reduction over rows by one over the rows of all parts."""
     source: Any = node.args[0]
     given = arguments(node)
-    axes: Any = given.get("dim")
-    axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
-    dims = [a % value(source).dim() for a in axes] or list(range(value(source).dim()))
-    rows = p.dims(source)
+    dims, rows = ops.reduced_dims(node), p.dims(source)
     if not set(dims) & set(rows):
         p.dims(node)
         return

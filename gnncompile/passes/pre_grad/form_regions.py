@@ -23,6 +23,7 @@ from gnncompile.passes.pre_grad import dropout, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import FLOATS, Message, size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
+from gnncompile.passes.pre_grad.slice_messages import SPLITS
 from gnncompile.passes.pre_grad.stored_rows import residual_streams
 
 
@@ -50,7 +51,7 @@ def run(ctx: Context) -> None:
             forming.gather(node)
 
 
-_PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.slice.Tensor)
+_PARTS = (*SPLITS, aten.slice.Tensor)
 
 
 def _reads_rows(node: fx.Node) -> bool:

@@ -18,6 +18,9 @@ from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad.message import makes_messages
 
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
+"""Operations that take a tensor apart into slices."""
+
 Columns = tuple[int, int]
 """The first column of a slice, and the column behind its last one."""
 
@@ -39,7 +42,7 @@ def _slices(ctx: Context, node: fx.Node) -> dict[fx.Node, Columns]:
     for user in node.users:
         if not isinstance(width, int) or not _is_free(ctx, user, node):
             return {}
-        if user.target in (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default):
+        if user.target in SPLITS:
             if not _on_last_axis(user, 2) or any(part.target is not operator.getitem for part in user.users):
                 return {}
             ends = [0]
