@@ -1,8 +1,9 @@
-"""What the examples share: flags, public data that is on disk, and eager beside compiled: numbers first, then times."""
+"""What the examples share: flags, data on disk, processes, and eager beside compiled: numbers first, then times."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch_geometric import seed_everything
 from torch_geometric.data.dataset import files_exist
@@ -102,7 +104,9 @@ class Steps:
     """Calls training steps, which return their loss; keeps how long each took."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.losses, self.times = device, [], []
+        self.device = device
+        self.losses: list[Tensor] = []
+        self.times: list[float] = []
 
     def __call__(self, step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
         start = self._now()
@@ -136,3 +140,22 @@ def compare(fits: dict[str, Callable[[Steps], float]], device: torch.device, wha
         return 0
     print(f"PROBLEM: {what} differs from eager's by more than {within}")
     return 1
+
+
+def join_processes(device: str, command: str) -> torch.device:
+    """Joins the other processes, and returns what this one computes on: its GPU (NCCL), or its CPU cores (gloo).
+
+    Args:
+        device: "cuda" or "cpu".
+        command: The program and its arguments, for the message if torchrun has not started it.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"Start this with torchrun: torchrun --nproc-per-node 2 {command}")
+    if device == "cpu":
+        torch.set_num_threads(max((os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(gpu)
+    dist.init_process_group("nccl", device_id=gpu)
+    return gpu

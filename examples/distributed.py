@@ -8,7 +8,6 @@ The data is that of demo.py, handwritten digits as graphs of their inked pixels,
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from torch_geometric.nn.models import GIN
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gnncompile
+from examples import common
 from examples.digits import data
 
 TOLERANCE = 0.01  # of the first epoch's mean loss: rounding differs from one way to the next, and grows while training
@@ -126,23 +126,9 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def start(args: argparse.Namespace) -> torch.device:
-    """Joins the other processes; returns what this one computes on."""
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("Start this with torchrun: torchrun --nproc-per-node 2 examples/distributed.py")
-    if args.device == "cpu":
-        torch.set_num_threads(max((os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
 def main() -> int:
     args = parse_args()
-    device = start(args)
+    device = common.join_processes(args.device, "examples/distributed.py")
     say: Callable[[Any], None] = print if dist.get_rank() == 0 else lambda text: None
     graphs, _ = data.images_as_graphs()
     say(f"{dist.get_world_size()} processes on {device.type}, {args.batch_size} graphs each per step")

@@ -8,7 +8,6 @@ process also trains on the whole graph, alone and uncompiled. The exit status is
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from torch_geometric.nn.models import GraphSAGE
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gnncompile
+from examples import common
 from gnncompile import testing
 
 TOLERANCE = 1e-3  # of the loss: rounding differs, and grows while training
@@ -86,23 +86,9 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def start(args: argparse.Namespace) -> torch.device:
-    """Joins the other processes; returns what this one computes on."""
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("Start this with torchrun: torchrun --nproc-per-node 2 examples/partitioned.py")
-    if args.device == "cpu":
-        torch.set_num_threads(max((os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
-
-
 def main() -> int:
     args = parse_args()
-    device = start(args)
+    device = common.join_processes(args.device, "examples/partitioned.py")
     rank, size = dist.get_rank(), dist.get_world_size()
     data = quarters(args.side)
     parts = gnncompile.partition(data, size, args.method)

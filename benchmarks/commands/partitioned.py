@@ -30,6 +30,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 import gnncompile
 from benchmarks.cases.names import named
 from benchmarks.measuring import environment
+from examples import common
 from gnncompile import testing
 
 NAME = "partitioned"
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     names = args.cases or ("small-powerlaw,small-grid" if args.quick else "powerlaw-products-5th,grid-1000")
     channels = [16] if args.quick else args.channels
-    device = _start(args.device)
+    device = common.join_processes(args.device, "-m benchmarks partitioned")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     _say("; ".join(f"{k}: {v}" for k, v in environment.describe(device, args.argv).items()))
     status = 0
@@ -121,18 +122,6 @@ def _count(names: str) -> int:
             share = max(report.halo) * n / max(sum(report.nodes), 1)
             print(f"{n:>6}{report.cut:>11.1%}{report.largest:>11,}{share:>10.2f}{walk:>11,.0f}{exchange:>15,.0f}")
     return 0
-
-
-def _start(kind: str) -> torch.device:
-    """Joins the other processes; returns what this one computes on."""
-    if kind == "cpu":
-        torch.set_num_threads(max((os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    return device
 
 
 def _say(text: str) -> None:
