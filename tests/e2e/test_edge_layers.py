@@ -361,14 +361,16 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
 
 
-def test_one_layer_in_16_bits_is_left_to_the_library() -> None:
+def test_cpus_leave_layers_in_16_bits_to_the_library() -> None:
     def regions(model: nn.Module, dtype: torch.dtype) -> list[Region]:
         compiled = gnncompile.compile(model.to(dtype))
         compiled(*inputs(9, 30, dtype))
         return tiled(compiled)
 
-    assert regions(OneLayer(), torch.float32) and not regions(OneLayer(), torch.bfloat16)
-    assert regions(Blocks(), torch.bfloat16) and regions(Positions(), torch.bfloat16)
+    for make in (OneLayer, Blocks, Positions):
+        assert regions(make(), torch.float32) and not regions(make(), torch.bfloat16)
+    with kernels("triton"):
+        assert regions(Blocks(), torch.bfloat16) and not regions(OneLayer(), torch.bfloat16)
 
 
 def test_a_torch_without_products_leaves_layers_outside(monkeypatch: pytest.MonkeyPatch) -> None:

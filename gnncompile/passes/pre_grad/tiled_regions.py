@@ -156,6 +156,8 @@ class _Forming:
         device, widest = device_of(first.device), max(n.shape[1] for n in nodes)
         most = device.widest_tile(first.dtype, bool(made.states))
         layers = sum(n.op == "linear" and min(n.shape[1], nodes[n.args[0]].shape[1]) > 1 for n in nodes)
+        if not device.walks_layers(first.dtype):
+            return f"the library computes layers of {first.dtype} faster on this device"
         if widest > most:
             return f"found a value of {widest} channels, a walk takes at most {most}"
         if layers > device.most_tiled_layers:
