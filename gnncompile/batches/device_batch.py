@@ -29,6 +29,7 @@ from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import Sampled
 from gnncompile.sampling.device_graph import DeviceGraph
 from gnncompile.sampling.features import Features
+from gnncompile.sampling.gather import padded
 from gnncompile.sampling.seeds import SeedsOf
 
 NODE, EDGE = 0, 1
@@ -250,8 +251,11 @@ class DeviceBatch:
             if sampled.groups is not None:
                 batch.remainder_(sampled.groups)
         for key, kind in columns.rows.items():
-            ids, end = node if kind == NODE else edge, counts[kind : kind + 1]
-            columns.features[kind].gather(key, ids, end, self._at(memory, f"0 {key}"))
+            ids, end, out = node if kind == NODE else edge, counts[kind : kind + 1], self._at(memory, f"0 {key}")
+            if key in sampled.rows:
+                padded(sampled.rows[key], end, out)
+            else:
+                columns.features[kind].gather(key, ids, end, out)
         for key, given in ((INPUT_ID, sampled.input_id), (TIME, sampled.time)):
             if given is not None and f"0 {key}" in self.rooms:
                 room = self._at(memory, f"0 {key}")

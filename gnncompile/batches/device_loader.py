@@ -7,6 +7,7 @@ used again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import Buckets
-from gnncompile.batches.device_batch import Columns, DeviceBatch, Placing, kinds_of
+from gnncompile.batches.device_batch import NODE, Columns, DeviceBatch, Placing, kinds_of
 from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
@@ -29,6 +30,7 @@ from gnncompile.sampling.device_graph import moved, sampler_of
 from gnncompile.sampling.features import FeatureReport
 from gnncompile.sampling.pyg import NeighborSampler
 from gnncompile.sampling.reads import expected_reads
+from gnncompile.sampling.rows_ahead import Hosted
 from gnncompile.sampling.seeds import SeedsOf
 
 MOST_MEMORIES = 3
@@ -93,10 +95,9 @@ class DeviceLoader:
     def __iter__(self) -> Iterator[BaseData]:
         """Yields the mini-batches of an epoch."""
         source, transform = self._source, self._source.transform
-        has_times = self._seeds.time is not None
         # Iterators at the same time sample in memory of their own.
         with _ordinary():
-            samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
+            samples = self._idle.pop() if self._idle else self._sampling()
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -112,6 +113,16 @@ class DeviceLoader:
         finally:
             samples.drop()
             self._idle.append(samples)
+
+    def _sampling(self) -> Sampling:
+        features = self._columns.features.items()
+        hosted = [
+            Hosted(name, one, kind == NODE)
+            for kind, one in features
+            for name, place in one.places.items()
+            if place == "host"
+        ]
+        return sampling(self._graph, self._seeds.most, self._seeds.time is not None, hosted)
 
     def _begin(self, samples: Sampling, seeds: Iterator[list[int]]) -> bool:
         """Starts to sample the next mini-batch. Returns False after the last one."""
@@ -164,16 +175,18 @@ class _Memories:
     def __init__(self, batch: DeviceBatch) -> None:
         self.batch = batch
         self._kept: list[_Memory] = []
+        self._lock = threading.Lock()  # iterators in several threads share the memories
 
     def fill(self, sampled: Sampled) -> tuple[Tensor, bool]:
         """Returns a memory with the mini-batch in it, and whether an earlier mini-batch was there."""
-        found = next((memory for memory in self._kept if memory.is_free), None)
-        is_used_again = found is not None
-        if found is None:
-            found = _Memory(self.batch, sampled.node.device)
-            self._kept.append(found)
-            del self._kept[:-MOST_MEMORIES]  # one that somebody holds for long gives way
-        return found.fill(sampled), is_used_again
+        with self._lock:
+            found = next((memory for memory in self._kept if memory.is_free), None)
+            is_used_again = found is not None
+            if found is None:
+                found = _Memory(self.batch, sampled.node.device)
+                self._kept.append(found)
+                del self._kept[:-MOST_MEMORIES]  # one that somebody holds for long gives way
+            return found.fill(sampled), is_used_again
 
 
 class _Memory:

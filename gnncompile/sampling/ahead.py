@@ -2,15 +2,16 @@
 
 The kernels that sample mini-batch k + 1 are launched before the training step of mini-batch k, on another stream. The
 sizes are copied to the host in the background. When the host asks for them, they are there, or the device still has
-the training step of mini-batch k to work on.
+the training step of mini-batch k to work on. Rows of attributes on the host are gathered on that stream as well.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from gnncompile.sampling.device import sample_neighbors
 from gnncompile.sampling.device_graph import DeviceGraph
 from gnncompile.sampling.launch import NODES, checked
 from gnncompile.sampling.neighborhood import Neighborhood
+from gnncompile.sampling.rows_ahead import Hosted, RowsAhead, fitting
 from gnncompile.sampling.seeds import Seeds
 
 AHEAD = 1
@@ -53,6 +55,7 @@ class Sampled:
         labels: As in :class:`gnncompile.sampling.seeds.Seeds`.
         groups: As in :class:`gnncompile.sampling.seeds.Seeds`.
         place: Which memory the tensors are in, if the sampler uses it again; else None.
+        rows: The rows of attributes that were gathered ahead, by name. Valid rows come first.
     """
 
     node: Tensor
@@ -69,6 +72,7 @@ class Sampled:
     labels: dict[str, Tensor]
     groups: int | None
     place: int | None
+    rows: dict[str, Tensor] = field(default_factory=dict)
 
 
 class SamplesAhead:
@@ -81,10 +85,11 @@ class SamplesAhead:
         graph: The graph.
         batch_size: The largest number of seeds.
         has_times: Whether seeds have times.
+        hosted: Attributes on the host, whose rows are gathered ahead as well.
     """
 
-    def __init__(self, graph: DeviceGraph, batch_size: int, has_times: bool) -> None:
-        self._places = [_Place(graph, batch_size, has_times) for _ in range(AHEAD + 1)]
+    def __init__(self, graph: DeviceGraph, batch_size: int, has_times: bool, hosted: Sequence[Hosted] = ()) -> None:
+        self._places = [_Place(graph, batch_size, has_times, hosted) for _ in range(AHEAD + 1)]
         self._begun: deque[int] = deque()
         self._next = 0
 
@@ -123,7 +128,7 @@ class SamplesAhead:
 class _Place:
     """The memory of one mini-batch that is sampled ahead."""
 
-    def __init__(self, graph: DeviceGraph, batch_size: int, has_times: bool) -> None:
+    def __init__(self, graph: DeviceGraph, batch_size: int, has_times: bool, hosted: Sequence[Hosted]) -> None:
         device = graph.colptr.device
         self._sampler = BoundedSampler(graph.colptr, graph.row, graph.fan_outs, batch_size, seed=0, **graph.how)
         self._given = torch.zeros(1 + 3 * batch_size, dtype=torch.int64, device=device)
@@ -134,9 +139,14 @@ class _Place:
         self._has_limits = has_times and graph.is_temporal
         self._stream = streams.copying(device) if pins else None
         self._done = torch.cuda.Event(blocking=True) if pins else None
+        self._order = graph.order
+        self._rows = RowsAhead(hosted, (self._sampler.max_edges, self._sampler.max_nodes), device) if hosted else None
+        self._gathered = torch.cuda.Event() if pins else None
+        self._keep(graph, hosted)
         self._read = torch.cuda.Event() if pins else None
         self.release()  # the kernels follow the work that has made the graph and this memory
-        self._replay: Callable[[], None] | None = None
+        self._sample = _Recorded(self._draw, device)
+        self._gather = _Recorded(self._gather_rows, device)
         self._made: tuple[BoundedNeighborhood, Tensor] | None = None
         self._seeds: Seeds | None = None
 
@@ -156,8 +166,6 @@ class _Place:
                 self._stream.wait_event(self._read)
             self._given.copy_(host, non_blocking=True)
             self._run()
-            if self._done is not None:
-                self._done.record(self._stream)
 
     def take(self, place: int) -> Sampled:
         if self._done is not None:
@@ -184,12 +192,13 @@ class _Place:
             _on_device(seeds.labels, self._device),
             seeds.groups,
             place,
+            {} if self._rows is None else self._rows.rows,
         )
 
     def follow(self) -> None:
-        """Makes the current stream wait for the sampler."""
-        if self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+        """Makes the current stream wait for the sampler and for the rows that were gathered ahead."""
+        if self._gathered is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._gathered)
 
     def release(self) -> None:
         if self._read is not None:
@@ -198,23 +207,60 @@ class _Place:
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def _keep(self, graph: DeviceGraph, hosted: Sequence[Hosted]) -> None:
+        """Keeps the memory that this stream reads until its work is done, even if the loader is dropped meanwhile."""
+        if self._stream is None:
+            return
+        for tensor in (graph.colptr, graph.row, graph.order, *graph.how.values()):
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(self._stream)
+        for one in hosted:
+            one.features.record_stream(self._stream)
+
     def _run(self) -> None:
-        """Runs the sampler: the first time to compile its kernels, then as a CUDA graph if the device has them."""
-        if self._replay is None and self._made is not None and device_of(self._device).can_be_recorded:
-            self._replay, self._made = cuda_graph.recorder(self._device)(self._sample)
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._made = self._sample()
-        assert self._made is not None
+        """Samples, copies the sizes to the host, and gathers rows, for which the host need not wait."""
+        self._made = self._sample()
         self._found[:-1].copy_(self._sampler.state, non_blocking=True)
         self._found[-1:].copy_(self._made[1], non_blocking=True)
+        if self._done is not None:
+            self._done.record(self._stream)
+        if self._rows is not None:
+            self._gather()
+        if self._gathered is not None:
+            self._gathered.record(self._stream)
 
-    def _sample(self) -> tuple[BoundedNeighborhood, Tensor]:
+    def _draw(self) -> tuple[BoundedNeighborhood, Tensor]:
         size, given = self._size, self._given
         self._sampler.seed.copy_(given[:1])
         found = self._sampler(given[1 : 1 + size], given[1 + 2 * size :] if self._has_limits else None)
         return found, found.edge_index[1][(found.edge_ends[-1:] - 1).clamp_(min=0)]
+
+    def _gather_rows(self) -> None:
+        assert self._made is not None and self._rows is not None
+        found = self._made[0]
+        edge = found.edge if self._order is None else self._order[found.edge]
+        self._rows.gather(found.node, edge, (found.edge_ends[-1:], found.node_ends[-1:]))
+
+
+class _Recorded:
+    """Work that is done as it is the first time, to compile its kernels, then as a CUDA graph if the device has them.
+
+    The results of a CUDA graph stay in the same memory.
+    """
+
+    def __init__(self, work: Callable[[], Any], device: torch.device) -> None:
+        self._work, self._device, self._is_compiled = work, device, False
+        self._replay: Callable[[], None] | None = None
+        self._result: Any = None
+
+    def __call__(self) -> Any:
+        if self._replay is None and self._is_compiled and device_of(self._device).can_be_recorded:
+            self._replay, self._result = cuda_graph.recorder(self._device)(self._work)
+        if self._replay is not None:
+            self._replay()
+            return self._result
+        self._is_compiled = True
+        return self._work()
 
 
 class SamplesOnDemand:
@@ -289,8 +335,10 @@ def _sampled(found: Neighborhood, seeds: Seeds, time: Tensor | None) -> Sampled:
 Sampling = SamplesAhead | SamplesOnDemand
 
 
-def sampling(graph: DeviceGraph, batch_size: int | None, has_times: bool) -> Sampling:
+def sampling(graph: DeviceGraph, batch_size: int | None, has_times: bool, hosted: Sequence[Hosted] = ()) -> Sampling:
     """Returns what samples mini-batches of up to `batch_size` seeds; None is any number.
+
+    The rows of the attributes `hosted` are gathered ahead, if mini-batches are sampled ahead and there is room.
 
     Raises:
         ValueError: Times, weights and other settings exclude each other, or times of seeds are missing.
@@ -301,6 +349,9 @@ def sampling(graph: DeviceGraph, batch_size: int | None, has_times: bool) -> Sam
         )
     plain = checked(graph.colptr, graph.row, directed=True, **graph.how)
     is_bounded = min(graph.fan_outs) >= 0
-    if batch_size is not None and is_bounded and bounds(plain, batch_size, graph.fan_outs).edges <= MOST_EDGES:
-        return SamplesAhead(graph, batch_size, has_times)
+    if batch_size is not None and is_bounded:
+        most = bounds(plain, batch_size, graph.fan_outs)
+        if most.edges <= MOST_EDGES:
+            sizes = most.edges, most.nodes
+            return SamplesAhead(graph, batch_size, has_times, fitting(hosted, sizes, graph.colptr.device))
     return SamplesOnDemand(graph)

@@ -51,16 +51,17 @@ def report(state_ptr, bad, FLAG: tl.constexpr):
 def place_of(keys_ptr, node, batch, slot, exists, HASH_BITS: tl.constexpr):
     """The entry of `first` that belongs to a node: the node itself, or its place in the hash table."""
     if HASH_BITS == 0:
-        return node
-    key = (batch << NODE_BITS) | node
-    # Lanes without a node probe apart from each other, and match nothing.
-    spread = tl.where(exists, key, slot.to(tl.int64)).to(tl.uint64) * 0x9E3779B97F4A7C15
-    at = (spread >> (64 - HASH_BITS)).to(tl.int64)
-    pending = exists
-    while tl.max(pending.to(tl.int32), axis=None) > 0:
-        old = tl.atomic_cas(keys_ptr + at, tl.where(pending, NOBODY, NOBODY - 1).to(tl.int64), key, sem="relaxed")
-        pending = pending & (old != NOBODY) & (old != key)
-        at = tl.where(pending, (at + 1) & ((1 << HASH_BITS) - 1), at)
+        at = node
+    else:
+        key = (batch << NODE_BITS) | node
+        # Lanes without a node probe apart from each other, and match nothing.
+        spread = tl.where(exists, key, slot.to(tl.int64)).to(tl.uint64) * 0x9E3779B97F4A7C15
+        at = (spread >> (64 - HASH_BITS)).to(tl.int64)
+        pending = exists
+        while tl.max(pending.to(tl.int32), axis=None) > 0:
+            old = tl.atomic_cas(keys_ptr + at, tl.where(pending, NOBODY, NOBODY - 1).to(tl.int64), key, sem="relaxed")
+            pending = pending & (old != NOBODY) & (old != key)
+            at = tl.where(pending, (at + 1) & ((1 << HASH_BITS) - 1), at)
     return at
 
 
