@@ -22,8 +22,9 @@ from gnncompile.exc import ArgumentError
 from gnncompile.layout import streams
 from gnncompile.sampling.bounded import BoundedNeighborhood, BoundedSampler, bounds
 from gnncompile.sampling.device import sample_neighbors
+from gnncompile.sampling.device_csc import checked
 from gnncompile.sampling.device_graph import DeviceGraph
-from gnncompile.sampling.launch import NODES, checked
+from gnncompile.sampling.launch import NODES
 from gnncompile.sampling.neighborhood import Neighborhood
 from gnncompile.sampling.rows_ahead import Hosted, RowsAhead, fitting
 from gnncompile.sampling.seeds import Seeds

@@ -129,6 +129,6 @@ def _unsupported_data(data: Data) -> str | None:
 
 def _unsupported_device(device: torch.device) -> str | None:
     # Triton is imported only where it is used.
-    from gnncompile.sampling.launch import can_sample
+    from gnncompile.sampling.device_csc import can_sample
 
     return None if can_sample(device) else f"mini-batches go to {device}, which is no GPU"
