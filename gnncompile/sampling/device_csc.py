@@ -23,6 +23,10 @@ LARGEST_TABLE = 2**28
 """The most nodes of a graph for which a table has an entry per node; 1 GiB. Larger graphs use a hash table."""
 
 
+_UNKNOWN = 2**40
+"""The bound of sources whose number is not known, as keys of the hash table have it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A graph in CSC order on a GPU, and how its neighbours are drawn. :func:`checked` makes it.
@@ -36,6 +40,8 @@ class Graph:
         replace: Whether a neighbour may be drawn several times.
         disjoint: Whether each seed gets a subgraph of its own.
         last: Whether the latest neighbours are taken, not any earlier ones.
+        name: What errors call an argument of this graph, with ``{}`` in the place of the argument.
+        num_sources: The number of nodes that may be sources.
     """
 
     colptr: Tensor
@@ -46,10 +52,12 @@ class Graph:
     replace: bool
     disjoint: bool
     last: bool
+    name: str
+    num_sources: int
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
+        """The number of nodes that may be destinations. In a graph of one node type these are all nodes."""
         return self.colptr.numel() - 1
 
     @property
@@ -96,32 +104,44 @@ def checked(
     disjoint: bool,
     temporal_strategy: str,
     directed: bool,
+    name: str = "{}",
+    num_sources: int | None = None,
 ) -> Graph:
-    """Returns the graph. Raises an error for arguments that do not fit together, without a look at their values."""
+    """Returns the graph. Raises an error for arguments that do not fit together, without a look at their values.
+
+    `name` is that of :class:`Graph`. `num_sources` is given if sources and destinations are of two node types; a
+    negative number is an unknown one.
+    """
     if not can_sample(colptr.device):
         raise ArgumentError(
-            f"colptr: found a tensor on {colptr.device}, expected one on a GPU; move the graph there with .cuda(), or "
-            "sample on the CPU with gnncompile.sampling.neighbors."
+            f"{name.format('colptr')}: found a tensor on {colptr.device}, expected one on a GPU; move the graph there "
+            "with .cuda(), or sample on the CPU with gnncompile.sampling.neighbors."
         )
     if not directed:
         raise UnsupportedSampling("directed=False: induced subgraphs are sampled on the CPU only")
     check_strategy(temporal_strategy)
     check_exclusive(node_time, edge_time, weight, disjoint)
     integers, device = (torch.int32, torch.int64), colptr.device
-    colptr = vector("colptr", colptr, integers, None, device)
-    row = vector("row", row, integers, None, device)
+    colptr = vector(name.format("colptr"), colptr, integers, None, device)
+    row = vector(name.format("row"), row, integers, None, device)
     if colptr.numel() < 1:
-        raise ArgumentError("colptr: found no entry, expected the number of nodes plus 1.")
-    nodes, edges, times = colptr.numel() - 1, row.numel(), (torch.int64,)
+        raise ArgumentError(f"{name.format('colptr')}: found no entry, expected the number of nodes plus 1.")
+    edges, times = row.numel(), (torch.int64,)
+    sources = colptr.numel() - 1 if num_sources is None else num_sources
+    known = None if sources < 0 else sources
     return Graph(
         colptr,
         row,
-        None if node_time is None else vector("node_time", node_time, times, nodes, device),
-        None if edge_time is None else vector("edge_time", edge_time, times, edges, device),
-        None if weight is None else vector("weight", weight, (torch.float32, torch.float64), edges, device),
+        None if node_time is None else vector(name.format("node_time"), node_time, times, known, device),
+        None if edge_time is None else vector(name.format("edge_time"), edge_time, times, edges, device),
+        None
+        if weight is None
+        else vector(name.format("weight"), weight, (torch.float32, torch.float64), edges, device),
         replace,
         disjoint,
         temporal_strategy == "last",
+        name,
+        _UNKNOWN if known is None else known,
     )
 
 
@@ -137,25 +157,32 @@ def fan_outs_of(num_neighbors: Sequence[int]) -> tuple[int, ...]:
 
 def complain(flags: int, graph: Graph) -> None:
     """Raises the error for the problems that the kernels have found."""
+    name = graph.name
     if flags & kernels.BAD_SEED.value:
-        raise IndexOutOfRangeError(
-            f"seeds: found a node outside the graph, expected 0 to {graph.num_nodes - 1}; -1 only after the last seed."
-        )
+        complain_of_seeds("seeds", graph.num_nodes)
     if flags & kernels.BAD_GRAPH.value:
         raise IndexOutOfRangeError(
-            f"row or colptr: found a source outside of 0 to {graph.num_nodes - 1}, or edges outside of 0 to "
-            f"{graph.row.numel()}, expected a graph in CSC order; check edge_index and num_nodes."
+            f"{name.format('row')} or {name.format('colptr')}: found a source outside of 0 to {graph.num_sources - 1}, "
+            f"or edges outside of 0 to {graph.row.numel()}, expected a graph in CSC order; check edge_index and "
+            "num_nodes."
         )
     if flags & kernels.NOT_SORTED.value:
         raise ArgumentError(
-            f"{graph.time_of}_time: found neighbours that are not sorted by time, expected ascending times within each "
-            "neighbourhood; sort the edges by destination, then by time."
+            f"{name.format(f'{graph.time_of}_time')}: found neighbours that are not sorted by time, expected ascending "
+            "times within each neighbourhood; sort the edges by destination, then by time."
         )
     if flags & kernels.BAD_WEIGHT.value:
         raise ArgumentError(
-            "weight: found a negative, infinite or NaN weight, or with replace=True only zeros for a node; expected "
-            "finite numbers of 0 or more; change the weights."
+            f"{name.format('weight')}: found a negative, infinite or NaN weight, or with replace=True only zeros for a "
+            "node; expected finite numbers of 0 or more; change the weights."
         )
+
+
+def complain_of_seeds(name: str, num_nodes: int) -> None:
+    """Raises the error for seeds outside the graph."""
+    raise IndexOutOfRangeError(
+        f"{name}: found a node outside the graph, expected 0 to {num_nodes - 1}; -1 only after the last seed."
+    )
 
 
 def needs_hash(graph: Graph) -> bool:

@@ -31,13 +31,12 @@ _TILE, _WIDEST = 1024, 512
 benchmarks/results/nvidia-h100/gather.txt has the times of other tiles.
 """
 
-PROGRAMS_AHEAD = 128
-"""The programs that gather rows while a training step runs: as many as keep the bus busy, about one per multiprocessor.
-More would take the step's place.
-"""
+PROGRAMS_AHEAD, WARPS_AHEAD = 64, 4
+"""The programs that gather rows while a training step runs, and the warps of each. More would take the step's place."""
 
 # Asserts in kernels need "debug". They stop the device as torch's own index_select does.
 _gather_rows = Kernel(gather_rows, num_warps=4, debug=True, sanitize_overflow=False)
+_gather_ahead = Kernel(gather_rows, num_warps=WARPS_AHEAD, debug=True, sanitize_overflow=False)
 _repeat_rows = Kernel(repeat_rows, num_warps=4)
 
 
@@ -151,7 +150,7 @@ def gathered(
         return out
     word = _widest_word(size, x, out)
     node, into = node.contiguous(), _as_words(out, word)
-    tile, tiles = _tiles(node.numel(), size // word)
+    tile, tiles = _tiles(node.numel(), size // word, _TILE * WARPS_AHEAD // 4 if is_ahead else _TILE)
     types = f"{into.dtype} {node.dtype}"
     held = (node, node, node) if cache is None else (_as_words(cache.rows, word), cache.slot, cache.counters)
     ended, tallied = node if end is None else end, node if reads is None else reads
@@ -159,7 +158,10 @@ def gathered(
     numbers = (*divmod(x.size(0), HALF.value), node.numel(), tiles)
     constants = (*tile, end is not None, cache is not None, reads is not None, _SECTOR, SLICES, types)
     with on_device(node.get_device()):
-        _gather_rows(min(tiles, PROGRAMS_AHEAD) if is_ahead else tiles, tensors, numbers, constants)
+        if is_ahead:
+            _gather_ahead(min(tiles, PROGRAMS_AHEAD), tensors, numbers, constants)
+        else:
+            _gather_rows(tiles, tensors, numbers, constants)
     if end is not None and not is_ahead:
         _repeat(into, end, tile, tiles)
     return out
@@ -187,10 +189,10 @@ def _repeat(rows: Tensor, end: Tensor, tile: tuple[int, int, int], tiles: int) -
         _repeat_rows(tiles, (rows, end), (rows.size(0),), (*tile, str(rows.dtype)))
 
 
-def _tiles(rows: int, words: int) -> tuple[tuple[int, int, int], int]:
-    """Returns the words of a row, the words and the rows of a tile, and the number of tiles."""
+def _tiles(rows: int, words: int, size: int = _TILE) -> tuple[tuple[int, int, int], int]:
+    """Returns the words of a row, the words and the rows of a tile of about `size` words, and the number of tiles."""
     width = min(triton.next_power_of_2(words), _WIDEST)
-    tall = max(_TILE // width, 1)
+    tall = max(size // width, 1)
     return (words, width, tall), -(-rows // tall) * -(-words // width)
 
 

@@ -94,7 +94,7 @@ def claim(
     return bad
 
 
-@triton.jit(do_not_specialize=["seeds", "first_batch", "node_at"])
+@triton.jit(do_not_specialize=["seeds", "node_at"])
 def start(
     seed_nodes_ptr,
     node_ptr,
@@ -102,8 +102,8 @@ def start(
     state_ptr,
     first_ptr,
     keys_ptr,
+    first_batch_ptr,
     seeds,
-    first_batch,
     node_at,
     HASH_BITS: tl.constexpr,
     DISJOINT: tl.constexpr,
@@ -120,7 +120,7 @@ def start(
     bad = inside & ((node < NOBODY) | (node >= tl.load(state_ptr + NUM_NODES)) | (exists & (before == NOBODY)))
     report(state_ptr, bad, BAD_SEED)
     node, exists = tl.where(bad, 0, node), exists & ~bad
-    batch = at.to(tl.int64) + first_batch
+    batch = at.to(tl.int64) + tl.load(first_batch_ptr)
     place = place_of(keys_ptr, node, batch if DISJOINT else 0 * batch, at, exists, HASH_BITS)
     tl.atomic_min(first_ptr + place, at, mask=exists, sem="relaxed")
     tl.store(node_ptr + at, node, mask=inside)
@@ -281,31 +281,38 @@ def place(
         tl.store(state_ptr + edge_at + 1, edge_end + (total & 0xFFFFFFFF))
 
 
-@triton.jit(do_not_specialize=["edge_at"])
-def number_sources(edge_row_ptr, state_ptr, first_ptr, edge_at, BLOCK: tl.constexpr):
-    """Gives the edges of one hop the local ids of their sources."""
+@triton.jit(do_not_specialize=["edge_at", "highest_at"])
+def number_sources(edge_row_ptr, edge_col_ptr, state_ptr, first_ptr, edge_at, highest_at, BLOCK: tl.constexpr):
+    """Gives the edges of one hop the local ids of their sources.
+
+    Raises the entries of `state` from `highest_at` on: one more than the last source, and than the last destination.
+    """
     begin, end = tl.load(state_ptr + edge_at), tl.load(state_ptr + edge_at + 1)
-    at = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(edge_row_ptr + at, mask=at < end, other=0)
-    local = tl.load(first_ptr + place, mask=at < end, other=0)
-    tl.store(edge_row_ptr + at, local.to(tl.int64), mask=at < end)
+    if tl.program_id(0) * BLOCK < end - begin:
+        at = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = tl.load(edge_row_ptr + at, mask=at < end, other=0)
+        local = tl.load(first_ptr + place, mask=at < end, other=-1).to(tl.int64)
+        tl.store(edge_row_ptr + at, local, mask=at < end)
+        dest = tl.load(edge_col_ptr + at, mask=at < end, other=-1)
+        tl.atomic_max(state_ptr + highest_at, tl.max(local, axis=0) + 1, sem="relaxed")
+        tl.atomic_max(state_ptr + highest_at + 1, tl.max(dest, axis=0) + 1, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["hop"])
+@triton.jit(do_not_specialize=["node_at"])
 def restore(
     node_ptr,
     batch_ptr,
     state_ptr,
     first_ptr,
     keys_ptr,
-    hop,
+    node_at,
     DISJOINT: tl.constexpr,
     HASH_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Enters the nodes found before a hop into a new hash table."""
+    """Enters the nodes found so far into a new hash table."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = at < tl.load(state_ptr + NODES + hop + 1)
+    exists = at < tl.load(state_ptr + node_at)
     node = tl.load(node_ptr + at, mask=exists, other=0)
     batch = tl.load(batch_ptr + at, mask=exists, other=0) if DISJOINT else tl.zeros_like(node)
     place = place_of(keys_ptr, node, batch, at, exists, HASH_BITS)

@@ -68,6 +68,13 @@ class Nodes(NamedTuple):
     hash_bits: int
 
 
+def table(hash_bits: int, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns an empty table and its keys: a hash table, or with 0 bits a table with an entry per node."""
+    entries = 1 << hash_bits if hash_bits else max(num_nodes, 1)
+    first = torch.full((entries,), EMPTY, dtype=torch.int32, device=device)
+    return first, torch.full((entries if hash_bits else 0,), NOBODY, dtype=torch.int64, device=device)
+
+
 class Slots:
     """The memory of the slots of one hop: the edge in each slot, the place of its source, and sums of blocks."""
 
@@ -158,11 +165,10 @@ class Hop:
             self._claim_slots(0, edge.numel(), dest)
         self._number(0, edge.numel(), dest)
 
-    def number_sources(self, slots: int) -> None:
-        """Gives the edges of the hop, at most `slots`, the local ids of their sources."""
-        self._launch(
-            _number_sources, _blocks(slots), (self.edges[0], self.state, self.sources.first), (self.edge_at,), (BLOCK,)
-        )
+    def number_sources(self, slots: int, highest_at: int) -> None:
+        """Gives the edges of the hop, at most `slots`, the local ids of their sources; see the kernel."""
+        tensors = (*self.edges[:2], self.state, self.sources.first)
+        self._launch(_number_sources, _blocks(slots), tensors, (self.edge_at, highest_at), (BLOCK,))
 
     @property
     def _span(self) -> tuple[int, int]:
@@ -211,20 +217,32 @@ class Hop:
             kernel(programs, tensors, numbers, constants)
 
 
-def start(found: Nodes, seeds: Tensor, size: int, state: Tensor, at: tuple[int, int], disjoint: bool) -> None:
+def start(
+    found: Nodes, seeds: Tensor, size: int, count: tuple[Tensor, int], first_batch: Tensor, disjoint: bool
+) -> None:
     """Gives seeds their local ids.
 
     Args:
         found: The nodes of the seeds' type.
         seeds: The seeds, int32 or int64 ``[size]``, of which the last may be -1.
         size: The largest number of seeds.
-        state: The buffer whose entries are described in :mod:`gnncompile.sampling.kernels`.
-        at: The subgraph of the first seed, and the entry of `state` that gets the number of seeds.
+        count: The buffer that :mod:`gnncompile.sampling.kernels` describes, and its entry for the number of seeds.
+        first_batch: The subgraph of the first seed, int64, on the device.
         disjoint: Whether each seed gets a subgraph of its own.
     """
+    state, node_at = count
     constants = (found.hash_bits, disjoint, BLOCK, str(seeds.dtype))
+    tensors = (seeds, found.node, found.batch, state, found.first, found.keys, first_batch)
     with on_device(state.get_device()):
-        _start(_blocks(size), (seeds, found.node, found.batch, state, found.first, found.keys), (size, *at), constants)
+        _start(_blocks(size), tensors, (size, node_at), constants)
+
+
+def restore(found: Nodes, number: int, count: tuple[Tensor, int], disjoint: bool) -> None:
+    """Enters the nodes found so far, at most `number`, into a new hash table; see :func:`start`."""
+    state, node_at = count
+    tensors = (found.node, found.batch, state, found.first, found.keys)
+    with on_device(state.get_device()):
+        _restore(_blocks(number), tensors, (node_at,), (disjoint, found.hash_bits, BLOCK))
 
 
 class Buffers:
@@ -244,10 +262,10 @@ class Buffers:
         self, graph: Graph, batch_size: int, hops: int, nodes: int, edges: int, seed: Tensor, hashes: bool
     ) -> None:
         device = graph.colptr.device
-        _check_sizes(nodes, edges)
+        check_sizes(nodes, edges)
         self.graph, self.batch_size, self.hops, self.seed = graph, batch_size, hops, seed
         self.node = torch.empty(nodes, dtype=torch.int64, device=device)
-        self.edge_index = torch.empty(2, _rounded(edges), dtype=torch.int64, device=device)
+        self.edge_index = torch.empty(2, rounded(edges), dtype=torch.int64, device=device)
         self.row, self.col = self.edge_index
         self.edge = torch.empty_like(self.row)
         self.batch = torch.empty_like(self.node) if graph.disjoint else self.node
@@ -255,7 +273,7 @@ class Buffers:
         self.state = torch.zeros(NODES + 2 * hops + 3, dtype=torch.int64, device=device)
         for at, size in enumerate(sizes):
             self.state[at] = size
-        self.hash_bits = _bits(nodes) if hashes else 0
+        self.hash_bits = bits_of(nodes) if hashes else 0
         self._make_table()
         self.slots = Slots(graph.slot_dtype, device)
 
@@ -270,36 +288,33 @@ class Buffers:
         return self.state[NODES + 3 + self.hops :]
 
     def _make_table(self) -> None:
-        entries, device = 1 << self.hash_bits if self.hash_bits else max(self.graph.num_nodes, 1), self.node.device
-        self.first = torch.full((entries,), EMPTY, dtype=torch.int32, device=device)
-        self.keys = torch.full((entries,), NOBODY, dtype=torch.int64, device=device) if self.hash_bits else self.state
+        self.first, self.keys = table(self.hash_bits, self.graph.num_nodes, self.node.device)
 
     def grow(self, nodes: int, edges: int, hop: int) -> None:
         """Makes room for more nodes and edges before a hop, and keeps those that are there.
 
         Waits for the device if a hash table grows, because the edges so far refer to places in the old one.
         """
-        _check_sizes(nodes, edges)
+        check_sizes(nodes, edges)
         known = self.node.numel()
-        self.node = _grown(self.node, nodes)
-        self.batch = _grown(self.batch, nodes) if self.graph.disjoint else self.node
-        self.edge_index, self.edge = _grown(self.edge_index, _rounded(edges)), _grown(self.edge, _rounded(edges))
+        self.node = grown(self.node, nodes)
+        self.batch = grown(self.batch, nodes) if self.graph.disjoint else self.node
+        self.edge_index, self.edge = grown(self.edge_index, rounded(edges)), grown(self.edge, rounded(edges))
         self.row, self.col = self.edge_index
-        if self.hash_bits and _bits(nodes) > self.hash_bits:
+        if self.hash_bits and bits_of(nodes) > self.hash_bits:
             begin, end = int(self.state[NUMBERED]), int(self.state[NODES + 2 + self.hops + hop])
             self.row[begin:end] = self.first[self.row[begin:end]].long()
             self.state[NUMBERED] = end
-            self.hash_bits = _bits(nodes)
+            self.hash_bits = bits_of(nodes)
             self._make_table()
-            tensors = (self.node, self.batch, self.state, self.first, self.keys)
-            self._launch(_restore, _blocks(known), tensors, (hop,), (self.graph.disjoint, self.hash_bits, BLOCK))
+            restore(self._found, known, (self.state, NODES + hop + 1), self.graph.disjoint)
 
     def start(self, seeds: Tensor) -> None:
         """Gives the seeds their local ids: int32 or int64 ``[batch_size]``, of which the last may be -1."""
         if self.hash_bits:
             self.keys.fill_(NOBODY)
             self.first.fill_(EMPTY)
-        start(self._found, seeds, self.batch_size, self.state, (0, NODES + 1), self.graph.disjoint)
+        start(self._found, seeds, self.batch_size, (self.state, NODES + 1), self.state[NODES:], self.graph.disjoint)
 
     def draw(self, hop: int, fan_out: int, rows: int, limit: Tensor) -> None:
         """Samples a hop of at most `rows` destinations, each with at most `fan_out` edges."""
@@ -346,7 +361,8 @@ class Buffers:
             kernel(programs, tensors, numbers, constants)
 
 
-def _grown(value: Tensor, size: int) -> Tensor:
+def grown(value: Tensor, size: int) -> Tensor:
+    """Returns a tensor with room for `size` entries along the last dimension. It keeps the entries that it has."""
     if value.size(-1) >= size:
         return value
     made = value.new_empty(*value.shape[:-1], size)
@@ -354,12 +370,13 @@ def _grown(value: Tensor, size: int) -> Tensor:
     return made
 
 
-def _rounded(edges: int) -> int:
+def rounded(edges: int) -> int:
     """Returns a multiple of 8, so that sources and destinations are aligned in one memory."""
     return -(-edges // 8) * 8
 
 
-def _check_sizes(nodes: int, edges: int) -> None:
+def check_sizes(nodes: int, edges: int) -> None:
+    """Raises a ValueError for more nodes or edges than local ids."""
     if max(nodes, edges) >= EMPTY:
         raise ArgumentError(
             f"num_neighbors: found up to {nodes} nodes and {edges} edges, expected fewer than {EMPTY}; lower "
@@ -367,7 +384,7 @@ def _check_sizes(nodes: int, edges: int) -> None:
         )
 
 
-def _bits(nodes: int) -> int:
+def bits_of(nodes: int) -> int:
     """Returns the bits of an index of a hash table that is at most half full."""
     return max((2 * nodes - 1).bit_length(), 4)
 
