@@ -225,8 +225,8 @@ class HeteroSampling:
         rows = self._rows[target]
         if fan_out > 0:
             if rows * fan_out > SMALL:
-                begin, end = (int(self.buffers.state[entry]) for entry in self.buffers.span(target))
-                rows = self._rows[target] = end - begin
+                first, last = (int(self.buffers.state[entry]) for entry in self.buffers.span(target))
+                rows = self._rows[target] = last - first
             slots = rows * fan_out
             self._grow(at, slots)
             hop = self.buffers.hop_of(at)

@@ -25,18 +25,30 @@ MOST_OF_FREE = 1 / 8
 """The most memory for them, as a share of the free memory of a GPU."""
 
 
+Key = tuple[bool, int, str]
+"""Whether the rows of an attribute are nodes (or else edges), the position of their type, and the attribute's name."""
+
+
 class Hosted(NamedTuple):
     """An attribute whose rows are gathered ahead.
 
     Attributes:
-        name: The name of the attribute.
-        features: The attributes, by name.
-        are_nodes: Whether its rows are nodes. Otherwise they are edges.
+        key: See :data:`Key`.
+        features: The attributes of its rows' type, by name.
     """
 
-    name: str
+    key: Key
     features: Features
-    are_nodes: bool
+
+    @property
+    def held(self) -> Tensor:
+        """The attribute on the host."""
+        return self.features.tensors[self.key[2]]
+
+    def most(self, sizes: tuple[Sequence[int], Sequence[int]]) -> int:
+        """Returns the most rows of a mini-batch, given the most nodes of each node type and edges of each edge type."""
+        are_nodes, at, _ = self.key
+        return sizes[0 if are_nodes else 1][at]
 
 
 class RowsAhead:
@@ -44,42 +56,45 @@ class RowsAhead:
 
     Args:
         hosted: The attributes.
-        sizes: The most edges and the most nodes of a mini-batch.
+        sizes: The most nodes of each node type, and the most edges of each edge type.
         device: The device.
 
     Attributes:
-        rows: The rows of each attribute by name, ``[most, ...]``. Valid rows come first.
+        rows: The rows of each attribute, ``[most, ...]``. Valid rows come first.
     """
 
-    def __init__(self, hosted: Sequence[Hosted], sizes: tuple[int, int], device: torch.device) -> None:
+    def __init__(
+        self, hosted: Sequence[Hosted], sizes: tuple[Sequence[int], Sequence[int]], device: torch.device
+    ) -> None:
         self._hosted = hosted
-        self.rows: dict[str, Tensor] = {}
-        for name, features, are_nodes in hosted:
-            held = features.tensors[name]
-            self.rows[name] = torch.empty(sizes[are_nodes], *held.shape[1:], dtype=held.dtype, device=device)
+        self.rows: dict[Key, Tensor] = {}
+        for one in hosted:
+            held = one.held
+            self.rows[one.key] = torch.empty(one.most(sizes), *held.shape[1:], dtype=held.dtype, device=device)
 
-    def gather(self, node: Tensor, edge: Tensor, ends: tuple[Tensor, Tensor]) -> None:
+    def gather(self, nodes: Sequence[tuple[Tensor, Tensor]], edges: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Launches the kernels.
 
         Args:
-            node: The nodes, int64. Valid nodes come first.
-            edge: The positions of edges in the user's ``edge_index``, int64. Valid edges come first.
-            ends: The numbers of valid edges and of valid nodes, each int64 ``[1]`` on the device.
+            nodes: The nodes of each type, int64, of which valid nodes come first, and their number on the device.
+            edges: The same of edges, by their position in the user's ``edge_index``.
         """
-        for name, features, are_nodes in self._hosted:
-            out = self.rows[name]
-            features.gather_ahead(name, (node if are_nodes else edge)[: out.size(0)], ends[are_nodes], out)
+        for one in self._hosted:
+            (are_nodes, at, name), out = one.key, self.rows[one.key]
+            row, end = (nodes if are_nodes else edges)[at]
+            one.features.gather_ahead(name, row[: out.size(0)], end, out[: row.numel()])
 
 
-def fitting(hosted: Sequence[Hosted], sizes: tuple[int, int], device: torch.device) -> tuple[Hosted, ...]:
+def fitting(
+    hosted: Sequence[Hosted], sizes: tuple[Sequence[int], Sequence[int]], device: torch.device
+) -> tuple[Hosted, ...]:
     """Returns the attributes whose rows have room ahead. A log message names those that have none."""
     room = float(MOST_BYTES)
     if device_of(device).has_streams:
         room = min(room, MOST_OF_FREE * torch.cuda.mem_get_info(device)[0])
     found = []
     for one in hosted:
-        held = one.features.tensors[one.name]
-        needed = held[:1].nbytes * sizes[one.are_nodes]
+        needed = one.held[:1].nbytes * one.most(sizes)
         if needed <= room:
             found.append(one)
             room -= needed
@@ -87,7 +102,7 @@ def fitting(hosted: Sequence[Hosted], sizes: tuple[int, int], device: torch.devi
             logger.warning(
                 "features: the rows of %r cross the bus between training steps, not while they run: the most rows of a "
                 "mini-batch take %.1f GB, and %.1f GB are left for rows ahead; lower num_neighbors or batch_size",
-                one.name,
+                one.key[2],
                 needed / 1e9,
                 room / 1e9,
             )
