@@ -228,14 +228,16 @@ class Features:
         reads = None if cache is None else self._reads
         return rows.gathered(x, node, out=out, end=end, cache=cache, reads=reads)
 
-    def gather_ahead(self, name: str, node: Tensor, end: Tensor, out: Tensor) -> None:
+    def gather_ahead(self, name: str, node: Tensor, end: Tensor, out: Tensor, position: Tensor) -> None:
         """Gathers the valid rows of an attribute while other kernels run. Rows of `out` after them are not written.
 
-        The arguments are those of :meth:`gather`, and not checked.
+        The arguments are those of :meth:`gather`, and not checked. Row i of `node` goes to row ``position[i]`` of
+        `out`.
         """
         cache = self._caches.get(name)
         reads = None if cache is None else self._reads
-        rows.gathered(self._tensors[name], node, out=out, end=end, cache=cache, reads=reads, is_ahead=True)
+        held = self._tensors[name]
+        rows.gathered(held, node, out=out, end=end, cache=cache, reads=reads, is_ahead=True, position=position)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of dropped tensors on the device until the work that a stream has then is done."""

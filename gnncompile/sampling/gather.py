@@ -129,6 +129,7 @@ def gathered(
     cache: Cache | None = None,
     reads: Tensor | None = None,
     is_ahead: bool = False,
+    position: Tensor | None = None,
 ) -> Tensor:
     """Gathers rows by the kernels; see :func:`gather` for the arguments, which are not checked.
 
@@ -143,6 +144,8 @@ def gathered(
         reads: Counts how often each row is read, int32 ``[num_nodes]``.
         is_ahead: Whether other kernels run at the same time. Few programs then gather, and nothing is written after the
             valid rows; :func:`padded` writes the rest.
+        position: The row of the result for each entry of `node`, int64 ``[len(node)]``; None keeps the order. Only
+            ahead, where valid nodes have the first positions.
     """
     out = torch.empty(node.numel(), *x.shape[1:], dtype=x.dtype, device=node.device) if out is None else out
     size = math.prod(x.shape[1:]) * x.element_size()
@@ -153,10 +156,11 @@ def gathered(
     tile, tiles = _tiles(node.numel(), size // word, _TILE * WARPS_AHEAD // 4 if is_ahead else _TILE)
     types = f"{into.dtype} {node.dtype}"
     held = (node, node, node) if cache is None else (_as_words(cache.rows, word), cache.slot, cache.counters)
-    ended, tallied = node if end is None else end, node if reads is None else reads
-    tensors = (into, node, _as_words(x, word), held[0], held[1], ended, held[2], tallied)
+    ended, tallied, moved = (node if given is None else given for given in (end, reads, position))
+    tensors = (into, node, _as_words(x, word), held[0], held[1], ended, held[2], tallied, moved)
     numbers = (*divmod(x.size(0), HALF.value), node.numel(), tiles)
-    constants = (*tile, end is not None, cache is not None, reads is not None, _SECTOR, SLICES, types)
+    given = (value is not None for value in (end, cache, reads, position))
+    constants = (*tile, *given, _SECTOR, SLICES, types)
     with on_device(node.get_device()):
         if is_ahead:
             _gather_ahead(min(tiles, PROGRAMS_AHEAD), tensors, numbers, constants)

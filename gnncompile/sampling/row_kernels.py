@@ -21,6 +21,7 @@ def gather_rows(
     end_ptr,
     counter_ptr,
     reads_ptr,
+    position_ptr,
     rows_high,
     rows_low,
     number,
@@ -31,15 +32,16 @@ def gather_rows(
     ENDS: tl.constexpr,
     CACHED: tl.constexpr,
     TALLIES: tl.constexpr,
+    MOVED: tl.constexpr,
     SECTOR: tl.constexpr,
     COUNTERS: tl.constexpr,
     TYPES: tl.constexpr,
 ):
     """Copies `number` rows of SIZE words. A tile is WIDTH words of ROWS rows, and programs take tiles in turn.
 
-    With ENDS, only the first ``max(end, 1)`` rows are copied. With CACHED, a row with a slot is read from the cache,
-    and counters count the valid rows and those read from the cache. With TALLIES, ``reads[node]`` counts the valid
-    rows of each node.
+    With ENDS, only the first ``max(end, 1)`` rows are copied, or `end` rows with MOVED. With CACHED, a row with a slot
+    is read from the cache, and counters count the valid rows and those read from the cache. With TALLIES,
+    ``reads[node]`` counts the valid rows of each node. With MOVED, row i of the index goes to row ``position[i]``.
     """
     columns: tl.constexpr = (SIZE + WIDTH - 1) // WIDTH
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -50,7 +52,7 @@ def gather_rows(
         if ENDS:
             end = tl.load(end_ptr)
             valid = inside & (at < end)
-            inside = inside & (at < tl.maximum(end, 1))
+            inside = valid if MOVED else inside & (at < tl.maximum(end, 1))
         node = tl.load(index_ptr + at, mask=inside, other=0).to(tl.int64)
         good = (node >= 0) & (node < rows_high.to(tl.int64) * HALF + rows_low)
         tl.device_assert(good, "node: found a row outside of x", mask=inside)
@@ -65,7 +67,8 @@ def gather_rows(
         value = tl.load(x_ptr + node[:, None] * SIZE + word[None, :], mask=from_x[:, None] & words)
         if CACHED:
             value = tl.where(hit[:, None], cached, value)
-        tl.store(out_ptr + at[:, None] * SIZE + word[None, :], value, mask=exists[:, None] & words)
+        to = tl.load(position_ptr + at, mask=exists, other=0) if MOVED else at
+        tl.store(out_ptr + to[:, None] * SIZE + word[None, :], value, mask=exists[:, None] & words)
         if tile % columns == 0:
             if CACHED:
                 counter = counter_ptr + (tile // columns) % COUNTERS * SECTOR
