@@ -120,8 +120,8 @@ def test_mini_batches_are_those_of_the_cpu(how: dict[str, Any], device: str) -> 
     if "time_attr" in how:
         data["paper"].time = torch.arange(60) % 7
         how = {**how, "temporal_strategy": "last"}
-    seeds = ("paper", torch.tensor([3, 7, 3, 59, 0, 12, 31]))
-    source = NeighborLoader(data, ALL, input_nodes=seeds, batch_size=4, **how)
+    seeds = ("paper", torch.tensor([3, 7, 3, 59, 0]))
+    source = NeighborLoader(data, ALL, input_nodes=seeds, batch_size=3, **how)
     expected = load(source, "cpu", sampler="cpu")
     for buckets in (False, True):
         for found, other in zip(load(source, device, buckets=buckets), expected, strict=True):
@@ -132,7 +132,7 @@ def test_mini_batches_are_those_of_the_cpu(how: dict[str, Any], device: str) -> 
 def test_fan_outs_by_type(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled ahead and on demand, padded or not: the same random seed gives the same bits."""
     data, fan_outs = graph(), {CITES: [2, 1], WRITES: [1, 2], WRITTEN: [0, 2]}
-    source = NeighborLoader(data, fan_outs, input_nodes="paper", batch_size=25, shuffle=True)
+    source = NeighborLoader(data, fan_outs, input_nodes="paper", batch_size=40, shuffle=True)
     batches = load(source, device)
     assert sorted(torch.cat([batch["paper"].input_id for batch in batches]).tolist()) == list(range(60))
     for batch in map(cpu, batches):
@@ -144,7 +144,7 @@ def test_fan_outs_by_type(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
             same(cpu(one), cpu(other))
     for kind in (CITES, WRITES):
         fan_outs[kind] = [-1, 2]
-    source = NeighborLoader(data, fan_outs, input_nodes=("author", torch.arange(10)), batch_size=5)
+    source = NeighborLoader(data, fan_outs, input_nodes=("author", torch.arange(5)), batch_size=5)
     for batch in load(source, device, buckets=True):
         is_subgraph(cpu(batch), data, fan_outs)
 
@@ -153,15 +153,15 @@ def test_fan_outs_by_type(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", [{}, {"disjoint": True}], ids=str)
 def test_links(how: dict[str, Any], kind: Any, device: str) -> None:
     data = graph()
-    links = (kind, data[kind].edge_index[:, 10:21])
-    source = LinkNeighborLoader(data, ALL, links, batch_size=6, edge_label=torch.arange(11), **how)
+    links = (kind, data[kind].edge_index[:, 10:16])
+    source = LinkNeighborLoader(data, ALL, links, batch_size=6, edge_label=torch.arange(6), **how)
     for found, other in zip(load(source, device), load(source, "cpu", sampler="cpu"), strict=True):
         same(found, other)
 
 
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_negative_links(mode: str, device: str) -> None:
-    data, chosen = graph(), graph()[WRITES].edge_index[:, :10]
+    data, chosen = graph(), graph()[WRITES].edge_index[:, :5]
     source = LinkNeighborLoader(data, [2], (WRITES, chosen), batch_size=5, neg_sampling=NegativeSampling(mode, 2))
     for batch in map(cpu, load(source, device, buckets=True)):
         positive = chosen[:, batch[WRITES].input_id]
@@ -180,10 +180,10 @@ def test_weights_and_times_of_edges(device: str) -> None:
     for kind in KINDS:
         data[kind].weight = (torch.arange(data[kind].num_edges) % 2).float()
         data[kind].when = torch.arange(data[kind].num_edges) % 40
-    given: dict[str, Any] = {"input_nodes": ("paper", torch.arange(20)), "batch_size": 10}
-    sampler = NeighborSampler(data, [1, 1], weight_attr="weight")
-    for batch in load(NeighborLoader(data, [1, 1], neighbor_sampler=sampler, **given), device):
-        for kind in KINDS:
+    given: dict[str, Any] = {"input_nodes": ("paper", torch.arange(20)), "batch_size": 20}
+    sampler = NeighborSampler(data, [1], weight_attr="weight")
+    for batch in load(NeighborLoader(data, [1], neighbor_sampler=sampler, **given), device):
+        for kind in (CITES, WRITES):
             enough = torch.zeros(60).index_add_(0, data[kind].edge_index[1], data[kind].weight) > 0
             into = enough[batch[kind[2]].n_id.cpu()[batch[kind].edge_index[1].cpu()]]
             assert bool((batch[kind].weight.cpu()[into] == 1).all())
@@ -191,7 +191,7 @@ def test_weights_and_times_of_edges(device: str) -> None:
     source = NeighborLoader(data, [2, 2], neighbor_sampler=sampler, input_time=torch.full((20,), 25),
                             time_attr="when", **given)  # fmt: skip
     for batch in load(source, device):
-        assert max(int(batch[kind].when.max()) for kind in KINDS) <= 25
+        assert max(int(batch[kind].when.max()) for kind in KINDS) <= 25 and batch[CITES].num_edges
     with pytest.raises(ValueError, match="input_time: found None, expected the time of each seed, as nodes of type"):
         load(NeighborLoader(data, [2], neighbor_sampler=sampler, time_attr="when", **given), device)
 
@@ -211,7 +211,7 @@ def test_awkward_graphs(number: int, device: str) -> None:
 
 
 def test_features_on_the_host(device: str) -> None:
-    source = NeighborLoader(graph(), [2, 2], input_nodes="paper", batch_size=25)
+    source = NeighborLoader(graph(), [2, 2], input_nodes="paper", batch_size=40)
     expected = load(source, device)
     for how in ({"features": "host"}, {"features": {"x": "host"}, "buckets": True}):
         for found, other in zip(load(source, device, **how), expected, strict=True):
@@ -226,7 +226,7 @@ def test_padding_is_that_of_the_cpu(device: str) -> None:
     """The same mini-batches, prepared on the CPU, have the same sizes, padded rows and layouts."""
     buckets, data = Buckets(3), graph()
     del data["venue"]
-    for found in load(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=20), device, buckets=3):
+    for found in load(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=30), device, buckets=3):
         ready = prepare(cpu(found), buckets)
         expected = ready.finish(ready.memory)
         for kind in KINDS:
@@ -271,9 +271,9 @@ def test_training_steps(device: str, recording: None) -> None:
     reference = copy.deepcopy(model)
     step = gnncompile.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False})
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    source = NeighborLoader(data, [2, 2], input_nodes=("paper", torch.arange(40)), batch_size=20, shuffle=True)
+    source = NeighborLoader(data, [2, 2], input_nodes=("paper", torch.arange(40)), batch_size=40, shuffle=True)
     loader = gnncompile.loader(source, device, buckets=1, sampler="device")
-    for _ in range(3):
+    for _ in range(4):
         for batch in loader:
             found = step(batch.x_dict, batch.edge_index_dict, target=(batch["paper"].y, batch["paper"].batch_size))
             other = cpu(batch).to(device)
