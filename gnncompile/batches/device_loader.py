@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,8 +95,15 @@ class DeviceLoader:
         self._memories: dict[Any, _Memories] = {}
 
     def report(self) -> FeatureReport:
-        """Returns where the attributes lie, and how many rows came from the cache. Waits for the device."""
-        return FeatureReport(one for features in self._columns.features.values() for one in features.report())
+        """Returns where the attributes lie, and how many rows came from the cache. Waits for the device.
+
+        In a graph with several node types, the name of an attribute is followed by its type: "x of paper".
+        """
+        found = []
+        for at, features in self._columns.features.items():
+            _, _, of = self._columns.kinds[at].name.partition(" ")
+            found += [replace(one, name=f"{one.name} of {of}") if of else one for one in features.report()]
+        return FeatureReport(found)
 
     def _expected_reads(self, graph: DeviceGraph) -> Tensor:
         given = self._source.input_data

@@ -193,6 +193,7 @@ class Loader:
     def report(self) -> FeatureReport:
         """Returns the size and the place of each attribute of nodes and edges, and the hit rates of the cache.
 
+        In a graph with several node types, the name of an attribute is followed by its type: "x of paper".
         Moves the graph if there was no mini-batch yet, and waits for the device.
 
         Raises:

@@ -165,7 +165,7 @@ class _Place:
 
     def _gather_rows(self) -> None:
         assert self._rows is not None
-        self._rows.gather(*self._draws.ids())
+        self._rows.gather(self._draws.ids)
 
 
 class _Recorded:

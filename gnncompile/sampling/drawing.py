@@ -83,12 +83,13 @@ class OneType:
         """Returns the numbers that :meth:`sampled` gets on the host."""
         return self._sampler.state, self._last
 
-    def ids(self) -> tuple[list[Ids], list[Ids]]:
-        """Returns the rows that the mini-batch reads: of each node type, and of each edge type."""
+    def ids(self, are_nodes: bool, at: int) -> Ids:
+        """Returns the rows that the mini-batch reads of the node type or the edge type at a position."""
         assert self._found is not None
         found, order = self._found, self._graph.order
-        edge = found.edge if order is None else order[found.edge]
-        return [Ids(found.node, found.node_ends[-1:])], [Ids(edge, found.edge_ends[-1:])]
+        if are_nodes:
+            return Ids(found.node, found.node_ends[-1:])
+        return Ids(found.edge if order is None else order[found.edge], found.edge_ends[-1:])
 
     def sampled(self, state: list[int], given: Tensor, seeds: Seeds, more: dict[str, Any]) -> Sampled:
         """Returns the mini-batch. `more` are further fields of it.
@@ -212,19 +213,16 @@ class SeveralTypes:
         """See :meth:`OneType.state`."""
         return (self._buffers.state,)
 
-    def ids(self) -> tuple[list[Ids], list[Ids]]:
+    def ids(self, are_nodes: bool, at: int) -> Ids:
         """See :meth:`OneType.ids`."""
-        buffers, orders = self._buffers, self._graph.orders
-        state = buffers.state
-        nodes = [
-            Ids(found.node, state[at[-1] : at[-1] + 1])
-            for found, at in zip(buffers.nodes, buffers.node_at, strict=True)
-        ]
-        edges = [
-            Ids(edge if order is None else order[edge.clamp(0, max(order.numel() - 1, 0))], state[at[-1] : at[-1] + 1])
-            for (_, _, edge), order, at in zip(buffers.edges, orders, buffers.edge_at, strict=True)
-        ]
-        return nodes, edges
+        buffers = self._buffers
+        last = (buffers.node_at if are_nodes else buffers.edge_at)[at][-1]
+        end = buffers.state[last : last + 1]
+        if are_nodes:
+            return Ids(buffers.nodes[at].node, end)
+        edge, order = buffers.edges[at][2], self._graph.orders[at]
+        # What follows the valid edges may be any number.
+        return Ids(edge if order is None else order[edge.clamp(0, max(order.numel() - 1, 0))], end)
 
     def sampled(self, state: list[int], given: Tensor, seeds: Seeds, more: dict[str, Any]) -> Sampled:
         """See :meth:`OneType.sampled`."""

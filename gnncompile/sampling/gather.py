@@ -32,7 +32,10 @@ benchmarks/results/nvidia-h100/gather.txt has the times of other tiles.
 """
 
 PROGRAMS_AHEAD, WARPS_AHEAD = 64, 4
-"""The programs that gather rows while a training step runs, and the warps of each. More would take the step's place."""
+"""The programs that gather rows while a training step runs, and the warps of each.
+
+With fewer programs the bus has too little to do. With more, the step has fewer multiprocessors.
+"""
 
 # Asserts in kernels need "debug". They stop the device as torch's own index_select does.
 _gather_rows = Kernel(gather_rows, num_warps=4, debug=True, sanitize_overflow=False)

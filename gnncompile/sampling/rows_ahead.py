@@ -8,7 +8,7 @@ ascending order: the GPU translates the address of each page on the host, and fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -76,20 +76,20 @@ class RowsAhead:
             held = one.held
             self.rows[one.key] = torch.empty(one.most(sizes), *held.shape[1:], dtype=held.dtype, device=device)
 
-    def gather(self, nodes: Sequence[tuple[Tensor, Tensor]], edges: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def gather(self, ids: Callable[[bool, int], tuple[Tensor, Tensor]]) -> None:
         """Launches the kernels.
 
         Args:
-            nodes: The nodes of each type, int64, of which valid nodes come first, and their number on the device.
-            edges: The same of edges, by their position in the user's ``edge_index``.
+            ids: Returns the rows of a type, int64, of which valid rows come first, and their number on the device,
+                int64 ``[1]``. Its arguments are the first two parts of a :data:`Key`.
         """
-        ascending: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
+        ascending: dict[tuple[bool, int], tuple[Tensor, Tensor, Tensor]] = {}
         for one in self._hosted:
-            are_nodes, at, name = one.key
-            row, end = (nodes if are_nodes else edges)[at]
-            if (are_nodes, at) not in ascending:
-                ascending[are_nodes, at] = _ascending(row, end)
-            first, position = ascending[are_nodes, at]
+            kind, name = one.key[:2], one.key[2]
+            if kind not in ascending:
+                row, end = ids(*kind)
+                ascending[kind] = (*_ascending(row, end), end)
+            first, position, end = ascending[kind]
             one.features.gather_ahead(name, first, end, self.rows[one.key], position)
 
 
@@ -106,7 +106,8 @@ def fitting(
     """Returns the attributes whose rows have room ahead. A log message names those that have none."""
     room = float(MOST_BYTES)
     if device_of(device).has_streams:
-        room = min(room, MOST_OF_FREE * torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = min(room, MOST_OF_FREE * (torch.cuda.mem_get_info(device)[0] + kept))
     found = []
     for one in hosted:
         needed = one.held[:1].nbytes * one.most(sizes)

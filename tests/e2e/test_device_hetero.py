@@ -24,6 +24,7 @@ from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.prepare import prepare
 from gnncompile.layout.batch_metadata import attached
 from gnncompile.sampling import ahead
+from gnncompile.sampling.device_graph import _unsupported_data as unsupported_data
 from gnncompile.sampling.pyg import NeighborSampler
 
 pytestmark = [
@@ -217,7 +218,8 @@ def test_features_on_the_host(device: str) -> None:
         for found, other in zip(load(source, device, **how), expected, strict=True):
             same(cpu(found), cpu(other))
     loader = gnncompile.loader(source, device, sampler="device", features="host")
-    assert sorted(one.name for one in loader.report()) == ["edge_attr", "x", "x", "y"]
+    expected_names = [f"edge_attr of {CITES}", "x of author", "x of paper", "y of paper"]
+    assert sorted(one.name for one in loader.report()) == expected_names
     with pytest.raises(ValueError, match="cache: found 99 bytes for a graph with several node types, expected 0"):
         load(source, device, features="host", cache=99)
 
@@ -293,3 +295,8 @@ def test_what_is_left_to_the_cpu(device: str, caplog: pytest.LogCaptureFixture) 
     source = NeighborLoader(data, [2], input_nodes="paper", batch_size=20)
     with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="an attribute batch, which loaders set"):
         gnncompile.loader(source, device, sampler="device")
+    data = HeteroData()
+    data["a"].x = torch.randn(3, 2)
+    data["a", "to", "b"].edge_index = torch.zeros(2, 4, dtype=torch.long)
+    data["b", "to", "a"].edge_index = torch.zeros(2, 4, dtype=torch.long)
+    assert unsupported_data(data) == "the graph has edges of nodes of type b, and no such nodes"
