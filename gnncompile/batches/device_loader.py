@@ -7,13 +7,16 @@ used again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch.utils._pytree import tree_leaves
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader import LinkLoader, NodeLoader
 
@@ -23,12 +26,14 @@ from gnncompile.batches.device_batch import Columns, DeviceBatch, Placing, kinds
 from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
-from gnncompile.exc import UnsupportedSampling
-from gnncompile.sampling.ahead import AHEAD, Sampled, SamplesAhead, Sampling, sampling
-from gnncompile.sampling.device_graph import moved, sampler_of
+from gnncompile.exc import ArgumentError, UnsupportedSampling
+from gnncompile.sampling.ahead import AHEAD, SamplesAhead, Sampling, sampling
+from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, moved, moved_types, sampler_of
 from gnncompile.sampling.features import FeatureReport
 from gnncompile.sampling.pyg import NeighborSampler
 from gnncompile.sampling.reads import expected_reads
+from gnncompile.sampling.rows_ahead import Hosted
+from gnncompile.sampling.sampled import Sampled
 from gnncompile.sampling.seeds import SeedsOf
 
 MOST_MEMORIES = 3
@@ -69,9 +74,18 @@ class DeviceLoader:
         self._source, self._buckets = source, buckets
         self._seeds = SeedsOf(source)
         try:
-            self._graph = moved(own, device)
-            if cache:
-                how = Placing(place, cache, self._expected_reads())
+            self._graph: DeviceGraph | HeteroDeviceGraph
+            if isinstance(source.data, HeteroData):
+                if cache:
+                    raise ArgumentError(
+                        f"cache: found {cache} bytes for a graph with several node types, expected 0, as the reads of "
+                        "each type are not estimated; leave cache out."
+                    )
+                self._graph = moved_types(own, device)
+            else:
+                self._graph = moved(own, device)
+                if cache:
+                    how = Placing(place, cache, self._expected_reads(self._graph))
             self._columns = Columns.of(source.data, self._seeds, self._graph, how)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
@@ -81,22 +95,28 @@ class DeviceLoader:
         self._memories: dict[Any, _Memories] = {}
 
     def report(self) -> FeatureReport:
-        """Returns where the attributes lie, and how many rows came from the cache. Waits for the device."""
-        return FeatureReport(one for features in self._columns.features.values() for one in features.report())
+        """Returns where the attributes lie, and how many rows came from the cache. Waits for the device.
 
-    def _expected_reads(self) -> Tensor:
-        graph, given = self._graph, self._source.input_data
+        In a graph with several node types, the name of an attribute is followed by its type: "x of paper".
+        """
+        found = []
+        for at, features in self._columns.features.items():
+            _, _, of = self._columns.kinds[at].name.partition(" ")
+            found += [replace(one, name=f"{one.name} of {of}") if of else one for one in features.report()]
+        return FeatureReport(found)
+
+    def _expected_reads(self, graph: DeviceGraph) -> Tensor:
+        given = self._source.input_data
         seeds = given.node if self._seeds.are_nodes else torch.cat([given.row, given.col])
-        size = self._seeds.most or seeds.numel()
-        return expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=size, seeds=seeds)
+        size = seeds.numel() if self._seeds.most is None else self._seeds.most[None]
+        return expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=max(size, 1), seeds=seeds)
 
     def __iter__(self) -> Iterator[BaseData]:
         """Yields the mini-batches of an epoch."""
         source, transform = self._source, self._source.transform
-        has_times = self._seeds.time is not None
         # Iterators at the same time sample in memory of their own.
         with _ordinary():
-            samples = self._idle.pop() if self._idle else sampling(self._graph, self._seeds.most, has_times)
+            samples = self._idle.pop() if self._idle else self._sampling()
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -113,6 +133,14 @@ class DeviceLoader:
             samples.drop()
             self._idle.append(samples)
 
+    def _sampling(self) -> Sampling:
+        hosted = []
+        for at, one in self._columns.features.items():
+            kind = self._columns.kinds[at]
+            names = [name for name, place in one.places.items() if place == "host"]
+            hosted += [Hosted((kind.are_nodes, kind.at, name), one) for name in names]
+        return sampling(self._graph, self._seeds.most, self._seeds.time is not None, hosted)
+
     def _begin(self, samples: Sampling, seeds: Iterator[list[int]]) -> bool:
         """Starts to sample the next mini-batch. Returns False after the last one."""
         index = next(seeds, None)
@@ -128,8 +156,8 @@ class DeviceLoader:
         sizes = None if self._buckets is None else self._buckets.choose(kinds)
         if sizes is None:
             kinds = kinds_of(self._columns, sampled, False)
-            batch, is_kept = DeviceBatch(self._columns, kinds, kinds.counts, sampled.node_ends[0], sampled), False
-            memory = torch.empty(batch.length, dtype=torch.uint8, device=sampled.node.device)
+            batch, is_kept = DeviceBatch(self._columns, kinds, kinds.counts, sampled.seeds, sampled), False
+            memory = torch.empty(batch.length, dtype=torch.uint8, device=sampled.state.device)
             batch.fill(memory, sampled)
         else:
             memories = self._memories_of(sizes, kinds, sampled)
@@ -140,7 +168,8 @@ class DeviceLoader:
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
         """Returns the memories of a padded size. Forgets the sizes that buckets had before they grew."""
         assert self._buckets is not None
-        key = kinds.names, sizes, self._seeds.most or sampled.node_ends[0]
+        most = self._seeds.most
+        key = kinds.names, sizes, sampled.seeds if most is None else sum(most.values())
         if key not in self._memories:
             known = self._buckets.sizes()
             self._memories = {other: kept for other, kept in self._memories.items() if other[1] in known}
@@ -164,16 +193,18 @@ class _Memories:
     def __init__(self, batch: DeviceBatch) -> None:
         self.batch = batch
         self._kept: list[_Memory] = []
+        self._lock = threading.Lock()  # iterators in several threads share the memories
 
     def fill(self, sampled: Sampled) -> tuple[Tensor, bool]:
         """Returns a memory with the mini-batch in it, and whether an earlier mini-batch was there."""
-        found = next((memory for memory in self._kept if memory.is_free), None)
-        is_used_again = found is not None
-        if found is None:
-            found = _Memory(self.batch, sampled.node.device)
-            self._kept.append(found)
-            del self._kept[:-MOST_MEMORIES]  # one that somebody holds for long gives way
-        return found.fill(sampled), is_used_again
+        with self._lock:
+            found = next((memory for memory in self._kept if memory.is_free), None)
+            is_used_again = found is not None
+            if found is None:
+                found = _Memory(self.batch, sampled.state.device)
+                self._kept.append(found)
+                del self._kept[:-MOST_MEMORIES]  # one that somebody holds for long gives way
+            return found.fill(sampled), is_used_again
 
 
 class _Memory:
@@ -210,7 +241,7 @@ class _Memory:
         if not is_fixed or not device_of(self._memory.device).can_be_recorded:
             self._batch.fill(self._memory, sampled)
             return
-        source = sampled.node.data_ptr()
+        source = sampled.state.data_ptr()
         if source not in self._filled:
             self._batch.fill(self._memory, sampled)  # compiles kernels
             self._filled[source] = None
@@ -223,15 +254,21 @@ class _Memory:
         replay()
 
 
-def _check_room(data: Data, sampler: NeighborSampler, device: torch.device, how: Placing) -> None:
+def _check_room(data: Data | HeteroData, sampler: NeighborSampler, device: torch.device, how: Placing) -> None:
     """Raises UnsupportedSampling if a graph does not fit into the free memory of a GPU."""
     if not device_of(device).has_streams:
         return
-    tensors = [sampler.colptr, sampler.row, sampler.perm, sampler._node_time, sampler._edge_time, sampler._weight]
-    for key, value in data._store.items():
-        if isinstance(value, Tensor) and value.device != device and not how.is_on_host(key):
-            tensors.append(value)
-    needed = how.cache + sum(value.nbytes for value in tensors if value is not None)
+    parts: list[Any] = [sampler._node_time, sampler._edge_time, sampler._weight, sampler.edge_permutation]
+    if isinstance(data, HeteroData):
+        parts += [sampler.colptr_dict, sampler.row_dict]
+    else:
+        parts += [sampler.colptr, sampler.row]
+    tensors = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
+    for store in data.stores:
+        for key, value in store.items():
+            if isinstance(value, Tensor) and value.device != device and not how.is_on_host(key):
+                tensors.append(value)
+    needed = how.cache + sum(value.nbytes for value in tensors)
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if needed > MOST_FULL * free:
         raise UnsupportedSampling(

@@ -63,10 +63,10 @@ def loader(
     from whose result the padding can't be removed, and :func:`gnncompile.explain` says why.
 
     Around ``NeighborLoader`` and ``LinkNeighborLoader``, gnncompile samples, with the meaning of PyG's samplers and
-    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. If the graph is a ``Data``
-    and `device` a GPU, the GPU samples. The graph and its attributes are then moved there once. Some loaders sample on
-    the CPU: of several node types, of other subgraphs than directional ones, with `buckets` and a ``transform``, or of
-    a graph that does not fit into the memory of the GPU. A log message names the reason, and
+    without pyg-lib or torch-sparse. See :class:`gnncompile.sampling.pyg.NeighborSampler`. If the graph is a ``Data`` or
+    a ``HeteroData`` and `device` a GPU, the GPU samples. The graph and its attributes are then moved there once. Some
+    loaders sample on the CPU: of other subgraphs than directional ones, with `buckets` and a ``transform``, or of a
+    graph that does not fit into the memory of the GPU. A log message names the reason, and
     :attr:`Loader.not_on_device` holds it.
 
     Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
@@ -95,7 +95,7 @@ def loader(
         features: Where the attributes of nodes and edges lie while a GPU samples: ``"device"``, ``"host"``, or one of
             these by the name of an attribute, such as ``{"x": "host"}``; others are then on the device. The memory of
             attributes on the host is pinned.
-        cache: The bytes on the GPU that cache attributes of nodes on the host.
+        cache: The bytes on the GPU that cache attributes of nodes on the host, of a graph with one node type.
 
     Raises:
         TypeError: `source` can't be iterated over, the times that it samples by are not integers, or `cache` is no int.
@@ -193,6 +193,7 @@ class Loader:
     def report(self) -> FeatureReport:
         """Returns the size and the place of each attribute of nodes and edges, and the hit rates of the cache.
 
+        In a graph with several node types, the name of an attribute is followed by its type: "x of paper".
         Moves the graph if there was no mini-batch yet, and waits for the device.
 
         Raises:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling.arguments import vector
-from gnncompile.sampling.launch import MOST_DRAWS, NODES, Buffers, Graph, checked, complain, needs_hash
+from gnncompile.sampling.device_csc import MOST_DRAWS, Graph, checked, complain, needs_hash
+from gnncompile.sampling.launch import NODES, Buffers
 from gnncompile.sampling.neighborhood import Neighborhood
 
 PADDED_NODES = 2
@@ -190,7 +191,7 @@ class BoundedSampler:
             needs_hash(self.graph),
         )
         self.max_edges = self._buffers.edge.numel()
-        self._buffers.reserve(max([1, *(r * f for r, f in zip(self.bounds.rows, self.fan_outs, strict=True))]))
+        self._buffers.slots.reserve(max([1, *(r * f for r, f in zip(self.bounds.rows, self.fan_outs, strict=True))]))
         self._seeds = torch.empty(batch_size, dtype=torch.int64, device=device)
         self._times = torch.empty(batch_size, dtype=torch.int64, device=device)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gnncompile.exc import IndexOutOfRangeError
 from gnncompile.sampling.bounded import bounds, limits, narrowed, seed_tensor
-from gnncompile.sampling.launch import NODES, Buffers, Graph, checked, complain, fan_outs_of, needs_hash
+from gnncompile.sampling.device_csc import Graph, checked, complain, fan_outs_of, needs_hash
+from gnncompile.sampling.launch import NODES, Buffers
 from gnncompile.sampling.neighborhood import Neighborhood
 
 SMALL = 2**22

@@ -16,7 +16,6 @@ from gnncompile.sampling.kernels import (
     EMPTY,
     FLAGS,
     NOBODY,
-    NODES,
     NOT_SORTED,
     NUM_EDGES,
     NUM_NODES,
@@ -89,7 +88,7 @@ def time_of(row_ptr, time_ptr, state_ptr, edge, mask, TIME: tl.constexpr):
     return tl.load(time_ptr + at, mask=mask, other=0)
 
 
-@triton.jit(do_not_specialize=["hop", "base"])
+@triton.jit(do_not_specialize=["begin_at", "end_at", "base"])
 def draw_uniform(
     colptr_ptr,
     row_ptr,
@@ -103,7 +102,8 @@ def draw_uniform(
     place_slot_ptr,
     first_ptr,
     keys_ptr,
-    hop,
+    begin_at,
+    end_at,
     base,
     FANOUT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -121,7 +121,7 @@ def draw_uniform(
     1987): draw t is uniform among the first ``n - FANOUT + t + 1`` edges; if it was drawn before, the last of these is
     taken instead.
     """
-    begin, end = tl.load(state_ptr + NODES + hop), tl.load(state_ptr + NODES + hop + 1)
+    begin, end = tl.load(state_ptr + begin_at), tl.load(state_ptr + end_at)
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, WIDTH)
     local = begin + i
@@ -233,7 +233,7 @@ def by_thresholds(
     return tl.minimum(chosen, size - 1)
 
 
-@triton.jit(do_not_specialize=["hop"])
+@triton.jit(do_not_specialize=["begin_at", "end_at"])
 def draw_weighted(
     colptr_ptr,
     weight_ptr,
@@ -241,7 +241,8 @@ def draw_weighted(
     node_ptr,
     state_ptr,
     edge_slot_ptr,
-    hop,
+    begin_at,
+    end_at,
     FANOUT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -249,7 +250,7 @@ def draw_weighted(
     TYPES: tl.constexpr,
 ):
     """Draws FANOUT edges of one node by weight, and writes them to the node's slots. WIDTH is the next power of two."""
-    begin, end = tl.load(state_ptr + NODES + hop), tl.load(state_ptr + NODES + hop + 1)
+    begin, end = tl.load(state_ptr + begin_at), tl.load(state_ptr + end_at)
     i = tl.program_id(0)
     j = tl.arange(0, WIDTH)
     if i < end - begin:
@@ -272,7 +273,7 @@ def draw_weighted(
         tl.store(edge_slot_ptr + i.to(tl.int64) * FANOUT + j, edge, mask=j < FANOUT)
 
 
-@triton.jit(do_not_specialize=["hop"])
+@triton.jit(do_not_specialize=["begin_at", "end_at"])
 def find_ranges(
     colptr_ptr,
     row_ptr,
@@ -283,14 +284,15 @@ def find_ranges(
     state_ptr,
     begin_ptr,
     size_ptr,
-    hop,
+    begin_at,
+    end_at,
     TIME: tl.constexpr,
     DISJOINT: tl.constexpr,
     BLOCK: tl.constexpr,
     TYPES: tl.constexpr,
 ):
     """Writes the first edge and the number of edges of each node of a frontier, for a hop that takes all edges."""
-    begin, end = tl.load(state_ptr + NODES + hop), tl.load(state_ptr + NODES + hop + 1)
+    begin, end = tl.load(state_ptr + begin_at), tl.load(state_ptr + end_at)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = begin + i < end
     node = tl.load(node_ptr + begin + i, mask=exists, other=0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError
 from gnncompile.sampling import gather as rows
 from gnncompile.sampling.arguments import PLACES, check_bytes
@@ -226,6 +227,24 @@ class Features:
         end = None if is_near else end
         reads = None if cache is None else self._reads
         return rows.gathered(x, node, out=out, end=end, cache=cache, reads=reads)
+
+    def gather_ahead(self, name: str, node: Tensor, end: Tensor, out: Tensor, position: Tensor) -> None:
+        """Gathers the valid rows of an attribute while other kernels run. Rows of `out` after them are not written.
+
+        The arguments are those of :meth:`gather`, and not checked. Row i of `node` goes to row ``position[i]`` of
+        `out`.
+        """
+        cache = self._caches.get(name)
+        reads = None if cache is None else self._reads
+        held = self._tensors[name]
+        rows.gathered(held, node, out=out, end=end, cache=cache, reads=reads, is_ahead=True, position=position)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keeps the memory of dropped tensors on the device until the work that a stream has then is done."""
+        held = [tensor for cache in self._caches.values() for tensor in cache]
+        for tensor in [*self._tensors.values(), *held, *([] if self._reads is None else [self._reads])]:
+            if device_of(tensor.device).has_streams:
+                tensor.record_stream(stream)
 
     def __call__(self, node: Tensor, end: Tensor | None = None) -> dict[str, Tensor]:
         """Returns the rows of all attributes at `node`, by name; see :meth:`gather`."""

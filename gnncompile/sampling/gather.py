@@ -31,8 +31,15 @@ _TILE, _WIDEST = 1024, 512
 benchmarks/results/nvidia-h100/gather.txt has the times of other tiles.
 """
 
+PROGRAMS_AHEAD, WARPS_AHEAD = 64, 4
+"""The programs that gather rows while a training step runs, and the warps of each.
+
+With fewer programs the bus has too little to do. With more, the step has fewer multiprocessors.
+"""
+
 # Asserts in kernels need "debug". They stop the device as torch's own index_select does.
 _gather_rows = Kernel(gather_rows, num_warps=4, debug=True, sanitize_overflow=False)
+_gather_ahead = Kernel(gather_rows, num_warps=WARPS_AHEAD, debug=True, sanitize_overflow=False)
 _repeat_rows = Kernel(repeat_rows, num_warps=4)
 
 
@@ -124,6 +131,8 @@ def gathered(
     end: Tensor | None = None,
     cache: Cache | None = None,
     reads: Tensor | None = None,
+    is_ahead: bool = False,
+    position: Tensor | None = None,
 ) -> Tensor:
     """Gathers rows by the kernels; see :func:`gather` for the arguments, which are not checked.
 
@@ -136,6 +145,10 @@ def gathered(
             neither read again from `x` nor counted.
         cache: The cache of `x`.
         reads: Counts how often each row is read, int32 ``[num_nodes]``.
+        is_ahead: Whether other kernels run at the same time. Few programs then gather, and nothing is written after the
+            valid rows; :func:`padded` writes the rest.
+        position: The row of the result for each entry of `node`, int64 ``[len(node)]``; None keeps the order. Only
+            ahead, where valid nodes have the first positions.
     """
     out = torch.empty(node.numel(), *x.shape[1:], dtype=x.dtype, device=node.device) if out is None else out
     size = math.prod(x.shape[1:]) * x.element_size()
@@ -143,21 +156,51 @@ def gathered(
         return out
     word = _widest_word(size, x, out)
     node, into = node.contiguous(), _as_words(out, word)
-    words = size // word
-    width = min(triton.next_power_of_2(words), _WIDEST)
-    rows = max(_TILE // width, 1)
-    programs = -(-node.numel() // rows) * -(-words // width)
-    tile, types = (words, width, rows), f"{into.dtype} {node.dtype}"
+    tile, tiles = _tiles(node.numel(), size // word, _TILE * WARPS_AHEAD // 4 if is_ahead else _TILE)
+    types = f"{into.dtype} {node.dtype}"
     held = (node, node, node) if cache is None else (_as_words(cache.rows, word), cache.slot, cache.counters)
-    ended, tallied = node if end is None else end, node if reads is None else reads
-    tensors = (into, node, _as_words(x, word), held[0], held[1], ended, held[2], tallied)
-    numbers = (*divmod(x.size(0), HALF.value), node.numel())
-    constants = (*tile, end is not None, cache is not None, reads is not None, _SECTOR, SLICES, types)
+    ended, tallied, moved = (node if given is None else given for given in (end, reads, position))
+    tensors = (into, node, _as_words(x, word), held[0], held[1], ended, held[2], tallied, moved)
+    numbers = (*divmod(x.size(0), HALF.value), node.numel(), tiles)
+    given = (value is not None for value in (end, cache, reads, position))
+    constants = (*tile, *given, _SECTOR, SLICES, types)
     with on_device(node.get_device()):
-        _gather_rows(programs, tensors, numbers, constants)
-        if end is not None:
-            _repeat_rows(programs, (into, end), (node.numel(),), (*tile, types))
+        if is_ahead:
+            _gather_ahead(min(tiles, PROGRAMS_AHEAD), tensors, numbers, constants)
+        else:
+            _gather_rows(tiles, tensors, numbers, constants)
+    if end is not None and not is_ahead:
+        _repeat(into, end, tile, tiles)
     return out
+
+
+def padded(rows: Tensor, end: Tensor, out: Tensor) -> None:
+    """Copies rows that were gathered ahead, and repeats the first rows after them; see `end` of :func:`gathered`.
+
+    Args:
+        rows: The valid rows and others after them, ``[max_nodes, ...]``.
+        end: The number of valid rows, int64 ``[1]`` on the device.
+        out: The contiguous tensor to write to, ``[size, ...]``. It has room for the valid rows.
+    """
+    number = min(rows.size(0), out.size(0))
+    out[:number].copy_(rows[:number])
+    size = math.prod(out.shape[1:]) * out.element_size()
+    if size and out.size(0):
+        word = _widest_word(size, out)
+        tile, tiles = _tiles(out.size(0), size // word)
+        _repeat(_as_words(out, word), end, tile, tiles)
+
+
+def _repeat(rows: Tensor, end: Tensor, tile: tuple[int, int, int], tiles: int) -> None:
+    with on_device(rows.get_device()):
+        _repeat_rows(tiles, (rows, end), (rows.size(0),), (*tile, str(rows.dtype)))
+
+
+def _tiles(rows: int, words: int, size: int = _TILE) -> tuple[tuple[int, int, int], int]:
+    """Returns the words of a row, the words and the rows of a tile of about `size` words, and the number of tiles."""
+    width = min(triton.next_power_of_2(words), _WIDEST)
+    tall = max(size // width, 1)
+    return (words, width, tall), -(-rows // tall) * -(-words // width)
 
 
 def counters(device: torch.device) -> Tensor:

@@ -11,7 +11,9 @@ atomics, so the same seed gives the same bits. For disjoint subgraphs, a hash ta
 `first`.
 
 The int64 buffer `state` has what the host does not know: problems found, the sizes of the graph, where each hop's nodes
-begin, and where each hop's edges begin.
+begin, and where each hop's edges begin. Kernels of a hop are told which entries of `state` they read: `begin_at` has
+the hop's first destination, and `end_at` has one more than the last. A kernel that finds nodes or edges reads their
+number so far at `node_at` or `edge_at`, and writes the new number to the next entry.
 """
 
 from __future__ import annotations
@@ -51,16 +53,17 @@ def report(state_ptr, bad, FLAG: tl.constexpr):
 def place_of(keys_ptr, node, batch, slot, exists, HASH_BITS: tl.constexpr):
     """The entry of `first` that belongs to a node: the node itself, or its place in the hash table."""
     if HASH_BITS == 0:
-        return node
-    key = (batch << NODE_BITS) | node
-    # Lanes without a node probe apart from each other, and match nothing.
-    spread = tl.where(exists, key, slot.to(tl.int64)).to(tl.uint64) * 0x9E3779B97F4A7C15
-    at = (spread >> (64 - HASH_BITS)).to(tl.int64)
-    pending = exists
-    while tl.max(pending.to(tl.int32), axis=None) > 0:
-        old = tl.atomic_cas(keys_ptr + at, tl.where(pending, NOBODY, NOBODY - 1).to(tl.int64), key, sem="relaxed")
-        pending = pending & (old != NOBODY) & (old != key)
-        at = tl.where(pending, (at + 1) & ((1 << HASH_BITS) - 1), at)
+        at = node
+    else:
+        key = (batch << NODE_BITS) | node
+        # Lanes without a node probe apart from each other, and match nothing.
+        spread = tl.where(exists, key, slot.to(tl.int64)).to(tl.uint64) * 0x9E3779B97F4A7C15
+        at = (spread >> (64 - HASH_BITS)).to(tl.int64)
+        pending = exists
+        while tl.max(pending.to(tl.int32), axis=None) > 0:
+            old = tl.atomic_cas(keys_ptr + at, tl.where(pending, NOBODY, NOBODY - 1).to(tl.int64), key, sem="relaxed")
+            pending = pending & (old != NOBODY) & (old != key)
+            at = tl.where(pending, (at + 1) & ((1 << HASH_BITS) - 1), at)
     return at
 
 
@@ -91,7 +94,7 @@ def claim(
     return bad
 
 
-@triton.jit(do_not_specialize=["seeds", "hops"])
+@triton.jit(do_not_specialize=["seeds", "node_at"])
 def start(
     seed_nodes_ptr,
     node_ptr,
@@ -99,14 +102,15 @@ def start(
     state_ptr,
     first_ptr,
     keys_ptr,
+    first_batch_ptr,
     seeds,
-    hops,
+    node_at,
     HASH_BITS: tl.constexpr,
     DISJOINT: tl.constexpr,
     BLOCK: tl.constexpr,
     TYPES: tl.constexpr,
 ):
-    """Gives the seeds their local ids. Seeds equal to NOBODY come last, and are padding."""
+    """Gives the seeds their local ids, and writes their number. Seeds equal to NOBODY come last, and are padding."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < seeds
     node = tl.load(seed_nodes_ptr + at, mask=inside, other=NOBODY).to(tl.int64)
@@ -116,7 +120,7 @@ def start(
     bad = inside & ((node < NOBODY) | (node >= tl.load(state_ptr + NUM_NODES)) | (exists & (before == NOBODY)))
     report(state_ptr, bad, BAD_SEED)
     node, exists = tl.where(bad, 0, node), exists & ~bad
-    batch = at.to(tl.int64)
+    batch = at.to(tl.int64) + tl.load(first_batch_ptr)
     place = place_of(keys_ptr, node, batch if DISJOINT else 0 * batch, at, exists, HASH_BITS)
     tl.atomic_min(first_ptr + place, at, mask=exists, sem="relaxed")
     tl.store(node_ptr + at, node, mask=inside)
@@ -124,14 +128,13 @@ def start(
         tl.store(batch_ptr + at, batch, mask=inside)
     # The last seed tells how many there are; without a seed, the first lane does.
     last = inside & (exists | bad) & (after == NOBODY)
-    tl.store(state_ptr + NODES + 1 + 0 * at, batch + 1, mask=last)
+    number = at.to(tl.int64)
+    tl.store(state_ptr + node_at + 0 * at, number + 1, mask=last)
     alone = (at == 0) & ~(exists | bad)
-    tl.store(state_ptr + NODES + 1 + 0 * at, batch, mask=alone)
-    tl.store(state_ptr + NODES + 0 * at, 0 * batch, mask=at == 0)
-    tl.store(state_ptr + NODES + 2 + hops + 0 * at, 0 * batch, mask=at == 0)
+    tl.store(state_ptr + node_at + 0 * at, number, mask=alone)
 
 
-@triton.jit(do_not_specialize=["slots", "base", "hop"])
+@triton.jit(do_not_specialize=["slots", "base", "begin_at", "end_at"])
 def claim_slots(
     row_ptr,
     dest_ptr,
@@ -143,7 +146,8 @@ def claim_slots(
     keys_ptr,
     slots,
     base,
-    hop,
+    begin_at,
+    end_at,
     FANOUT: tl.constexpr,
     DISJOINT: tl.constexpr,
     HASH_BITS: tl.constexpr,
@@ -151,7 +155,7 @@ def claim_slots(
     TYPES: tl.constexpr,
 ):
     """Claims the sources of edges that are in their slots already. With FANOUT 0, `dest` has the slots' rows."""
-    begin, end = tl.load(state_ptr + NODES + hop), tl.load(state_ptr + NODES + hop + 1)
+    begin, end = tl.load(state_ptr + begin_at), tl.load(state_ptr + end_at)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if FANOUT == 0:
         inside = slot < slots
@@ -181,12 +185,14 @@ def claim_slots(
 
 
 @triton.jit
-def counts(state_ptr, place_slot_ptr, first_ptr, slots, base, hop, FANOUT: tl.constexpr, BLOCK: tl.constexpr):
+def counts(
+    state_ptr, place_slot_ptr, first_ptr, slots, base, begin_at, end_at, FANOUT: tl.constexpr, BLOCK: tl.constexpr
+):
     """The slots of a program, their places, and two bits of each: 1 for an edge, 2**32 for the first of a new node."""
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = slot < slots
     if FANOUT > 0:
-        rows = tl.load(state_ptr + NODES + hop + 1) - tl.load(state_ptr + NODES + hop)
+        rows = tl.load(state_ptr + end_at) - tl.load(state_ptr + begin_at)
         inside = slot < rows * FANOUT
     place = tl.load(place_slot_ptr + slot, mask=inside, other=NOBODY).to(tl.int64)
     exists = place != NOBODY
@@ -194,7 +200,7 @@ def counts(state_ptr, place_slot_ptr, first_ptr, slots, base, hop, FANOUT: tl.co
     return slot, place, exists.to(tl.int64) + (is_first.to(tl.int64) << 32)
 
 
-@triton.jit(do_not_specialize=["slots", "base", "hop"])
+@triton.jit(do_not_specialize=["slots", "base", "begin_at", "end_at"])
 def count(
     state_ptr,
     place_slot_ptr,
@@ -202,20 +208,22 @@ def count(
     sums_ptr,
     slots,
     base,
-    hop,
+    begin_at,
+    end_at,
     FANOUT: tl.constexpr,
     BLOCK: tl.constexpr,
     TYPES: tl.constexpr,
 ):
     """Counts the edges and the new nodes in each block of slots."""
-    _, _, ones = counts(state_ptr, place_slot_ptr, first_ptr, slots, base, hop, FANOUT, BLOCK)
+    _, _, ones = counts(state_ptr, place_slot_ptr, first_ptr, slots, base, begin_at, end_at, FANOUT, BLOCK)
     tl.store(sums_ptr + tl.program_id(0), tl.sum(ones, axis=0))
 
 
-@triton.jit(do_not_specialize=["slots", "base", "hop", "hops"])
+@triton.jit(do_not_specialize=["slots", "base", "begin_at", "end_at", "node_at", "edge_at"])
 def place(
     row_ptr,
     dest_ptr,
+    dest_batch_ptr,
     node_ptr,
     batch_ptr,
     edge_row_ptr,
@@ -228,8 +236,10 @@ def place(
     sums_ptr,
     slots,
     base,
-    hop,
-    hops,
+    begin_at,
+    end_at,
+    node_at,
+    edge_at,
     FANOUT: tl.constexpr,
     DISJOINT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -239,14 +249,16 @@ def place(
 
     Until all hops are done, the source of an edge is its place in `first`.
     """
-    slot, at, ones = counts(state_ptr, place_slot_ptr, first_ptr, slots, base, hop, FANOUT, BLOCK)
+    slot, at, ones = counts(state_ptr, place_slot_ptr, first_ptr, slots, base, begin_at, end_at, FANOUT, BLOCK)
     before = tl.zeros((), tl.int64)
     for offset in range(0, tl.program_id(0), BLOCK):
         block = offset + tl.arange(0, BLOCK)
         before += tl.sum(tl.load(sums_ptr + block, mask=block < tl.program_id(0), other=0), axis=0)
-    begin, node_end = tl.load(state_ptr + NODES + hop), tl.load(state_ptr + NODES + hop + 1)
-    edges_ptr = state_ptr + NODES + 2 + hops + hop
-    edge_end = tl.load(edges_ptr)
+    begin, node_end, edge_end = (
+        tl.load(state_ptr + begin_at),
+        tl.load(state_ptr + node_at),
+        tl.load(state_ptr + edge_at),
+    )
     rank = before + tl.cumsum(ones, axis=0) - ones
     exists, is_first = (ones & 1) == 1, ones > 1
     i = tl.load(dest_ptr + slot, mask=exists, other=0).to(tl.int64) if FANOUT == 0 else (slot // FANOUT).to(tl.int64)
@@ -260,30 +272,47 @@ def place(
     local = node_end + (rank >> 32)
     tl.store(node_ptr + local, tl.load(row_ptr + edge, mask=is_first, other=0).to(tl.int64), mask=is_first)
     if DISJOINT:
-        tl.store(batch_ptr + local, tl.load(batch_ptr + begin + i, mask=is_first, other=0), mask=is_first)
+        tl.store(batch_ptr + local, tl.load(dest_batch_ptr + begin + i, mask=is_first, other=0), mask=is_first)
     tl.store(first_ptr + at, local.to(tl.int32), mask=is_first)
 
     if tl.program_id(0) == tl.num_programs(0) - 1:
         total = before + tl.sum(ones, axis=0)
-        tl.store(state_ptr + NODES + hop + 2, node_end + (total >> 32))
-        tl.store(edges_ptr + 1, edge_end + (total & 0xFFFFFFFF))
+        tl.store(state_ptr + node_at + 1, node_end + (total >> 32))
+        tl.store(state_ptr + edge_at + 1, edge_end + (total & 0xFFFFFFFF))
 
 
-@triton.jit(do_not_specialize=["hop"])
+@triton.jit(do_not_specialize=["edge_at", "highest_at"])
+def number_sources(edge_row_ptr, edge_col_ptr, state_ptr, first_ptr, edge_at, highest_at, BLOCK: tl.constexpr):
+    """Gives the edges of one hop the local ids of their sources.
+
+    Raises the entries of `state` from `highest_at` on: one more than the last source, and than the last destination.
+    """
+    begin, end = tl.load(state_ptr + edge_at), tl.load(state_ptr + edge_at + 1)
+    if tl.program_id(0) * BLOCK < end - begin:
+        at = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = tl.load(edge_row_ptr + at, mask=at < end, other=0)
+        local = tl.load(first_ptr + place, mask=at < end, other=-1).to(tl.int64)
+        tl.store(edge_row_ptr + at, local, mask=at < end)
+        dest = tl.load(edge_col_ptr + at, mask=at < end, other=-1)
+        tl.atomic_max(state_ptr + highest_at, tl.max(local, axis=0) + 1, sem="relaxed")
+        tl.atomic_max(state_ptr + highest_at + 1, tl.max(dest, axis=0) + 1, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["node_at"])
 def restore(
     node_ptr,
     batch_ptr,
     state_ptr,
     first_ptr,
     keys_ptr,
-    hop,
+    node_at,
     DISJOINT: tl.constexpr,
     HASH_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Enters the nodes found before a hop into a new hash table."""
+    """Enters the nodes found so far into a new hash table."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = at < tl.load(state_ptr + NODES + hop + 1)
+    exists = at < tl.load(state_ptr + node_at)
     node = tl.load(node_ptr + at, mask=exists, other=0)
     batch = tl.load(batch_ptr + at, mask=exists, other=0) if DISJOINT else tl.zeros_like(node)
     place = place_of(keys_ptr, node, batch, at, exists, HASH_BITS)

@@ -6,28 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from gnncompile.codegen.triton.launcher import Kernel, on_device, runs_on
-from gnncompile.exc import ArgumentError, IndexOutOfRangeError, UnsupportedSampling
+from gnncompile.codegen.triton.launcher import Kernel, on_device
+from gnncompile.exc import ArgumentError
 from gnncompile.sampling import draws, kernels
-from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
+from gnncompile.sampling.device_csc import Graph
 
 EMPTY = kernels.EMPTY.value
 NOBODY = kernels.NOBODY.value
 NUMBERED = kernels.NUMBERED.value
 NODES = kernels.NODES.value
-
-MOST_DRAWS = 1024
-"""The largest fan-out besides "all". A program keeps the draws of a node in registers."""
-
-LARGEST_TABLE = 2**28
-"""The most nodes of a graph for which a table has an entry per node; 1 GiB. Larger graphs use a hash table."""
 
 BLOCK = 1024
 """Slots, edges or nodes of a program that numbers or pads them."""
@@ -51,121 +44,205 @@ _find_ranges = Kernel(draws.find_ranges, num_warps=4)
 _claim_slots = Kernel(kernels.claim_slots, num_warps=4)
 _count = Kernel(kernels.count, num_warps=4)
 _place = Kernel(kernels.place, num_warps=4)
+_number_sources = Kernel(kernels.number_sources, num_warps=4)
 _restore = Kernel(kernels.restore, num_warps=4)
 _finish_edges = Kernel(kernels.finish_edges, num_warps=4)
 _finish_nodes = Kernel(kernels.finish_nodes, num_warps=4)
 
 
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """A graph in CSC order on a GPU, and how its neighbours are drawn. :func:`checked` makes it.
+class Nodes(NamedTuple):
+    """The nodes of one type that a sampling has found.
 
     Attributes:
-        colptr: The first edge of each destination, ``[num_nodes + 1]``.
-        row: The source of each edge, ``[num_edges]``.
-        node_time: The time of each node, ``[num_nodes]``, or None.
-        edge_time: The time of each edge, ``[num_edges]``, or None.
-        weight: The weight of each edge, ``[num_edges]``, or None.
-        replace: Whether a neighbour may be drawn several times.
-        disjoint: Whether each seed gets a subgraph of its own.
-        last: Whether the latest neighbours are taken, not any earlier ones.
+        node: The nodes, int64 ``[max_nodes]``.
+        batch: For disjoint subgraphs, the subgraph of each node, int64 ``[max_nodes]``; otherwise any tensor.
+        first: The table from places to local ids.
+        keys: The keys of the hash table; any tensor if `hash_bits` is 0.
+        hash_bits: The bits of a place in the hash table; 0 if nodes are places.
     """
 
-    colptr: Tensor
-    row: Tensor
-    node_time: Tensor | None
-    edge_time: Tensor | None
-    weight: Tensor | None
-    replace: bool
-    disjoint: bool
-    last: bool
+    node: Tensor
+    batch: Tensor
+    first: Tensor
+    keys: Tensor
+    hash_bits: int
+
+
+def table(hash_bits: int, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns an empty table and its keys: a hash table, or with 0 bits a table with an entry per node."""
+    entries = 1 << hash_bits if hash_bits else max(num_nodes, 1)
+    first = torch.full((entries,), EMPTY, dtype=torch.int32, device=device)
+    return first, torch.full((entries if hash_bits else 0,), NOBODY, dtype=torch.int64, device=device)
+
+
+class Slots:
+    """The memory of the slots of one hop: the edge in each slot, the place of its source, and sums of blocks."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.edge = torch.empty(0, dtype=dtype, device=device)
+        self.place = torch.empty(0, dtype=torch.int32, device=device)
+        self.sums = torch.empty(0, dtype=torch.int64, device=device)
+
+    def reserve(self, number: int) -> None:
+        """Makes room for so many slots."""
+        if self.edge.numel() < number:
+            self.edge, self.place = self.edge.new_empty(number), self.place.new_empty(number)
+            self.sums = self.sums.new_empty(_blocks(number))
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """A hop of one edge type: what its kernels read and write.
+
+    Attributes:
+        graph: The edges.
+        seed: The random seed, int64 ``[1]``.
+        state: The buffer whose entries are described in :mod:`gnncompile.sampling.kernels`.
+        targets: The nodes of the destinations' type.
+        sources: The nodes of the sources' type.
+        edges: The local sources, the local destinations and the positions of edges, int64 ``[max_edges]`` each.
+        slots: The memory of the slots.
+        begin_at: The entry of `state` with the first destination of the hop.
+        end_at: The entry of `state` with one more than the last.
+        node_at: The entry of `state` with the number of sources before the hop.
+        edge_at: The entry of `state` with the number of edges before the hop.
+    """
+
+    graph: Graph
+    seed: Tensor
+    state: Tensor
+    targets: Nodes
+    sources: Nodes
+    edges: tuple[Tensor, Tensor, Tensor]
+    slots: Slots
+    begin_at: int
+    end_at: int
+    node_at: int
+    edge_at: int
+
+    def draw(self, fan_out: int, rows: int, limit: Tensor) -> None:
+        """Samples at most `fan_out` edges of each destination. There are at most `rows` destinations."""
+        graph, slots = self.graph, self.slots
+        slots.reserve(rows * fan_out)
+        if rows * fan_out and graph.weight is not None:
+            width = max(_power(fan_out), 2)
+            step = max(_PAIRS // width, _LEAST_STEP) if graph.replace else max(_STEP, width)
+            tensors: tuple[Tensor, ...] = (
+                graph.colptr, graph.weight, self.seed, self.targets.node, self.state, slots.edge
+            )  # fmt: skip
+            constants: tuple[Any, ...] = (fan_out, width, step, graph.replace, self._types)
+            self._launch(_draw_weighted[1 if width <= _ONE_WARP else 4], rows, tensors, self._span, constants)
+            self._claim_slots(fan_out, rows * fan_out, slots.place)
+        elif rows * fan_out:
+            width = _power(fan_out)
+            tall = max(_TILE // width, 1)
+            bits = self.sources.hash_bits
+            constants = (fan_out, width, tall, graph.replace, graph.time_of, graph.last, graph.disjoint, bits)
+            tensors = (
+                graph.colptr, graph.row, graph.time, limit, self.seed, self.targets.node, self.targets.batch,
+                self.state, slots.edge, slots.place, self.sources.first, self.sources.keys,
+            )  # fmt: skip
+            numbers = (*self._span, self._base(rows * fan_out))
+            self._launch(_draw_uniform, -(-rows // tall), tensors, numbers, (*constants, self._types))
+        self._number(fan_out, rows * fan_out, slots.place)
+
+    def ranges(self, rows: int, limit: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the first edge and the number of edges of at most `rows` destinations, int64 ``[rows]``."""
+        graph = self.graph
+        begin, size = torch.zeros(2, rows, dtype=torch.int64, device=self.state.device)
+        tensors = (
+            graph.colptr, graph.row, graph.time, limit, self.targets.node, self.targets.batch, self.state, begin, size
+        )  # fmt: skip
+        constants = (graph.time_of, graph.disjoint, BLOCK, self._types)
+        self._launch(_find_ranges, _blocks(rows), tensors, self._span, constants)
+        return begin, size
+
+    def take(self, edge: Tensor, dest: Tensor) -> None:
+        """Takes the edges at the positions `edge`. Their destinations are the hop's `dest`-th."""
+        self.slots.reserve(edge.numel())
+        self.slots.edge[: edge.numel()] = edge
+        if edge.numel():
+            self._claim_slots(0, edge.numel(), dest)
+        self._number(0, edge.numel(), dest)
+
+    def number_sources(self, slots: int, highest_at: int) -> None:
+        """Gives the edges of the hop, at most `slots`, the local ids of their sources; see the kernel."""
+        tensors = (*self.edges[:2], self.state, self.sources.first)
+        self._launch(_number_sources, _blocks(slots), tensors, (self.edge_at, highest_at), (BLOCK,))
 
     @property
-    def num_nodes(self) -> int:
-        """The number of nodes."""
-        return self.colptr.numel() - 1
+    def _span(self) -> tuple[int, int]:
+        return self.begin_at, self.end_at
 
     @property
-    def is_temporal(self) -> bool:
-        """Whether neighbours have times."""
-        return self.node_time is not None or self.edge_time is not None
+    def _types(self) -> str:
+        return f"{self.graph.types} {self.slots.edge.dtype}"
 
-    @cached_property
-    def time(self) -> Tensor:
-        """The times; any tensor if there are none."""
-        found = self.edge_time if self.node_time is None else self.node_time
-        return self.colptr if found is None else found
+    def _base(self, slots: int) -> int:
+        base = self.sources.node.numel()
+        if base + slots >= EMPTY:
+            raise ArgumentError(
+                f"num_neighbors: found a hop of up to {slots} edges, expected fewer than {EMPTY - base}; lower "
+                "num_neighbors, or give fewer seeds."
+            )
+        return base
 
-    @property
-    def time_of(self) -> str:
-        """What the times belong to: "none", "node" or "edge"."""
-        return "node" if self.node_time is not None else "none" if self.edge_time is None else "edge"
+    def _claim_slots(self, fan_out: int, slots: int, dest: Tensor) -> None:
+        tensors = (
+            self.graph.row, dest, self.targets.batch, self.state, self.slots.edge, self.slots.place,
+            self.sources.first, self.sources.keys,
+        )  # fmt: skip
+        constants = (fan_out, self.graph.disjoint, self.sources.hash_bits, BLOCK, f"{self._types} {dest.dtype}")
+        self._launch(_claim_slots, _blocks(slots), tensors, (slots, self._base(slots), *self._span), constants)
 
-    @cached_property
-    def types(self) -> str:
-        """The dtypes of the tensors, for which kernels are compiled."""
-        weight = "" if self.weight is None else self.weight.dtype
-        return f"{self.colptr.dtype} {self.row.dtype} {self.time.dtype} {weight}"
+    def _number(self, fan_out: int, slots: int, dest: Tensor) -> None:
+        """Counts and places the slots of the hop. Without a slot, one program writes that nothing was found."""
+        self.slots.reserve(1)
+        base, blocks, types = self._base(slots), max(_blocks(slots), 1), f"{self._types} {dest.dtype}"
+        fan_out = fan_out if slots else 0
+        counted = (self.state, self.slots.place, self.sources.first, self.slots.sums)
+        self._launch(_count, blocks, counted, (slots, base, *self._span), (fan_out, BLOCK, types))
+        tensors = (
+            self.graph.row, dest, self.targets.batch, self.sources.node, self.sources.batch, *self.edges, self.state,
+            self.slots.edge, self.slots.place, self.sources.first, self.slots.sums,
+        )  # fmt: skip
+        constants = (fan_out, self.graph.disjoint, BLOCK, types)
+        numbers = (slots, base, *self._span, self.node_at, self.edge_at)
+        self._launch(_place, blocks, tensors, numbers, constants)
 
-    @cached_property
-    def slot_dtype(self) -> torch.dtype:
-        """The dtype of the positions of edges while they are in slots."""
-        return torch.int32 if self.row.numel() < 2**31 else torch.int64
-
-
-def can_sample(device: torch.device) -> bool:
-    """Whether the kernels run on a device: a GPU, or a CPU with Triton's interpreter."""
-    return runs_on(kernels.start, device)
-
-
-def checked(
-    colptr: Tensor,
-    row: Tensor,
-    *,
-    node_time: Tensor | None,
-    edge_time: Tensor | None,
-    weight: Tensor | None,
-    replace: bool,
-    disjoint: bool,
-    temporal_strategy: str,
-    directed: bool,
-) -> Graph:
-    """Returns the graph. Raises an error for arguments that do not fit together, without a look at their values."""
-    if not can_sample(colptr.device):
-        raise ArgumentError(
-            f"colptr: found a tensor on {colptr.device}, expected one on a GPU; move the graph there with .cuda(), or "
-            "sample on the CPU with gnncompile.sampling.neighbors."
-        )
-    if not directed:
-        raise UnsupportedSampling("directed=False: induced subgraphs are sampled on the CPU only")
-    check_strategy(temporal_strategy)
-    check_exclusive(node_time, edge_time, weight, disjoint)
-    integers, device = (torch.int32, torch.int64), colptr.device
-    colptr = vector("colptr", colptr, integers, None, device)
-    row = vector("row", row, integers, None, device)
-    if colptr.numel() < 1:
-        raise ArgumentError("colptr: found no entry, expected the number of nodes plus 1.")
-    nodes, edges, times = colptr.numel() - 1, row.numel(), (torch.int64,)
-    return Graph(
-        colptr,
-        row,
-        None if node_time is None else vector("node_time", node_time, times, nodes, device),
-        None if edge_time is None else vector("edge_time", edge_time, times, edges, device),
-        None if weight is None else vector("weight", weight, (torch.float32, torch.float64), edges, device),
-        replace,
-        disjoint,
-        temporal_strategy == "last",
-    )
+    def _launch(
+        self, kernel: Kernel, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: Any
+    ) -> None:
+        with on_device(self.state.get_device()):
+            kernel(programs, tensors, numbers, constants)
 
 
-def fan_outs_of(num_neighbors: Sequence[int]) -> tuple[int, ...]:
-    """Returns the fan-outs. -1 takes all neighbours."""
-    found = tuple(max(int(number), -1) for number in num_neighbors)
-    if max(found, default=0) > MOST_DRAWS:
-        raise UnsupportedSampling(
-            f"num_neighbors: found {max(found)}, expected at most {MOST_DRAWS} on a GPU, or -1 for all neighbours"
-        )
-    return found
+def start(
+    found: Nodes, seeds: Tensor, size: int, count: tuple[Tensor, int], first_batch: Tensor, disjoint: bool
+) -> None:
+    """Gives seeds their local ids.
+
+    Args:
+        found: The nodes of the seeds' type.
+        seeds: The seeds, int32 or int64 ``[size]``, of which the last may be -1.
+        size: The largest number of seeds.
+        count: The buffer that :mod:`gnncompile.sampling.kernels` describes, and its entry for the number of seeds.
+        first_batch: The subgraph of the first seed, int64, on the device.
+        disjoint: Whether each seed gets a subgraph of its own.
+    """
+    state, node_at = count
+    constants = (found.hash_bits, disjoint, BLOCK, str(seeds.dtype))
+    tensors = (seeds, found.node, found.batch, state, found.first, found.keys, first_batch)
+    with on_device(state.get_device()):
+        _start(_blocks(size), tensors, (size, node_at), constants)
+
+
+def restore(found: Nodes, number: int, count: tuple[Tensor, int], disjoint: bool) -> None:
+    """Enters the nodes found so far, at most `number`, into a new hash table; see :func:`start`."""
+    state, node_at = count
+    tensors = (found.node, found.batch, state, found.first, found.keys)
+    with on_device(state.get_device()):
+        _restore(_blocks(number), tensors, (node_at,), (disjoint, found.hash_bits, BLOCK))
 
 
 class Buffers:
@@ -185,10 +262,10 @@ class Buffers:
         self, graph: Graph, batch_size: int, hops: int, nodes: int, edges: int, seed: Tensor, hashes: bool
     ) -> None:
         device = graph.colptr.device
-        _check_sizes(nodes, edges)
+        check_sizes(nodes, edges)
         self.graph, self.batch_size, self.hops, self.seed = graph, batch_size, hops, seed
         self.node = torch.empty(nodes, dtype=torch.int64, device=device)
-        self.edge_index = torch.empty(2, _rounded(edges), dtype=torch.int64, device=device)
+        self.edge_index = torch.empty(2, rounded(edges), dtype=torch.int64, device=device)
         self.row, self.col = self.edge_index
         self.edge = torch.empty_like(self.row)
         self.batch = torch.empty_like(self.node) if graph.disjoint else self.node
@@ -196,11 +273,9 @@ class Buffers:
         self.state = torch.zeros(NODES + 2 * hops + 3, dtype=torch.int64, device=device)
         for at, size in enumerate(sizes):
             self.state[at] = size
-        self.hash_bits = _bits(nodes) if hashes else 0
+        self.hash_bits = bits_of(nodes) if hashes else 0
         self._make_table()
-        self.edge_slot = torch.empty(0, dtype=graph.slot_dtype, device=device)
-        self.place_slot = torch.empty(0, dtype=torch.int32, device=device)
-        self.sums = torch.empty(0, dtype=torch.int64, device=device)
+        self.slots = Slots(graph.slot_dtype, device)
 
     @property
     def node_ends(self) -> Tensor:
@@ -213,90 +288,54 @@ class Buffers:
         return self.state[NODES + 3 + self.hops :]
 
     def _make_table(self) -> None:
-        entries, device = 1 << self.hash_bits if self.hash_bits else max(self.graph.num_nodes, 1), self.node.device
-        self.first = torch.full((entries,), EMPTY, dtype=torch.int32, device=device)
-        self.keys = torch.full((entries,), NOBODY, dtype=torch.int64, device=device) if self.hash_bits else self.state
+        self.first, self.keys = table(self.hash_bits, self.graph.num_nodes, self.node.device)
 
     def grow(self, nodes: int, edges: int, hop: int) -> None:
         """Makes room for more nodes and edges before a hop, and keeps those that are there.
 
         Waits for the device if a hash table grows, because the edges so far refer to places in the old one.
         """
-        _check_sizes(nodes, edges)
+        check_sizes(nodes, edges)
         known = self.node.numel()
-        self.node = _grown(self.node, nodes)
-        self.batch = _grown(self.batch, nodes) if self.graph.disjoint else self.node
-        self.edge_index, self.edge = _grown(self.edge_index, _rounded(edges)), _grown(self.edge, _rounded(edges))
+        self.node = grown(self.node, nodes)
+        self.batch = grown(self.batch, nodes) if self.graph.disjoint else self.node
+        self.edge_index, self.edge = grown(self.edge_index, rounded(edges)), grown(self.edge, rounded(edges))
         self.row, self.col = self.edge_index
-        if self.hash_bits and _bits(nodes) > self.hash_bits:
+        if self.hash_bits and bits_of(nodes) > self.hash_bits:
             begin, end = int(self.state[NUMBERED]), int(self.state[NODES + 2 + self.hops + hop])
             self.row[begin:end] = self.first[self.row[begin:end]].long()
             self.state[NUMBERED] = end
-            self.hash_bits = _bits(nodes)
+            self.hash_bits = bits_of(nodes)
             self._make_table()
-            tensors = (self.node, self.batch, self.state, self.first, self.keys)
-            self._launch(_restore, _blocks(known), tensors, (hop,), (self.graph.disjoint, self.hash_bits, BLOCK))
-
-    def reserve(self, slots: int) -> None:
-        """Makes room for the slots of a hop."""
-        if self.edge_slot.numel() < slots:
-            device = self.node.device
-            self.edge_slot = torch.empty(slots, dtype=self.graph.slot_dtype, device=device)
-            self.place_slot = torch.empty(slots, dtype=torch.int32, device=device)
-            self.sums = torch.empty(_blocks(slots), dtype=torch.int64, device=device)
+            restore(self._found, known, (self.state, NODES + hop + 1), self.graph.disjoint)
 
     def start(self, seeds: Tensor) -> None:
         """Gives the seeds their local ids: int32 or int64 ``[batch_size]``, of which the last may be -1."""
         if self.hash_bits:
             self.keys.fill_(NOBODY)
             self.first.fill_(EMPTY)
-        constants = (self.hash_bits, self.graph.disjoint, BLOCK, str(seeds.dtype))
-        tensors = (seeds, self.node, self.batch, self.state, self.first, self.keys)
-        self._launch(_start, _blocks(self.batch_size), tensors, (self.batch_size, self.hops), constants)
+        start(self._found, seeds, self.batch_size, (self.state, NODES + 1), self.state[NODES:], self.graph.disjoint)
 
     def draw(self, hop: int, fan_out: int, rows: int, limit: Tensor) -> None:
         """Samples a hop of at most `rows` destinations, each with at most `fan_out` edges."""
-        graph = self.graph
-        self.reserve(rows * fan_out)
-        if rows * fan_out and graph.weight is not None:
-            width = max(_power(fan_out), 2)
-            step = max(_PAIRS // width, _LEAST_STEP) if graph.replace else max(_STEP, width)
-            tensors: tuple[Tensor, ...] = (
-                graph.colptr, graph.weight, self.seed, self.node, self.state, self.edge_slot
-            )  # fmt: skip
-            constants: tuple[Any, ...] = (fan_out, width, step, graph.replace, self._types)
-            self._launch(_draw_weighted[1 if width <= _ONE_WARP else 4], rows, tensors, (hop,), constants)
-            self._claim_slots(hop, fan_out, rows * fan_out, self.place_slot)
-        elif rows * fan_out:
-            width = _power(fan_out)
-            tall = max(_TILE // width, 1)
-            constants = (fan_out, width, tall, graph.replace, graph.time_of, graph.last, graph.disjoint, self.hash_bits)
-            tensors = (
-                graph.colptr, graph.row, graph.time, limit, self.seed, self.node, self.batch, self.state,
-                self.edge_slot, self.place_slot, self.first, self.keys,
-            )  # fmt: skip
-            numbers = (hop, self._base(rows * fan_out))
-            self._launch(_draw_uniform, -(-rows // tall), tensors, numbers, (*constants, self._types))
-        self._number(hop, fan_out, rows * fan_out, self.place_slot)
+        self._hop(hop).draw(fan_out, rows, limit)
 
     def ranges(self, hop: int, rows: int, limit: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the first edge and the number of edges of at most `rows` destinations of a hop, int64 ``[rows]``."""
-        graph = self.graph
-        begin, size = torch.zeros(2, rows, dtype=torch.int64, device=self.node.device)
-        tensors = (
-            graph.colptr, graph.row, graph.time, limit, self.node, self.batch, self.state, begin, size
-        )  # fmt: skip
-        constants = (graph.time_of, graph.disjoint, BLOCK, self._types)
-        self._launch(_find_ranges, _blocks(rows), tensors, (hop,), constants)
-        return begin, size
+        return self._hop(hop).ranges(rows, limit)
 
     def take(self, hop: int, edge: Tensor, dest: Tensor) -> None:
         """Samples a hop that takes the edges at the positions `edge`. Their destinations are the hop's `dest`-th."""
-        self.reserve(edge.numel())
-        self.edge_slot[: edge.numel()] = edge
-        if edge.numel():
-            self._claim_slots(hop, 0, edge.numel(), dest)
-        self._number(hop, 0, edge.numel(), dest)
+        self._hop(hop).take(edge, dest)
+
+    @property
+    def _found(self) -> Nodes:
+        return Nodes(self.node, self.batch, self.first, self.keys, self.hash_bits)
+
+    def _hop(self, hop: int) -> Hop:
+        found, edges, at = self._found, (self.row, self.col, self.edge), NODES + hop
+        addresses = at, at + 1, at + 1, NODES + 2 + self.hops + hop
+        return Hop(self.graph, self.seed, self.state, found, found, edges, self.slots, *addresses)
 
     def finish(self) -> None:
         """Gives edges the local ids of their sources."""
@@ -315,40 +354,6 @@ class Buffers:
         tensors = (self.row, self.col, self.edge, self.state, self.first)
         self._launch(_finish_edges, _blocks(self.edge.numel()), tensors, (rows, size, self.hops), (BLOCK, ""))
 
-    @cached_property
-    def _types(self) -> str:
-        return f"{self.graph.types} {self.edge_slot.dtype}"
-
-    def _base(self, slots: int) -> int:
-        base = self.node.numel()
-        if base + slots >= EMPTY:
-            raise ArgumentError(
-                f"num_neighbors: found a hop of up to {slots} edges, expected fewer than {EMPTY - base}; lower "
-                "num_neighbors, or give fewer seeds."
-            )
-        return base
-
-    def _claim_slots(self, hop: int, fan_out: int, slots: int, dest: Tensor) -> None:
-        tensors = (
-            self.graph.row, dest, self.batch, self.state, self.edge_slot, self.place_slot, self.first, self.keys
-        )  # fmt: skip
-        constants = (fan_out, self.graph.disjoint, self.hash_bits, BLOCK, f"{self._types} {dest.dtype}")
-        self._launch(_claim_slots, _blocks(slots), tensors, (slots, self._base(slots), hop), constants)
-
-    def _number(self, hop: int, fan_out: int, slots: int, dest: Tensor) -> None:
-        """Counts and places the slots of a hop. Without a slot, one program writes that nothing was found."""
-        self.reserve(1)
-        base, blocks, types = self._base(slots), max(_blocks(slots), 1), f"{self._types} {dest.dtype}"
-        fan_out = fan_out if slots else 0
-        counted = (self.state, self.place_slot, self.first, self.sums)
-        self._launch(_count, blocks, counted, (slots, base, hop), (fan_out, BLOCK, types))
-        tensors = (
-            self.graph.row, dest, self.node, self.batch, self.row, self.col, self.edge, self.state,
-            self.edge_slot, self.place_slot, self.first, self.sums,
-        )  # fmt: skip
-        constants = (fan_out, self.graph.disjoint, BLOCK, types)
-        self._launch(_place, blocks, tensors, (slots, base, hop, self.hops), constants)
-
     def _launch(
         self, kernel: Kernel, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: Any
     ) -> None:
@@ -356,35 +361,8 @@ class Buffers:
             kernel(programs, tensors, numbers, constants)
 
 
-def complain(flags: int, graph: Graph) -> None:
-    """Raises the error for the problems that the kernels have found."""
-    if flags & kernels.BAD_SEED.value:
-        raise IndexOutOfRangeError(
-            f"seeds: found a node outside the graph, expected 0 to {graph.num_nodes - 1}; -1 only after the last seed."
-        )
-    if flags & kernels.BAD_GRAPH.value:
-        raise IndexOutOfRangeError(
-            f"row or colptr: found a source outside of 0 to {graph.num_nodes - 1}, or edges outside of 0 to "
-            f"{graph.row.numel()}, expected a graph in CSC order; check edge_index and num_nodes."
-        )
-    if flags & kernels.NOT_SORTED.value:
-        raise ArgumentError(
-            f"{graph.time_of}_time: found neighbours that are not sorted by time, expected ascending times within each "
-            "neighbourhood; sort the edges by destination, then by time."
-        )
-    if flags & kernels.BAD_WEIGHT.value:
-        raise ArgumentError(
-            "weight: found a negative, infinite or NaN weight, or with replace=True only zeros for a node; expected "
-            "finite numbers of 0 or more; change the weights."
-        )
-
-
-def needs_hash(graph: Graph) -> bool:
-    """Whether a hash table maps nodes to local ids, rather than a table with an entry per node."""
-    return graph.disjoint or graph.num_nodes > LARGEST_TABLE
-
-
-def _grown(value: Tensor, size: int) -> Tensor:
+def grown(value: Tensor, size: int) -> Tensor:
+    """Returns a tensor with room for `size` entries along the last dimension. It keeps the entries that it has."""
     if value.size(-1) >= size:
         return value
     made = value.new_empty(*value.shape[:-1], size)
@@ -392,12 +370,13 @@ def _grown(value: Tensor, size: int) -> Tensor:
     return made
 
 
-def _rounded(edges: int) -> int:
+def rounded(edges: int) -> int:
     """Returns a multiple of 8, so that sources and destinations are aligned in one memory."""
     return -(-edges // 8) * 8
 
 
-def _check_sizes(nodes: int, edges: int) -> None:
+def check_sizes(nodes: int, edges: int) -> None:
+    """Raises a ValueError for more nodes or edges than local ids."""
     if max(nodes, edges) >= EMPTY:
         raise ArgumentError(
             f"num_neighbors: found up to {nodes} nodes and {edges} edges, expected fewer than {EMPTY}; lower "
@@ -405,7 +384,7 @@ def _check_sizes(nodes: int, edges: int) -> None:
         )
 
 
-def _bits(nodes: int) -> int:
+def bits_of(nodes: int) -> int:
     """Returns the bits of an index of a hash table that is at most half full."""
     return max((2 * nodes - 1).bit_length(), 4)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
@@ -79,7 +80,10 @@ def sample_neighbors(
             node_time=node_time, edge_time=edge_time, seed_time=seed_time, weight=weight, replace=replace,
             disjoint=disjoint, temporal_strategy=temporal_strategy, directed=directed, seed=seed,
         )  # fmt: skip
-        return _on_device(colptr, row, seeds, num_neighbors, given)
+        on_device: Neighborhood = _on_device(
+            colptr.device, "device", sample_neighbors, (colptr, row, seeds, num_neighbors), given
+        )
+        return on_device
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
     is_temporal = node_time is not None or edge_time is not None
     num_nodes = colptr.numel() - 1
@@ -127,7 +131,8 @@ def sample_neighbors_hetero(
     """Samples the neighbourhood of seeds in a graph with several node types, with the meaning of
     ``torch.ops.pyg.hetero_neighbor_sample``.
 
-    In each hop and for each edge type, every node that the hop before has found draws its own neighbours.
+    In each hop and for each edge type, every node that the hop before has found draws its own neighbours. If the graph
+    is on a GPU, the GPU samples.
 
     Args:
         colptr_dict: As `colptr` of :func:`sample_neighbors`, for each edge type.
@@ -154,6 +159,16 @@ def sample_neighbors_hetero(
         TypeError: As for :func:`sample_neighbors`.
         ValueError: As for :func:`sample_neighbors`, or a type is unknown.
     """
+    gpu = next((row.device for row in row_dict.values() if device_of(row.device).has_streams), None)
+    if gpu is not None:
+        more = dict(
+            node_time_dict=node_time_dict, edge_time_dict=edge_time_dict, seed_time_dict=seed_time_dict,
+            weight_dict=weight_dict, num_nodes_dict=num_nodes_dict, replace=replace, disjoint=disjoint,
+            temporal_strategy=temporal_strategy, directed=directed, seed=seed,
+        )  # fmt: skip
+        args = (colptr_dict, row_dict, seed_dict, num_neighbors_dict, edge_types, node_types)
+        on_device: HeteroNeighborhood = _on_device(gpu, "hetero_device", sample_neighbors_hetero, args, more)
+        return on_device
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
     check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
     place = {name: at for at, name in enumerate(node_types)}
@@ -294,21 +309,25 @@ def _numbers_of_nodes(
     return {name: int(known.get(name, given.get(name, UNKNOWN))) for name in node_types}
 
 
-def _on_device(
-    colptr: Tensor, row: Tensor, seeds: Tensor, num_neighbors: Sequence[int], given: dict[str, Any]
-) -> Neighborhood:
-    """Samples on the GPU. What the GPU's sampler does not support is sampled on the CPU, and a warning says so."""
+def _on_device(device: torch.device, module: str, sample: Callable[..., Any], args: tuple[Any, ...], given: Any) -> Any:
+    """Samples on the GPU. What the GPU's sampler does not support is sampled on the CPU, and a warning says so.
+
+    Args:
+        device: The GPU.
+        module: The module with the function for GPUs, which has the name of `sample`.
+        sample: The function for CPUs.
+        args: The arguments by position.
+        given: The arguments by name.
+    """
     try:
-        sampled: Neighborhood = _device_sampler()(colptr, row, seeds, num_neighbors, **given)
-        return sampled
+        return _device_sampler(module, sample.__name__)(*args, **given)
     except UnsupportedSampling as error:
         if str(error) not in _warned:
             _warned.add(str(error))
             logger.warning("sampling runs on the CPU, and the graph is copied in each call: %s", error)
-    moved: dict[str, Any] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in given.items()}
-    found = sample_neighbors(colptr.cpu(), row.cpu(), seeds.cpu(), num_neighbors, **moved)
-    tensors = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
-    there: dict[str, Any] = {name: value.to(colptr.device) for name, value in tensors.items()}
+    args, given = tree_map_only(Tensor, Tensor.cpu, (args, given))
+    found = sample(*args, **given)
+    there = tree_map_only(Tensor, lambda value: value.to(device), dict(vars(found)))
     return dataclasses.replace(found, **there)
 
 
@@ -316,9 +335,9 @@ _warned: set[str] = set()
 """Reasons that a warning has named already."""
 
 
-def _device_sampler() -> Any:
+def _device_sampler(module: str, name: str) -> Any:
     try:
-        return importlib.import_module("gnncompile.sampling.device").sample_neighbors
+        return getattr(importlib.import_module(f"gnncompile.sampling.{module}"), name)
     except ModuleNotFoundError as error:
         raise UnsupportedSampling(
             "the sampler for GPUs needs Triton, which is not installed; keep the graph on the CPU"

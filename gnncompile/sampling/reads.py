@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
+from gnncompile.sampling.arguments import vector
+
 STEP = 2**26
 """Edges that are looked at together, which bounds the memory."""
 
@@ -27,9 +30,19 @@ def expected_reads(
         row: The source of each edge, int32 or int64 ``[num_edges]``.
         num_neighbors: For each hop, the most neighbours of a node; a negative number takes all.
         batch_size: The seeds of a mini-batch.
-        seeds: The nodes that seeds are drawn from, int64 ``[num_seeds]``; None takes all nodes.
+        seeds: The nodes that seeds are drawn from, an integer, ``[num_seeds]``; None takes all nodes.
+
+    Raises:
+        IndexError: A seed or a source is outside the graph.
+        TypeError: A tensor has another dtype.
+        ValueError: A size does not fit, or `batch_size` is not positive.
     """
-    num_nodes, device = colptr.numel() - 1, colptr.device
+    device = colptr.device
+    colptr = vector("colptr", colptr, (torch.int32, torch.int64), None, device)
+    row = vector("row", row, (torch.int32, torch.int64), None, device)
+    _check(colptr, row, batch_size)
+    seeds = None if seeds is None else _nodes(seeds, colptr.numel() - 1)
+    num_nodes = colptr.numel() - 1
     degree = (colptr[1:] - colptr[:-1]).float()
     number = num_nodes if seeds is None else seeds.numel()
     share = min(batch_size / max(number, 1), 1.0)
@@ -49,3 +62,35 @@ def expected_reads(
         reads += found
         chance = 1 - torch.exp(-found)
     return reads
+
+
+def _check(colptr: Tensor, row: Tensor, batch_size: int) -> None:
+    if colptr.numel() < 1 or int(colptr[-1]) != row.numel():
+        raise ArgumentError(
+            f"colptr: found {colptr[-1:].tolist()} as the last entry, expected [{row.numel()}], the number of edges in "
+            "row; give a graph in CSC order."
+        )
+    if row.numel():
+        least, most = (int(value) for value in row.aminmax())
+        if least < 0 or most >= colptr.numel() - 1:
+            raise IndexOutOfRangeError(
+                f"row: found nodes {least} to {most}, expected 0 to {colptr.numel() - 2}, nodes of the graph."
+            )
+    if batch_size < 1:
+        raise ArgumentError(f"batch_size: found {batch_size}, expected at least 1, the seeds of a mini-batch.")
+
+
+def _nodes(seeds: Tensor, num_nodes: int) -> Tensor:
+    if seeds.is_floating_point() or seeds.is_complex() or seeds.dtype is torch.bool:
+        raise ArgumentTypeError(
+            f"seeds: found dtype {seeds.dtype}, expected integers, the nodes that seeds are drawn from; call "
+            "mask.nonzero().flatten() for a mask."
+        )
+    seeds = vector("seeds", seeds.long(), (torch.int64,), None, seeds.device)
+    if seeds.numel():
+        least, most = (int(value) for value in seeds.aminmax())
+        if least < 0 or most >= num_nodes:
+            raise IndexOutOfRangeError(
+                f"seeds: found nodes {least} to {most}, expected 0 to {num_nodes - 1}, nodes of the graph."
+            )
+    return seeds

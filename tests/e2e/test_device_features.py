@@ -80,6 +80,32 @@ def test_loader_of_links():
         assert all(torch.equal(one[key], other[key]) for key in ("x", "edge_attr", "y", "n_id", "edge_label_index"))
 
 
+@pytest.mark.parametrize("buckets", [False, True])
+def test_no_row_to_read_ahead(buckets: bool):
+    """Seeds without edges read no row of edges."""
+    data = graph()
+    source = NeighborLoader(data, [2], batch_size=3, input_nodes=torch.arange(294, 300))
+    for batch in gnncompile.loader(source, DEVICE, sampler="device", buckets=buckets, features="host"):
+        assert batch.num_edges == 0 and batch.edge_attr.shape == (0, 2)
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_rows_that_have_no_room_ahead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """They are gathered between training steps, and a log message says so once."""
+    monkeypatch.setattr("gnncompile.sampling.rows_ahead.MOST_BYTES", 100)
+    torch.manual_seed(3)
+    expected = list(loader())
+    torch.manual_seed(3)
+    found = loader(features={"x": "host"})
+    with caplog.at_level("WARNING", logger="gnncompile"):
+        for _ in range(2):
+            batches = list(found)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["features"]
+    assert "the rows of 'x' cross the bus between training steps" in caplog.text
+    torch.manual_seed(3)
+    assert all(torch.equal(one.x, other.x) for one, other in zip(found, expected, strict=True)) and batches
+
+
 def test_report_before_the_first_mini_batch():
     (x,) = [one for one in loader().report() if one.name == "x"]
     assert (x.place, x.bytes, x.hit_rate) == ("device", 300 * 24, None)

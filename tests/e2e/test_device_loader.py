@@ -500,7 +500,10 @@ def sparse() -> Data:
 
 
 REASONS: dict[str, tuple[Callable[[], Any], str]] = {
-    "types": (lambda: NeighborLoader(typed(), [3], input_nodes="a"), "the graph is a HeteroData"),
+    "types": (
+        lambda: NeighborLoader(typed(), [3], input_nodes="a", subgraph_type="induced"),
+        "subgraph_type is 'induced'",
+    ),
     "two": (lambda: ZipLoader([NeighborLoader(graph(), [3])]), "ZipLoader is no loader of nodes or links"),
     "induced": (lambda: NeighborLoader(graph(), [3], subgraph_type="induced"), "subgraph_type is 'induced'"),
     "many": (lambda: NeighborLoader(graph(), [2000]), r"num_neighbors is \[2000\], where a device takes hops of"),
@@ -553,10 +556,11 @@ def test_a_graph_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 @pytest.mark.gpu
 def test_a_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="gnncompile"):
-        loader = gnncompile.loader(NeighborLoader(typed(), [3], input_nodes="a", batch_size=3), "cuda")
+        source = NeighborLoader(typed(), [3], input_nodes="a", batch_size=3, subgraph_type="induced")
+        loader = gnncompile.loader(source, "cuda")
         assert len(list(loader)) == len(list(loader)) == 3
         gnncompile.loader([graph()], "cuda")
-    assert [r.message for r in caplog.records] == ["NeighborLoader samples on the CPU: the graph is a HeteroData"]
+    assert [r.message for r in caplog.records] == ["NeighborLoader samples on the CPU: subgraph_type is 'induced'"]
 
 
 # -- recordings --------------------------------------------------------------------------------------------------------

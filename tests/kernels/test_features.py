@@ -192,6 +192,22 @@ def test_expected_reads(dtype: torch.dtype, number: int | None, monkeypatch: pyt
     assert torch.allclose(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6)
 
 
+def test_arguments_of_expected_reads():
+    colptr, row = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"colptr: found \[2\] as the last entry, expected \[1\], the number of edges"):
+        expected_reads(colptr, row[:1], [2], batch_size=1)
+    with pytest.raises(TypeError, match=r"row: found dtype torch\.float32"):
+        expected_reads(colptr, row.float(), [2], batch_size=1)
+    with pytest.raises(IndexError, match="row: found nodes 1 to 2, expected 0 to 1"):
+        expected_reads(colptr, row + 1, [2], batch_size=1)
+    with pytest.raises(IndexError, match="seeds: found nodes -1 to 1, expected 0 to 1"):
+        expected_reads(colptr, row, [2], batch_size=1, seeds=torch.tensor([1, -1]))
+    with pytest.raises(TypeError, match=r"seeds: found dtype torch\.bool, expected integers"):
+        expected_reads(colptr, row, [2], batch_size=1, seeds=torch.tensor([True, False]))
+    with pytest.raises(ValueError, match="batch_size: found 0, expected at least 1"):
+        expected_reads(colptr, row, [2], batch_size=0)
+
+
 def test_reads_of_a_hub(device_name: str):
     """Sources of one destination share its draws; the hub itself is read only as a seed."""
     colptr, row = (value.to(device_name) for value in hub(10))
