@@ -117,7 +117,59 @@ def contiguous(tensor: Any) -> Any:
     return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
-def writable(tensor: Any, position: int) -> Any:
+class Joined(ir.ConcatKernel):
+    """A buffer whose first rows are computed in place by their producer, and whose other rows a call fills."""
+
+    call: Call | None = None
+
+
+def in_front(tensor: Any, rows: Any) -> Any:
+    """Returns a new tensor of Inductor's graph with `rows` rows, which begins with the rows of a tensor.
+
+    The producer of the tensor writes them there. A tensor is copied if it is an input or if the user gets it.
+    """
+    size = [rows, *tensor.get_size()[1:]]
+    layout = ir.FixedLayout(tensor.get_device(), tensor.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+    kernel = Joined(name=None, layout=layout, inputs=[])
+    storage = ir.StorageBox(kernel)
+    place = ir.SliceView.create(storage, 0, 0, tensor.get_size()[0], clamp=False)
+    kernel.inputs = [_computed_in(tensor, place)]
+    kernel.name = V.graph.register_buffer(kernel)
+    kernel.inputs = kernel.unwrap_storage(kernel.inputs)
+    V.graph.register_operation(kernel)
+    return ir.TensorBox(storage)
+
+
+def front(tensor: Any, rows: Any) -> Any:
+    """Returns the first `rows` rows of a tensor of Inductor's graph, in the same memory."""
+    return ir.TensorBox(ir.SliceView.create(tensor.data, 0, 0, rows, clamp=False))
+
+
+def _computed_in(tensor: Any, place: Any) -> Any:
+    """Makes a tensor's producer write to a part of another buffer, or copies the tensor there."""
+    source = tensor.data
+    node: Any = V.graph.current_node.args[0]
+    if any(user.op == "output" for user in node.users) or not isinstance(source, ir.StorageBox):
+        # Results of a graph may not share memory: the backward reuses the memory of one while it reads the other.
+        source = ir.Pointwise.create(
+            device=tensor.get_device(),
+            dtype=tensor.get_dtype(),
+            inner_fn=tensor.make_loader(),
+            ranges=list(tensor.get_size()),
+        )
+    elif isinstance(source.data, Result) and isinstance(source.data.layout, ir.FixedLayout):
+        storage, layout = ir.as_storage_and_layout(place)
+        source.data.layout = ir.NonOwningLayout(ir.ReinterpretView(data=storage, layout=layout))
+        return source.data
+    return ir.ConcatKernel.realize_into(source, place)
+
+
+def returns_argument(*ops: Any) -> None:
+    """Notes that the lowerings of these ops return their first argument, or a tensor in the same memory."""
+    _returned.update(ops)
+
+
+def writable(tensor: Any, position: int, besides: fx.Node | None = None) -> Any:
     """Returns a tensor that the current call may write to: the given tensor, or a copy if other nodes may read it.
 
     Inductor does not order readers before this point: by its schema, the lowered op writes to nothing.
@@ -125,9 +177,10 @@ def writable(tensor: Any, position: int) -> Any:
     Args:
         tensor: A tensor of Inductor's graph.
         position: The index of the tensor among the arguments of the lowered node.
+        besides: A node that may read the tensor too: it does so before the write.
     """
     node: Any = V.graph.current_node.args[position]
-    while len(node.users) == 1 and node.op == "call_function":
+    while len(node.users.keys() - {besides}) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
             return realized(tensor)
         node = node.all_input_nodes[0]

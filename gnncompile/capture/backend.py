@@ -27,7 +27,7 @@ from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm, gradient, packaged, prepared, region_lowering, stored
+from gnncompile.ops import embedding, exchange_lowering, gemm, gradient, packaged, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -307,6 +307,8 @@ class Backend(_compat.CaptureSettings):
             "shape_padding": False,
             # Size asserts on every intermediate cost more host time than a kernel launch.
             "size_asserts": False,
+            # Another order could end an exchange before the work that it is to overlap with.
+            **({} if self.group is None else {"reorder_for_peak_memory": False}),
             # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
@@ -351,6 +353,7 @@ def prepare_torch() -> None:
     embedding.install()
     gemm.install()
     region_lowering.install()
+    exchange_lowering.install()
     packaged.install()
     stored.install()
     prepared.install()
