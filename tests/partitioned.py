@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,7 @@ import gnncompile
 from gnncompile import testing
 from gnncompile.capture.compile import callable_of
 from gnncompile.exc import PartitionError
+from gnncompile.layout.halo import joined_rows
 
 WIDTH = 12
 STEPS = 20
@@ -387,6 +389,44 @@ def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
         raise AssertionError(f"no error with {text!r}")
 
 
+def features_have_room(here: Here) -> None:
+    """Compiled layers that read features receive halo rows behind them, in the same memory; other layers do not."""
+    whole, part = graph(), here.part(graph())
+    compiled, x = here.compile(here.model("sage")), part.data.x
+    before, version, again = x.clone(), x._version, x.clone()
+    for _ in range(2):
+        found = compiled(x, part.data.edge_index)
+    joined = joined_rows(x, part.halo[""].new_empty(part.halo[""].numel(), 0))
+    assert joined.data_ptr() == x.data_ptr() and torch.equal(x, before) and x._version == version
+    if here.inductor:
+        same(joined[len(x) :], whole.x[part.halo[""].cpu()], "the halo rows")
+    assert torch.equal(compiled(again, part.data.edge_index), found)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = gnncompile.load_part(part.save(folder).parent, here.rank, here.size).data.x
+    assert torch.equal(saved, before.cpu())
+
+
+def different_graphs(here: Here) -> None:
+    """Processes that capture different exchanges, or of which one fails, raise errors that name the line."""
+    part = here.part(graph())
+    x, edges = part.data.x, part.data.edge_index
+    torch.manual_seed(0)
+    convs = [GCNConv(WIDTH, width).double().to(here.device) for width in (4, 5)]
+
+    def wider(x: Tensor, edge_index: Tensor) -> Tensor:
+        return convs[min(here.rank, 1)](x, edge_index)
+
+    raises(PartitionError, "Exchange 2 is rank 0: an exchange of rows of 4", here.compile(wider), x, edges)  # type: ignore[arg-type]
+
+    def fails(x: Tensor, edge_index: Tensor) -> Tensor:
+        out = convs[0](x, edge_index)
+        return out.amax(0) if here.rank == 1 else out
+
+    expected = "amax goes over rows" if here.rank == 1 else "but rank 1 failed: "
+    raises(PartitionError, expected, here.compile(fails), x, edges)  # type: ignore[arg-type]
+    assert len(here.compile(convs[0])(x, edges)) == len(x)  # the processes still agree
+
+
 def errors(here: Here) -> None:
     """Operations without a form over parts, arguments of another graph, and parts of another partition."""
     part, whole = here.part(graph()), graph()
@@ -435,6 +475,8 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             train_steps,
             the_same_bits,
             structure_is_exchanged_once,
+            features_have_room,
+            different_graphs,
             explained,
             errors,
         )

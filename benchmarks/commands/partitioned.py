@@ -4,7 +4,8 @@
 
 Each process first runs the whole graph on its own device. Outputs and gradients over parts are compared with it before
 any time is reported. The first process then times the whole graph alone, and all processes time their parts together.
-A step is forward, loss, backward and the step of an optimizer. The limit is the time of one process by the number of
+A step is forward, loss, backward and the step of an optimizer; a few steps follow each other without a wait between
+them, as in training, and the median over such runs is reported. The limit is the time of one process by the number of
 processes, and the time in which the halo rows pass a link (``--link``), without any overlap.
 
     python -m benchmarks partitioned --count
@@ -39,6 +40,9 @@ from gnncompile.capture.compile import callable_of
 
 NAME = "partitioned"
 HELP = "steps over the parts of one graph on several processes (torchrun), and on one"
+
+TOGETHER = 5
+"""The number of steps between two waits for the device."""
 
 LAYERS, EDGE_FEATURES = 3, 4
 MODELS: dict[str, Callable[[int], nn.Module]] = {
@@ -112,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
             f"{'':20}{'one (ms)':>10}{'parts (ms)':>11}{'limit (ms)':>11}{'faster':>8}{'one (MiB)':>11}"
             f"{'parts (MiB)':>12}{'share':>7}"
         )
-        for make in (MODELS[name] for name in args.models):
-            for width in channels:
+        for width in channels:
+            for make in (MODELS[name] for name in args.models):
                 status |= _Row(make(width), width, data, part, mesh, device, args).run()
     dist.destroy_process_group()
     return status
@@ -242,17 +246,18 @@ class _Row:
 
     def _steps(self, step: Callable[[], None]) -> int:
         first = self._once(step, True)
-        return max(3, min(100, int(1000 * self.seconds / first)))
+        return max(3, min(100, int(1000 * self.seconds / (first * TOGETHER))))
 
     def _once(self, step: Callable[[], None], alone: bool) -> float:
-        """Milliseconds of one step, which all processes begin together unless one is alone."""
+        """Milliseconds of one of several steps, which all processes begin together unless one is alone."""
         if not alone:
             dist.barrier()
         self._synchronize()
         start = time.perf_counter()
-        step()
+        for _ in range(TOGETHER):
+            step()
         self._synchronize()
-        return 1000 * (time.perf_counter() - start)
+        return 1000 * (time.perf_counter() - start) / TOGETHER
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

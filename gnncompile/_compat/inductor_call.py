@@ -117,10 +117,20 @@ def contiguous(tensor: Any) -> Any:
     return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
+class Borrowed(Result):
+    """A buffer that its call assigns. It may share memory with an input, so Inductor must not use its memory again."""
+
+    def __init__(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(size, dtype, device)
+        V.graph.never_reuse_buffers.add(self.get_name())
+
+    def should_allocate(self) -> bool:
+        """Tells Inductor not to allocate the buffer."""
+        return False
+
+
 class Joined(ir.ConcatKernel):
     """A buffer whose first rows are computed in place by their producer, and whose other rows a call fills."""
-
-    call: Call | None = None
 
 
 def in_front(tensor: Any, rows: Any) -> Any:
@@ -169,7 +179,7 @@ def returns_argument(*ops: Any) -> None:
     _returned.update(ops)
 
 
-def writable(tensor: Any, position: int, besides: fx.Node | None = None) -> Any:
+def writable(tensor: Any, position: int, besides: Sequence[fx.Node] = ()) -> Any:
     """Returns a tensor that the current call may write to: the given tensor, or a copy if other nodes may read it.
 
     Inductor does not order readers before this point: by its schema, the lowered op writes to nothing.
@@ -177,10 +187,10 @@ def writable(tensor: Any, position: int, besides: fx.Node | None = None) -> Any:
     Args:
         tensor: A tensor of Inductor's graph.
         position: The index of the tensor among the arguments of the lowered node.
-        besides: A node that may read the tensor too: it does so before the write.
+        besides: Nodes that may read or write the tensor too: they do so before.
     """
     node: Any = V.graph.current_node.args[position]
-    while len(node.users.keys() - {besides}) == 1 and node.op == "call_function":
+    while len(node.users.keys() - set(besides)) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
             return realized(tensor)
         node = node.all_input_nodes[0]

@@ -7,8 +7,9 @@ them in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.exc import PartitionError
-from gnncompile.layout.halo import group_of, splits
+from gnncompile.ir.region import BITS, Space, parse
+from gnncompile.layout.halo import group_of, own_and_halo, splits
 from gnncompile.ops.region import LIBRARY
 
 _OPS: Any = torch.ops.gnncompile
@@ -34,7 +36,13 @@ LIBRARY.define("exchange_wait(Tensor joined, str group) -> Tensor", tags=_TAGS)
 LIBRARY.define("return_start" + _RETURN, tags=_TAGS)
 LIBRARY.define("exchange_order(Tensor started) -> Tensor", tags=_TAGS)
 LIBRARY.define(
-    "return_wait(Tensor gradient, Tensor arrived, Tensor send, Tensor halo, str group) -> Tensor", tags=_TAGS
+    "return_wait(Tensor gradient, Tensor arrived, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor",
+    tags=_TAGS,
+)
+# The two halves of a region whose halo rows are sent to their owners while the own rows are computed.
+LIBRARY.define("halo_rows(Tensor[] tensors, Tensor[] layout, str spec, Tensor halo) -> Tensor[]", tags=_TAGS)
+LIBRARY.define(
+    "own_rows(Tensor[] outputs, Tensor[] tensors, Tensor[] layout, str spec, Tensor halo) -> Tensor", tags=_TAGS
 )
 LIBRARY.define("all_reduce(Tensor x, str kind, str group, Tensor[] after) -> Tensor", tags=_TAGS)
 LIBRARY.define("count_rows(SymInt rows, Tensor like, str group, Tensor[] after) -> Tensor", tags=_TAGS)
@@ -129,10 +137,54 @@ def add_arrived(gradient: Tensor, arrived: Tensor, send: Tensor) -> None:
             gradient.index_add_(0, rows, part)  # each row once, so no order is left to chance
 
 
+def run_rows(
+    kernel: Callable[..., None],
+    spec: str,
+    tensors: Sequence[Tensor],
+    layout: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    halo: Tensor,
+    which: int,
+) -> None:
+    """Runs a region's kernel on some of its rows.
+
+    Args:
+        kernel: The region's :class:`gnncompile.runtime.launch.Call`.
+        spec: The region as a string. All outputs have a row per row of the region.
+        tensors: Its tensors.
+        layout: rowptr, col and edge of its walk, over own rows, then halo rows.
+        outputs: Its outputs ``[own + num_halo, ...]``.
+        halo: The halo of a plan ``[num_halo, 0]``.
+        which: 0 for own rows, 1 for halo rows.
+    """
+    rowptr, col, edge = layout
+    own = rowptr.size(0) - 1 - halo.size(0)
+    rows = own_and_halo(rowptr, own)[which]
+    at, edges = (slice(own), slice(own, None))[which], slice(rows.first, rows.last)
+    of_rows, of_edges = _places(spec)
+    given = [t[at] if k in of_rows else t[edges] if k in of_edges else t for k, t in enumerate(tensors)]
+    kernel(given, (rows.rowptr, col[edges], edge[edges]), [out[at] for out in outputs])
+
+
+@lru_cache(maxsize=4096)
+def _places(spec: str) -> tuple[frozenset[int], frozenset[int]]:
+    """The positions of a region's tensors that have rows of the region, and of those in the order of its walk."""
+    region = parse(spec)
+    rows = {int(n.value or 0) for n in region.inputs if n.space is region.by}
+    return frozenset(rows), frozenset(int(n.value or 0) for n in region.inputs if n.space is Space.ORDERED)
+
+
+def splits_by_rows(spec: str) -> bool:
+    """Whether a region can run on some of its rows: it gives rows only, and none of its bools per edge are packed."""
+    region = parse(spec)
+    packed = any(n.space is Space.ORDERED and n.dtype == BITS for n in region.inputs)
+    return not region.tiled and not packed and all(map(region.per_row, region.outputs))
+
+
 def _exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
     """Sends own rows ``[own, ...]``. Returns own rows, then halo rows by owner, ``[own + num_halo, ...]``."""
     joined = x.new_empty((x.size(0) + halo.size(0), *x.shape[1:]))
-    joined[: x.size(0)].copy_(x)
+    joined[: x.size(0)] = x
     start_exchange(joined, send, group, wait=True)
     return joined
 
@@ -144,7 +196,9 @@ def _start_return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, afte
     return arrived
 
 
-def _wait_return(gradient: Tensor, arrived: Tensor, send: Tensor, halo: Tensor, group: str) -> Tensor:
+def _wait_return(
+    gradient: Tensor, arrived: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]
+) -> Tensor:
     """Returns the gradients of own rows ``[own, ...]``, with those that arrived added."""
     out = gradient[: gradient.size(0) - halo.size(0)].clone(memory_format=torch.contiguous_format)
     add_arrived(out, arrived, send)
@@ -154,7 +208,7 @@ def _wait_return(gradient: Tensor, arrived: Tensor, send: Tensor, halo: Tensor, 
 def _return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
     """Sends gradients of halo rows to their owners, and returns the sums of own rows ``[own, ...]``."""
     arrived = _start_return(gradient, send, halo, group, after)
-    return _wait_return(gradient, arrived, send, halo, group)
+    return _wait_return(gradient, arrived, send, halo, group, [])
 
 
 def _all_reduce(x: Tensor, kind: str, group: str, after: list[Tensor]) -> Tensor:
@@ -188,6 +242,10 @@ def _fake_exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: lis
 
 def _fake_return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
     return gradient.new_empty((gradient.size(0) - halo.size(0), *gradient.shape[1:]))
+
+
+def _fake_halo_rows(tensors: list[Tensor], layout: list[Tensor], spec: str, halo: Tensor) -> list[Tensor]:
+    return _OPS.region(tensors, layout, spec)  # type: ignore[no-any-return]
 
 
 def _setup_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -256,8 +314,10 @@ for _name, _function, _fake in (
     (
         "return_wait",
         _wait_return,
-        lambda gradient, arrived, send, halo, group: _fake_return(gradient, send, halo, group, []),
+        lambda gradient, arrived, send, halo, group, after: _fake_return(gradient, send, halo, group, after),
     ),
+    ("halo_rows", lambda tensors, layout, spec, halo: _OPS.region(tensors, layout, spec), _fake_halo_rows),
+    ("own_rows", lambda outputs, *_: outputs[0].new_empty(0), lambda outputs, *_: outputs[0].new_empty(0)),
     ("all_reduce", _all_reduce, lambda x, kind, group, after: x.new_empty(x.shape)),
     ("count_rows", _count_rows, lambda rows, like, group, after: like.new_empty((), dtype=torch.int64)),
     ("sum_gradients", _sum_gradients, lambda gradients, group, after: [g.new_empty(g.shape) for g in gradients]),

@@ -1,8 +1,10 @@
 """Each exchange is split into its start and its end, and work that does not read its rows runs between them.
 
-Before: ``g = halo_return(dy, ...); dx = g @ w; dw = x.T @ y``
-After:  ``started = return_start(dy, ...); dw = x.T @ y; g = return_wait(dy, started, ...); dx = g @ w``
-Why it pays: rows travel while the device computes. Work moves over one exchange at most, so few results live longer.
+Before: ``dy = region(...); g = halo_return(dy, ...); dx = g @ w; dw = x.T @ y``
+After:  ``dy = halo_rows(...); started = return_start(dy, ...); own_rows(dy, ...); dw = x.T @ y;``
+        ``g = return_wait(dy, started, ...); dx = g @ w``
+Why it pays: rows travel while the device computes. A region first computes the rows that leave, then its own rows, each
+        row as before. Other work moves over one exchange at most, so few results live longer.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.analysis import depends_on_chance, own, value
+from gnncompile.ops.exchange import splits_by_rows
+from gnncompile.ops.gemm import only_follows
+from gnncompile.passes.analysis import aten, depends_on_chance, own, value
+
+_VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.squeeze.dim, aten.unsqueeze.default}
 
 _STARTS: dict[Any, Any] = {
     own.halo_exchange.default: own.exchange_start.default,
@@ -25,6 +31,8 @@ def run(graph: fx.Graph) -> None:
     waits = [_split(graph, node) for node in list(graph.nodes) if node.target in _STARTS]
     for wait in waits:
         _put_work_before(wait)
+    for region in list(graph.find_nodes(op="call_function", target=own.region.default)):
+        _send_first(graph, region)
 
 
 def _split(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -40,7 +48,7 @@ def _split(graph: fx.Graph, node: fx.Node) -> fx.Node:
         else:
             arrived = value(rows)
             start.meta["val"] = arrived.new_empty((value(send).shape[0], *arrived.shape[1:]))
-            wait = graph.call_function(own.return_wait.default, (rows, start, send, halo, group))
+            wait = graph.call_function(own.return_wait.default, (rows, start, send, halo, group, []))
     wait.meta = dict(node.meta)
     ordered = [user for user in node.users if isinstance(user.args[-1], list) and user.args[-1] == [node]]
     if ordered:
@@ -69,6 +77,35 @@ def _put_work_before(wait: fx.Node) -> None:
         if node < last:
             last.append(node)
             last = node
+
+
+def _send_first(graph: fx.Graph, region: fx.Node) -> None:
+    """Splits a region whose results are exchanged gradients: it computes the halo rows before the own rows."""
+    *_, spec = region.args
+    outputs: list[fx.Node] = list(region.users)
+    ends = [end for out in outputs for end in _ends(out)]
+    starts = [end for end in ends if end.target is own.return_start.default]
+    waits = [end for end in ends if end.target is own.return_wait.default]
+    if not starts or len(starts) + len(waits) != len(ends) or not splits_by_rows(str(spec)):
+        return
+    halo: Any = starts[0].args[2]
+    if any(one.args[2] is not halo for one in starts) or max(starts) > min(waits):
+        return
+    with graph.inserting_after(max(starts)):
+        rest = graph.call_function(own.own_rows.default, (outputs, *region.args, halo))
+    rest.meta["val"] = value(outputs[0]).new_empty(0)
+    region.target, region.args = own.halo_rows.default, (*region.args, halo)
+    for wait in waits:
+        wait.args = (*wait.args[:-1], [rest])
+
+
+def _ends(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that read a result through views."""
+    for user in node.users:
+        if user.target in _VIEWS:
+            yield from _ends(user)
+        elif not only_follows(user, node):
+            yield user
 
 
 def _window(wait: fx.Node) -> Iterator[fx.Node]:
