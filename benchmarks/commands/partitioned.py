@@ -163,12 +163,13 @@ class _Row:
     ) -> None:
         self.width, self.data, self.mesh, self.device = width, data, mesh, device
         self.seconds, self.link, self.profile = args.seconds, args.link, args.profile
-        self.part = part.to(device)
         self.model = model.to(device)
         torch.manual_seed(0)
         for parameter in self.model.parameters():  # the same in all processes
             parameter.data.copy_(torch.randn(parameter.shape) / max(parameter.size(-1), 1) ** 0.5)
         self.nodes, self.edges = part.nodes[""], part.edges[""]
+        part.data.x = self._inputs(self.nodes, self.edges)[0].cpu()
+        self.part = part.to(device)
 
     def run(self) -> int:
         """Measures the row, and returns 1 if it is wrong."""
@@ -210,7 +211,7 @@ class _Row:
         """The results over this part, milliseconds, the peak of memory, and what waited for the device."""
         model = copy.deepcopy(self.model)
         compiled, edges = gnncompile.compile(model, mesh=self.mesh), self.part.data.edge_index
-        x, *more = self._inputs(self.nodes, self.edges)
+        x, (_, *more) = self.part.data.x, self._inputs(self.nodes, self.edges)
         step = _Step(
             model, lambda: compiled(x, edges, *more), lambda values: gnncompile.mean_over_parts(values, self.mesh)
         )
