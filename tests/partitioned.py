@@ -28,7 +28,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroConv, PNAConv, RGCNConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphNorm,
+    HeteroConv,
+    PNAConv,
+    RGCNConv,
+    SAGEConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
 
 import gnncompile
 from gnncompile import testing
@@ -81,6 +93,20 @@ class OverNodes(nn.Module):
         h = h * torch.softmax(h, dim=0) + torch.log_softmax(h, 0)
         whole = self.lin(h.t() @ h) + h[h[:, 0] > 0].sum(0)
         return h, self.lin(whole.mean(0)) + h.sum(0)
+
+
+class Extremes(nn.Module):
+    """Maxima, minima, norms and pools over all nodes beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = GCNConv(WIDTH, 8), GraphNorm(8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.norm(self.conv(x, edge_index))
+        tops = h.amax(0) + h.amin(dim=0) * (h - 1).relu().amax(0) + h.max(dim=0)[0] * h.min(0).values + h.max()
+        pools = global_max_pool(h, None) + global_mean_pool(h, group, 3).sum(0) * global_add_pool(h, group, 3)[1]
+        return h, tops + pools[0]
 
 
 RELATIONS = (("user", "buys", "item"), ("item", "of", "user"), ("item", "like", "item"))
@@ -282,6 +308,37 @@ def reductions_over_nodes(here: Here) -> None:
     same_gradients(ours, theirs)
 
 
+def extremes_over_nodes(here: Here) -> None:
+    """Maxima, graph norms and pools go over all parts, some of them without nodes; NaN stays NaN."""
+    torch.manual_seed(0)
+    theirs = Extremes().double()
+    ours = copy.deepcopy(theirs).to(here.device)
+    compiled = here.compile(ours)
+    for name in ("power law", "islands"):
+        whole, part = graph(name), here.part(graph(name))
+        theirs.zero_grad()
+        ours.zero_grad()
+        wanted, readout = theirs(whole.x, whole.edge_index, whole.y % 3)
+        (wanted.square().mean() + readout.square().sum()).backward()
+        found, one = compiled(part.data.x, part.data.edge_index, part.data.y % 3)
+        (gnncompile.mean_over_parts(found.square(), here.mesh) + one.square().sum()).backward()
+        same(found, wanted[part.nodes[""].cpu()], "rows")
+        same(one, readout, "the readout")
+        same_gradients(ours, theirs)
+
+    def tops(x: Tensor, edge_index: Tensor, group: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(0) + 0 * x[edge_index[0]].nan_to_num().sum(), x.max(0)[0], x.amin(), global_mean_pool(x, group, 4)
+
+    compiled = here.compile(tops)  # type: ignore[arg-type]
+    for bad in (False, True):
+        whole = graph("tiny")
+        whole.x[-1, 0] = torch.nan if bad else 3.0
+        part = here.part(whole)
+        results = compiled(part.data.x, part.data.edge_index, part.data.y)
+        for one, other in zip(results, tops(whole.x, torch.zeros(2, 0, dtype=torch.long), whole.y), strict=True):
+            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+
+
 def losses_inside(here: Here) -> None:
     """A loss inside the compiled model is the mean over all nodes."""
 
@@ -420,9 +477,9 @@ def different_graphs(here: Here) -> None:
 
     def fails(x: Tensor, edge_index: Tensor) -> Tensor:
         out = convs[0](x, edge_index)
-        return out.amax(0) if here.rank == 1 else out
+        return out.cumsum(0) if here.rank == 1 else out
 
-    expected = "amax goes over rows" if here.rank == 1 else "but rank 1 failed: "
+    expected = "cumsum goes along rows" if here.rank == 1 else "but rank 1 failed: "
     raises(PartitionError, expected, here.compile(fails), x, edges)  # type: ignore[arg-type]
     assert len(here.compile(convs[0])(x, edges)) == len(x)  # the processes still agree
 
@@ -437,8 +494,9 @@ def errors(here: Here) -> None:
         return lambda: compiled(part.data.x, part.data.edge_index)
 
     raises(PartitionError, "sort", over(lambda x, e: conv(x, e).sort(0).values))
-    raises(PartitionError, "amax", over(lambda x, e: conv(x, e).amax(0)))
-    raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).amax(0)))
+    raises(PartitionError, "cumsum", over(lambda x, e: conv(x, e).cumsum(0)))
+    raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).cumsum(0)))
+    raises(PartitionError, "gives the index of a row", over(lambda x, e: conv(x, e).max(0)))
     raises(PartitionError, "by their place", over(lambda x, e: conv(x, e)[:3]))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * e[1].sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * (e[1] == 3).sum()))
@@ -471,6 +529,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             awkward_graphs,
             norms_over_awkward_graphs,
             reductions_over_nodes,
+            extremes_over_nodes,
             losses_inside,
             train_steps,
             the_same_bits,
