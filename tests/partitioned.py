@@ -433,6 +433,9 @@ def explained(here: Here) -> None:
     report = gnncompile.explain(here.compile(here.model("sage")), part.data.x, part.data.edge_index)
     found = [note for note in report.notes if note.startswith("exchanged over parts")]
     assert len(found) == 2 and "32 bytes for each halo row, in each step" in found[1], report.notes
+    sent, halo, own = part.exchanges[""].send.numel(), part.halo[""].numel(), part.nodes[""].numel()
+    expected = f"each exchange sends {sent} of this part's {own} rows, and receives {halo} halo rows"
+    assert expected in report.notes, report.notes
     assert report.host_syncs == 0 and report.captured_graphs == 1, report
     assert "tests/partitioned.py" in found[0]
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gnncompile.capture.agreement import collect
 from gnncompile.exc import ArgumentError, ArgumentTypeError, PartitionError
-from gnncompile.layout.halo import HaloPlan, group_of, name_group
+from gnncompile.layout.halo import HaloPlan, Splits, group_of, name_group
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -60,6 +60,8 @@ class PartCheck:
     def __init__(self, group: str) -> None:
         self.group = group
         self.agreed: set[str] = set()
+        self.last: list[Splits] = []
+        """The numbers of rows that the last call exchanges, for each node type that is exchanged."""
 
     def __call__(self, plans: list[HaloPlan], rows: list[tuple[str, int]]) -> None:
         """Checks a call before it runs.
@@ -84,6 +86,7 @@ class PartCheck:
                     f"{name}: found {size} rows, expected rows of this part's nodes or edges ({sorted(sizes)}). Pass "
                     "a mask of all rows for some of them; make tensors without rows buffers of the model."
                 )
+        self.last = list(dict.fromkeys(plan.splits for plan in plans))
         for plan in plans:
             if plan.partition not in self.agreed:
                 self._agree(plan)
