@@ -136,7 +136,7 @@ class Joined(ir.ConcatKernel):
 def in_front(tensor: Any, rows: Any) -> Any:
     """Returns a new tensor of Inductor's graph with `rows` rows, which begins with the rows of a tensor.
 
-    The producer of the tensor writes them there. A tensor is copied if it is an input or if the user gets it.
+    The producer of the tensor writes them there, unless the tensor is an input or other nodes need memory of its own.
     """
     size = [rows, *tensor.get_size()[1:]]
     layout = ir.FixedLayout(tensor.get_device(), tensor.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
@@ -158,9 +158,7 @@ def front(tensor: Any, rows: Any) -> Any:
 def _computed_in(tensor: Any, place: Any) -> Any:
     """Makes a tensor's producer write to a part of another buffer, or copies the tensor there."""
     source = tensor.data
-    node: Any = V.graph.current_node.args[0]
-    if any(user.op == "output" for user in node.users) or not isinstance(source, ir.StorageBox):
-        # Results of a graph may not share memory: the backward reuses the memory of one while it reads the other.
+    if not isinstance(source, ir.StorageBox) or not _may_share(V.graph.current_node):
         source = ir.Pointwise.create(
             device=tensor.get_device(),
             dtype=tensor.get_dtype(),
@@ -172,6 +170,36 @@ def _computed_in(tensor: Any, place: Any) -> Any:
         source.data.layout = ir.NonOwningLayout(ir.ReinterpretView(data=storage, layout=layout))
         return source.data
     return ir.ConcatKernel.realize_into(source, place)
+
+
+def _may_share(node: Any) -> bool:
+    """Whether the result of a node may share memory with the node's first argument.
+
+    Results of the graph may not: the backward reuses the memory of one while it reads the other. Inductor may also turn
+    a copy that changes some rows into a write, without knowing of the shared memory.
+    """
+    root = node.args[0]
+    while root.op == "call_function" and _may_return_its_argument(root):
+        root = root.all_input_nodes[0]
+    readers = [*_readers(root, node), *_readers(node)]
+    leaves = any(user.op == "output" for user in _readers(root, node))
+    return not leaves and not any(_changes_rows(user) for user in readers)
+
+
+def _readers(node: fx.Node, but: fx.Node | None = None) -> list[fx.Node]:
+    """The nodes that read a tensor or its views, without those that read the result of `but`."""
+    found = []
+    for user in node.users:
+        found.append(user)
+        if user is not but and user.op == "call_function" and _may_return_its_argument(user):
+            found += _readers(user, but)
+    return found
+
+
+def _changes_rows(node: fx.Node) -> bool:
+    schema, name = getattr(node.target, "_schema", None), str(node.target)
+    mutable = schema is not None and schema.is_mutable
+    return mutable or any(part in name for part in ("scatter", "index_put", "auto_functionalized", "index_add"))
 
 
 def returns_argument(*ops: Any) -> None:

@@ -197,7 +197,7 @@ def _lower_halo_rows(tensors: Sequence[Any], layout: Sequence[Any], spec: str, h
 def _lower_own_rows(outputs: Sequence[Any], tensors: Sequence[Any], layout: Sequence[Any], spec: str, halo: Any) -> Any:
     written = [realized(out) for out in outputs]
     order = Result([0], outputs[0].get_dtype(), outputs[0].get_device())
-    given = [*written, *map(contiguous, (*tensors, *layout[:3], halo))]
+    given = [*written, *map(contiguous, (*tensors, *layout[:3])), realized(halo)]
     OwnRows(given, [order], written, constants=(spec, len(outputs), len(tensors)))
     return tensor_of(order)
 

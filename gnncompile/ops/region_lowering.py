@@ -15,7 +15,7 @@ import torch
 
 from gnncompile import _compat
 from gnncompile._compat import aoti, inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.ops import packaged
@@ -96,7 +96,7 @@ def lower_region(
     given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _results(layout, spec)
     degree = _degree()
-    call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [contiguous(t) for t in more])
+    call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     if aoti.current_build() is None:
         launch.prepare(spec, call.device.type, degree)
     else:
