@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from gnncompile.models import MeshGraphNet
@@ -47,6 +48,7 @@ from gnncompile import testing
 from gnncompile.capture.compile import callable_of
 from gnncompile.exc import PartitionError
 from gnncompile.layout.halo import joined_rows
+from tests.unit.test_ordered_writes import poison_memory
 
 WIDTH = 12
 STEPS = 20
@@ -402,6 +404,26 @@ def the_same_bits(here: Here) -> None:
     assert all(torch.equal(a, b) for other in every for a, b in zip(every[0], other, strict=True))
 
 
+def poisoned(here: Here) -> None:
+    """With Inductor, nothing is read before it is written: memory that its code allocates holds NaN."""
+    torch._dynamo.reset()
+    whole, part = graph(), here.part(graph())
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(force_disable_caches=True):
+        poison_memory(patch, here.device.type)
+        for name in ("gcn", "gat", "sage"):
+            theirs = here.model(name).cpu()
+            ours = copy.deepcopy(theirs).to(here.device)
+            compiled = here.compile(ours)
+            for _ in range(2):
+                for model in (theirs, ours):
+                    model.zero_grad()
+                wanted, found = theirs(whole.x, whole.edge_index), compiled(part.data.x, part.data.edge_index)
+                wanted.square().mean().backward()
+                gnncompile.mean_over_parts(found.square(), here.mesh).backward()
+                same(found, wanted[part.nodes[""].cpu()], name)
+                same_gradients(ours, theirs)
+
+
 def structure_is_exchanged_once(here: Here) -> None:
     """Degrees are exchanged once per graph; a step exchanges rows of layers only."""
     part, compiled = here.part(graph()), here.compile(here.model("gcn"))
@@ -536,6 +558,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             losses_inside,
             train_steps,
             the_same_bits,
+            poisoned,
             structure_is_exchanged_once,
             features_have_room,
             different_graphs,
