@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from gnncompile.models import MeshGraphNet
@@ -27,12 +29,26 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroConv, PNAConv, RGCNConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphNorm,
+    HeteroConv,
+    PNAConv,
+    RGCNConv,
+    SAGEConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
 
 import gnncompile
 from gnncompile import testing
 from gnncompile.capture.compile import callable_of
 from gnncompile.exc import PartitionError
+from gnncompile.layout.halo import joined_rows
+from tests.unit.test_ordered_writes import poison_memory
 
 WIDTH = 12
 STEPS = 20
@@ -79,6 +95,20 @@ class OverNodes(nn.Module):
         h = h * torch.softmax(h, dim=0) + torch.log_softmax(h, 0)
         whole = self.lin(h.t() @ h) + h[h[:, 0] > 0].sum(0)
         return h, self.lin(whole.mean(0)) + h.sum(0)
+
+
+class Extremes(nn.Module):
+    """Maxima, minima, norms and pools over all nodes beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = GCNConv(WIDTH, 8), GraphNorm(8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.norm(self.conv(x, edge_index))
+        tops = h.amax(0) + h.amin(dim=0) * (h - 1).relu().amax(0) + h.max(dim=0)[0] * h.min(0).values + h.max()
+        pools = global_max_pool(h, None) + global_mean_pool(h, group, 3).sum(0) * global_add_pool(h, group, 3)[1]
+        return h, tops + pools[0]
 
 
 RELATIONS = (("user", "buys", "item"), ("item", "of", "user"), ("item", "like", "item"))
@@ -280,6 +310,37 @@ def reductions_over_nodes(here: Here) -> None:
     same_gradients(ours, theirs)
 
 
+def extremes_over_nodes(here: Here) -> None:
+    """Maxima, graph norms and pools go over all parts, some of them without nodes; NaN stays NaN."""
+    torch.manual_seed(0)
+    theirs = Extremes().double()
+    ours = copy.deepcopy(theirs).to(here.device)
+    compiled = here.compile(ours)
+    for name in ("power law", "islands"):
+        whole, part = graph(name), here.part(graph(name))
+        theirs.zero_grad()
+        ours.zero_grad()
+        wanted, readout = theirs(whole.x, whole.edge_index, whole.y % 3)
+        (wanted.square().mean() + readout.square().sum()).backward()
+        found, one = compiled(part.data.x, part.data.edge_index, part.data.y % 3)
+        (gnncompile.mean_over_parts(found.square(), here.mesh) + one.square().sum()).backward()
+        same(found, wanted[part.nodes[""].cpu()], "rows")
+        same(one, readout, "the readout")
+        same_gradients(ours, theirs)
+
+    def tops(x: Tensor, edge_index: Tensor, group: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(0) + 0 * x[edge_index[0]].nan_to_num().sum(), x.max(0)[0], x.amin(), global_mean_pool(x, group, 4)
+
+    compiled = here.compile(tops)  # type: ignore[arg-type]
+    for bad in (False, True):
+        whole = graph("tiny")
+        whole.x[-1, 0] = torch.nan if bad else 3.0
+        part = here.part(whole)
+        results = compiled(part.data.x, part.data.edge_index, part.data.y)
+        for one, other in zip(results, tops(whole.x, torch.zeros(2, 0, dtype=torch.long), whole.y), strict=True):
+            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+
+
 def losses_inside(here: Here) -> None:
     """A loss inside the compiled model is the mean over all nodes."""
 
@@ -343,6 +404,26 @@ def the_same_bits(here: Here) -> None:
     assert all(torch.equal(a, b) for other in every for a, b in zip(every[0], other, strict=True))
 
 
+def poisoned(here: Here) -> None:
+    """With Inductor, nothing is read before it is written: memory that its code allocates holds NaN."""
+    torch._dynamo.reset()
+    whole, part = graph(), here.part(graph())
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(force_disable_caches=True):
+        poison_memory(patch, here.device.type)
+        for name in ("gcn", "gat", "sage"):
+            theirs = here.model(name).cpu()
+            ours = copy.deepcopy(theirs).to(here.device)
+            compiled = here.compile(ours)
+            for _ in range(2):
+                for model in (theirs, ours):
+                    model.zero_grad()
+                wanted, found = theirs(whole.x, whole.edge_index), compiled(part.data.x, part.data.edge_index)
+                wanted.square().mean().backward()
+                gnncompile.mean_over_parts(found.square(), here.mesh).backward()
+                same(found, wanted[part.nodes[""].cpu()], name)
+                same_gradients(ours, theirs)
+
+
 def structure_is_exchanged_once(here: Here) -> None:
     """Degrees are exchanged once per graph; a step exchanges rows of layers only."""
     part, compiled = here.part(graph()), here.compile(here.model("gcn"))
@@ -374,6 +455,9 @@ def explained(here: Here) -> None:
     report = gnncompile.explain(here.compile(here.model("sage")), part.data.x, part.data.edge_index)
     found = [note for note in report.notes if note.startswith("exchanged over parts")]
     assert len(found) == 2 and "32 bytes for each halo row, in each step" in found[1], report.notes
+    sent, halo, own = part.exchanges[""].send.numel(), part.halo[""].numel(), part.nodes[""].numel()
+    expected = f"each exchange sends {sent} of this part's {own} rows, and receives {halo} halo rows"
+    assert expected in report.notes, report.notes
     assert report.host_syncs == 0 and report.captured_graphs == 1, report
     assert "tests/partitioned.py" in found[0]
 
@@ -387,6 +471,44 @@ def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
         raise AssertionError(f"no error with {text!r}")
 
 
+def features_have_room(here: Here) -> None:
+    """Compiled layers that read features receive halo rows behind them, in the same memory; other layers do not."""
+    whole, part = graph(), here.part(graph())
+    compiled, x = here.compile(here.model("sage")), part.data.x
+    before, version, again = x.clone(), x._version, x.clone()
+    for _ in range(2):
+        found = compiled(x, part.data.edge_index)
+    joined = joined_rows(x, part.halo[""].new_empty(part.halo[""].numel(), 0))
+    assert joined.data_ptr() == x.data_ptr() and torch.equal(x, before) and x._version == version
+    if here.inductor:
+        same(joined[len(x) :], whole.x[part.halo[""].cpu()], "the halo rows")
+    assert torch.equal(compiled(again, part.data.edge_index), found)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = gnncompile.load_part(part.save(folder).parent, here.rank, here.size).data.x
+    assert torch.equal(saved, before.cpu())
+
+
+def different_graphs(here: Here) -> None:
+    """Processes that capture different exchanges, or of which one fails, raise errors that name the line."""
+    part = here.part(graph())
+    x, edges = part.data.x, part.data.edge_index
+    torch.manual_seed(0)
+    convs = [GCNConv(WIDTH, width).double().to(here.device) for width in (4, 5)]
+
+    def wider(x: Tensor, edge_index: Tensor) -> Tensor:
+        return convs[min(here.rank, 1)](x, edge_index)
+
+    raises(PartitionError, "Exchange 2 is rank 0: an exchange of rows of 4", here.compile(wider), x, edges)  # type: ignore[arg-type]
+
+    def fails(x: Tensor, edge_index: Tensor) -> Tensor:
+        out = convs[0](x, edge_index)
+        return out.cumsum(0) if here.rank == 1 else out
+
+    expected = "cumsum goes along rows" if here.rank == 1 else "but rank 1 failed: "
+    raises(PartitionError, expected, here.compile(fails), x, edges)  # type: ignore[arg-type]
+    assert len(here.compile(convs[0])(x, edges)) == len(x)  # the processes still agree
+
+
 def errors(here: Here) -> None:
     """Operations without a form over parts, arguments of another graph, and parts of another partition."""
     part, whole = here.part(graph()), graph()
@@ -397,8 +519,9 @@ def errors(here: Here) -> None:
         return lambda: compiled(part.data.x, part.data.edge_index)
 
     raises(PartitionError, "sort", over(lambda x, e: conv(x, e).sort(0).values))
-    raises(PartitionError, "amax", over(lambda x, e: conv(x, e).amax(0)))
-    raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).amax(0)))
+    raises(PartitionError, "cumsum", over(lambda x, e: conv(x, e).cumsum(0)))
+    raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).cumsum(0)))
+    raises(PartitionError, "gives the index of a row", over(lambda x, e: conv(x, e).max(0)))
     raises(PartitionError, "by their place", over(lambda x, e: conv(x, e)[:3]))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * e[1].sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * (e[1] == 3).sum()))
@@ -431,10 +554,14 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             awkward_graphs,
             norms_over_awkward_graphs,
             reductions_over_nodes,
+            extremes_over_nodes,
             losses_inside,
             train_steps,
             the_same_bits,
+            poisoned,
             structure_is_exchanged_once,
+            features_have_room,
+            different_graphs,
             explained,
             errors,
         )

@@ -4,7 +4,9 @@
 
 Each process first runs the whole graph on its own device. Outputs and gradients over parts are compared with it before
 any time is reported. The first process then times the whole graph alone, and all processes time their parts together.
-A step is forward, loss and backward.
+A step is forward, loss, backward and the step of an optimizer; a few steps follow each other without a wait between
+them, as in training, and the median over such runs is reported. The limit is the time of one process by the number of
+processes, and the time in which the halo rows pass a link (``--link``), without any overlap.
 
     python -m benchmarks partitioned --count
 
@@ -13,6 +15,7 @@ counts the halo rows of up to 1,024 parts, without running a model. It estimates
 
 import argparse
 import copy
+import gc
 import os
 import statistics
 import sys
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from gnncompile.models import MeshGraphNet
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch_geometric.data import Data
@@ -32,12 +36,21 @@ from benchmarks.cases.names import named
 from benchmarks.measuring import environment
 from examples import common
 from gnncompile import testing
+from gnncompile.capture.compile import callable_of
 
 NAME = "partitioned"
 HELP = "steps over the parts of one graph on several processes (torchrun), and on one"
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
-LAYERS = 3
+TOGETHER = 5
+"""The number of steps between two waits for the device."""
+
+LAYERS, EDGE_FEATURES = 3, 4
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "GCN": lambda width: GCN(width, width, LAYERS, width),
+    "GraphSAGE": lambda width: GraphSAGE(width, width, LAYERS, width),
+    "GAT": lambda width: GAT(width, width, LAYERS, width),
+    "MeshGraphNet": lambda width: MeshGraphNet(width, EDGE_FEATURES, width, LAYERS, width),
+}
 TOLERANCE = 2e-3
 """The largest difference from the whole graph, over the largest value: both round in float32."""
 
@@ -62,6 +75,7 @@ def _mesh(side: int) -> Callable[[str], Data]:
 CASES = (
     Case("powerlaw-products-5th", _power_law(489_805, 24_743_656, 8_000)),
     Case("grid-1000", _mesh(1000)),
+    Case("grid-400", _mesh(400)),
     Case("small-powerlaw", _power_law(2_000, 20_000, 300)),
     Case("small-grid", _mesh(40)),
 )
@@ -71,9 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--cases", help="comma-separated (default: powerlaw-products-5th,grid-1000)")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:3])
     parser.add_argument("--channels", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--seconds", type=float, default=1.0, help="timed in each row (default: %(default)s)")
+    parser.add_argument("--link", type=float, default=450e9, help="bytes per second in one direction (default: NVLink)")
+    parser.add_argument("--profile", action="store_true", help="also print the kernels of a step over parts")
     parser.add_argument("--count", action="store_true", help="count the halo rows of up to 1,024 parts instead")
     parser.add_argument("--quick", action="store_true", help="a smoke test on small graphs")
 
@@ -96,10 +112,13 @@ def run(args: argparse.Namespace) -> int:
         parts = gnncompile.partition(data, dist.get_world_size(), case.method)
         part = parts[dist.get_rank()]
         _say(f"\n{case.name}: {data.num_nodes:,} nodes, {data.edge_index.size(1):,} edges\n{parts.report()}")
-        _say(f"{'':24}{'one (ms)':>10}{'parts (ms)':>11}{'faster':>8}{'one (MiB)':>11}{'parts (MiB)':>12}{'less':>7}")
-        for make in (MODELS[name] for name in args.models):
-            for width in channels:
-                status |= _Row(make, width, data, part, mesh, device, args.seconds).run()
+        _say(
+            f"{'':20}{'one (ms)':>10}{'parts (ms)':>11}{'limit (ms)':>11}{'faster':>8}{'one (MiB)':>11}"
+            f"{'parts (MiB)':>12}{'share':>7}"
+        )
+        for width in channels:
+            for make in (MODELS[name] for name in args.models):
+                status |= _Row(make(width), width, data, part, mesh, device, args).run()
     dist.destroy_process_group()
     return status
 
@@ -134,77 +153,85 @@ class _Row:
 
     def __init__(
         self,
-        make: Callable[..., nn.Module],
+        model: nn.Module,
         width: int,
         data: Data,
         part: gnncompile.Part,
         mesh: DeviceMesh,
         device: torch.device,
-        seconds: float,
+        args: argparse.Namespace,
     ) -> None:
-        self.width, self.data, self.mesh, self.device, self.seconds = width, data, mesh, device, seconds
-        self.part = part.to(device)
+        self.width, self.data, self.mesh, self.device = width, data, mesh, device
+        self.seconds, self.link, self.profile = args.seconds, args.link, args.profile
+        self.model = model.to(device)
         torch.manual_seed(0)
-        self.model = make(width, width, LAYERS, width).to(device)
-        self.nodes = part.nodes[""].to(device)
+        for parameter in self.model.parameters():  # the same in all processes
+            parameter.data.copy_(torch.randn(parameter.shape) / max(parameter.size(-1), 1) ** 0.5)
+        self.nodes, self.edges = part.nodes[""], part.edges[""]
+        part.data.x = self._inputs(self.nodes, self.edges)[0].cpu()
+        self.part = part.to(device)
 
     def run(self) -> int:
         """Measures the row, and returns 1 if it is wrong."""
         wanted, alone, alone_mib = self._whole()
-        found, over, over_mib, waits = self._parts()
+        gc.collect()  # what the whole graph needs must not count for the part
+        found, over, over_mib, told = self._parts()
         name = f"{type(self.model).__name__} {self.width}"
         wrong = _largest_difference(found, wanted)
         worst = _maximum(max(wrong.values()), self.device)
         if not worst < TOLERANCE:
-            _say(f"{name:24} WRONG: {wrong}")
+            _say(f"{name:20} WRONG: {wrong}")
             return 1
+        limit = alone / dist.get_world_size() + 1000 * _maximum(self.sent, self.device) / self.link
         _say(
-            f"{name:24}{alone:10.2f}{over:11.2f}{alone / over:7.2f}x{alone_mib:11,.0f}{over_mib:12,.0f}"
-            f"{over_mib / alone_mib:7.2f}{waits}"
+            f"{name:20}{alone:10.2f}{over:11.2f}{limit:11.2f}{alone / over:7.2f}x{alone_mib:11,.0f}{over_mib:12,.0f}"
+            f"{over_mib / alone_mib:7.2f}{told}"
         )
         return 0
 
-    def _features(self) -> Tensor:
+    def _inputs(self, nodes: Tensor | slice, edges: Tensor | slice) -> tuple[Tensor, ...]:
+        """Node features for some nodes and, for a model that takes them, edge features for some edges."""
         generator = torch.Generator().manual_seed(1)
-        return torch.randn(int(self.data.num_nodes or 0), self.width, generator=generator).to(self.device)
+        inputs = [torch.randn(int(self.data.num_nodes or 0), self.width, generator=generator)[nodes]]
+        if isinstance(self.model, MeshGraphNet):
+            inputs.append(torch.randn(self.data.edge_index.size(1), EDGE_FEATURES, generator=generator)[edges])
+        return tuple(one.to(self.device) for one in inputs)
 
     def _whole(self) -> tuple[dict[str, Tensor], float, float]:
         """The results on the whole graph for this part's rows, milliseconds, and the peak of memory."""
         model = copy.deepcopy(self.model)
-        compiled, x, edges = gnncompile.compile(model), self._features(), self.data.edge_index.to(self.device)
-        out, milliseconds, mib = self._timed(model, lambda: compiled(x, edges), lambda v: v.mean(), alone=True)
-        found = {"out": out[self.nodes], **_gradients(model)}
-        return found, milliseconds, mib
+        compiled, edges = gnncompile.compile(model), self.data.edge_index.to(self.device)
+        x, *more = self._inputs(slice(None), slice(None))
+        step = _Step(model, lambda: compiled(x, edges, *more), lambda values: values.mean())
+        found = step.results()
+        found["out"] = found["out"][self.nodes]
+        return found, *self._timed(step, alone=True)
 
     def _parts(self) -> tuple[dict[str, Tensor], float, float, str]:
         """The results over this part, milliseconds, the peak of memory, and what waited for the device."""
         model = copy.deepcopy(self.model)
-        compiled = gnncompile.compile(model, mesh=self.mesh)
-        x, edges = self._features()[self.nodes], self.part.data.edge_index
+        compiled, edges = gnncompile.compile(model, mesh=self.mesh), self.part.data.edge_index
+        x, (_, *more) = self.part.data.x, self._inputs(self.nodes, self.edges)
+        step = _Step(
+            model, lambda: compiled(x, edges, *more), lambda values: gnncompile.mean_over_parts(values, self.mesh)
+        )
+        found, (milliseconds, mib) = step.results(), self._timed(step, alone=False)
+        exchange, program = self.part.exchanges[""], callable_of(compiled)
+        assert program is not None
+        row = sum(r.bytes_per_row for r in program.backend.captured[0].log.exchanges if not r.structural)
+        self.sent = 2 * row * max(sum(exchange.sent), sum(exchange.received))  # the forward, and the backward
+        told = self._waits(step)
+        if self.profile:
+            told += "\n" + self._profile(step)
+        return found, milliseconds, mib, told
 
-        def loss(values: Tensor) -> Tensor:
-            return gnncompile.mean_over_parts(values, self.mesh)
-
-        out, milliseconds, mib = self._timed(model, lambda: compiled(x, edges), loss, alone=False)
-        found = {"out": out, **_gradients(model)}
-        return found, milliseconds, mib, self._waits(lambda: loss(compiled(x, edges).square()).backward())
-
-    def _timed(
-        self, model: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Tensor], Tensor], alone: bool
-    ) -> tuple[Tensor, float, float]:
-        """Runs steps; returns the output, the median of milliseconds, and the peak of memory of all processes.
+    def _timed(self, step: Callable[[], None], alone: bool) -> tuple[float, float]:
+        """Runs steps; returns the median of milliseconds, and the peak of memory of all processes.
 
         With `alone`, the first process is timed while the others wait.
         """
-
-        def step() -> Tensor:
-            model.zero_grad()
-            out = forward()
-            loss(out.square()).backward()
-            return out.detach()
-
         for _ in range(3):
-            out = step()
+            step()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -216,21 +243,22 @@ class _Row:
         dist.barrier()
         peak = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else float("nan")
         median = statistics.median(times) if times else 0.0
-        return out, _maximum(median, self.device), _maximum(peak, self.device)
+        return _maximum(median, self.device), _maximum(peak, self.device)
 
-    def _steps(self, step: Callable[[], Tensor]) -> int:
+    def _steps(self, step: Callable[[], None]) -> int:
         first = self._once(step, True)
-        return max(3, min(100, int(1000 * self.seconds / first)))
+        return max(3, min(100, int(1000 * self.seconds / (first * TOGETHER))))
 
-    def _once(self, step: Callable[[], Tensor], alone: bool) -> float:
-        """Milliseconds of one step, which all processes begin together unless one is alone."""
+    def _once(self, step: Callable[[], None], alone: bool) -> float:
+        """Milliseconds of one of several steps, which all processes begin together unless one is alone."""
         if not alone:
             dist.barrier()
         self._synchronize()
         start = time.perf_counter()
-        step()
+        for _ in range(TOGETHER):
+            step()
         self._synchronize()
-        return 1000 * (time.perf_counter() - start)
+        return 1000 * (time.perf_counter() - start) / TOGETHER
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -249,10 +277,47 @@ class _Row:
             torch.cuda.set_sync_debug_mode("default")
         return ""
 
+    def _profile(self, step: Callable[[], None]) -> str:
+        """The kernels of one step in the first process, by their time."""
+        kind = (
+            torch.profiler.ProfilerActivity.CUDA if self.device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+        )
+        with torch.profiler.profile(activities=[kind]) as seen:
+            step()
+            self._synchronize()
+        spent = [(e.self_device_time_total or e.self_cpu_time_total, e.count, e.key) for e in seen.key_averages()]
+        return "\n".join(f"{t / 1000:10.3f} ms {n:4} {key[:90]}" for t, n, key in sorted(spent, reverse=True)[:24])
 
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the gradients: a later step adds to those of the model."""
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+class _Step:
+    """A step of training.
+
+    Args:
+        model: The model, whose parameters are trained.
+        forward: Runs it.
+        mean: The mean over all nodes.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[[], Tensor], mean: Callable[[Tensor], Tensor]) -> None:
+        self.model, self.forward, self.mean = model, forward, mean
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+
+    def results(self) -> dict[str, Tensor]:
+        """The output and the gradients before the first step, on the CPU."""
+        out = self._backward()
+        gradients = {name: p.grad.cpu() for name, p in self.model.named_parameters() if p.grad is not None}
+        return {"out": out.cpu(), **gradients}
+
+    def __call__(self) -> None:
+        """Runs one step."""
+        self._backward()
+        self.optimizer.step()
+
+    def _backward(self) -> Tensor:
+        self.model.zero_grad()
+        out = self.forward()
+        self.mean(out.square()).backward()
+        return out.detach()
 
 
 def _largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:

@@ -117,7 +117,97 @@ def contiguous(tensor: Any) -> Any:
     return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
-def writable(tensor: Any, position: int) -> Any:
+class Borrowed(Result):
+    """A buffer that its call assigns. It may share memory with an input, so Inductor must not use its memory again."""
+
+    def __init__(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(size, dtype, device)
+        V.graph.never_reuse_buffers.add(self.get_name())
+
+    def should_allocate(self) -> bool:
+        """Tells Inductor not to allocate the buffer."""
+        return False
+
+
+class Joined(ir.ConcatKernel):
+    """A buffer whose first rows are computed in place by their producer, and whose other rows a call fills."""
+
+
+def in_front(tensor: Any, rows: Any) -> Any:
+    """Returns a new tensor of Inductor's graph with `rows` rows, which begins with the rows of a tensor.
+
+    The producer of the tensor writes them there, unless the tensor is an input or other nodes need memory of its own.
+    """
+    size = [rows, *tensor.get_size()[1:]]
+    layout = ir.FixedLayout(tensor.get_device(), tensor.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+    kernel = Joined(name=None, layout=layout, inputs=[])
+    storage = ir.StorageBox(kernel)
+    place = ir.SliceView.create(storage, 0, 0, tensor.get_size()[0], clamp=False)
+    kernel.inputs = [_computed_in(tensor, place)]
+    kernel.name = V.graph.register_buffer(kernel)
+    kernel.inputs = kernel.unwrap_storage(kernel.inputs)
+    V.graph.register_operation(kernel)
+    return ir.TensorBox(storage)
+
+
+def front(tensor: Any, rows: Any) -> Any:
+    """Returns the first `rows` rows of a tensor of Inductor's graph, in the same memory."""
+    return ir.TensorBox(ir.SliceView.create(tensor.data, 0, 0, rows, clamp=False))
+
+
+def _computed_in(tensor: Any, place: Any) -> Any:
+    """Makes a tensor's producer write to a part of another buffer, or copies the tensor there."""
+    source = tensor.data
+    if not isinstance(source, ir.StorageBox) or not _may_share(V.graph.current_node):
+        source = ir.Pointwise.create(
+            device=tensor.get_device(),
+            dtype=tensor.get_dtype(),
+            inner_fn=tensor.make_loader(),
+            ranges=list(tensor.get_size()),
+        )
+    elif isinstance(source.data, Result) and isinstance(source.data.layout, ir.FixedLayout):
+        storage, layout = ir.as_storage_and_layout(place)
+        source.data.layout = ir.NonOwningLayout(ir.ReinterpretView(data=storage, layout=layout))
+        return source.data
+    return ir.ConcatKernel.realize_into(source, place)
+
+
+def _may_share(node: Any) -> bool:
+    """Whether the result of a node may share memory with the node's first argument.
+
+    Results of the graph may not: the backward reuses the memory of one while it reads the other. Inductor may also turn
+    a copy that changes some rows into a write, without knowing of the shared memory.
+    """
+    root = node.args[0]
+    while root.op == "call_function" and _may_return_its_argument(root):
+        root = root.all_input_nodes[0]
+    readers = [*_readers(root, node), *_readers(node)]
+    leaves = any(user.op == "output" for user in _readers(root, node))
+    return not leaves and not any(_changes_rows(user) for user in readers)
+
+
+def _readers(node: fx.Node, but: fx.Node | None = None) -> list[fx.Node]:
+    """The nodes that read a tensor or its views, without those that read the result of `but`."""
+    found = []
+    for user in node.users:
+        found.append(user)
+        if user is not but and user.op == "call_function" and _may_return_its_argument(user):
+            found += _readers(user, but)
+    return found
+
+
+def _changes_rows(node: fx.Node) -> bool:
+    schema, name = getattr(node.target, "_schema", None), str(node.target)
+    mutable = schema is not None and schema.is_mutable
+    return mutable or any(part in name for part in ("scatter", "index_put", "auto_functionalized", "index_add"))
+
+
+def returns_argument(*ops: Any) -> None:
+    """Notes that the lowerings of these ops return their first argument, or a tensor in the same memory."""
+    _returned.update(ops)
+
+
+def writable(tensor: Any, position: int, besides: Sequence[fx.Node] = ()) -> Any:
     """Returns a tensor that the current call may write to: the given tensor, or a copy if other nodes may read it.
 
     Inductor does not order readers before this point: by its schema, the lowered op writes to nothing.
@@ -125,9 +215,10 @@ def writable(tensor: Any, position: int) -> Any:
     Args:
         tensor: A tensor of Inductor's graph.
         position: The index of the tensor among the arguments of the lowered node.
+        besides: Nodes that may read or write the tensor too: they do so before.
     """
     node: Any = V.graph.current_node.args[position]
-    while len(node.users) == 1 and node.op == "call_function":
+    while len(node.users.keys() - set(besides)) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
             return realized(tensor)
         node = node.all_input_nodes[0]

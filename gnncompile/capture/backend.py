@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
+from gnncompile.capture.agreement import same_exchanges, tell_failure
 from gnncompile.capture.provenance import kept_inputs, uneven_sources
 from gnncompile.capture.undefined_grads import with_undefined_grads
 from gnncompile.cudagraphs import eligibility
@@ -27,11 +28,12 @@ from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm, gradient, packaged, prepared, region_lowering, stored
+from gnncompile.ops import embedding, exchange_lowering, gemm, gradient, packaged, prepared, region_lowering, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import PassLog, Skip, line_of, not_padded
+from gnncompile.passes.partitioned.fingerprint import exchanges_of
 from gnncompile.passes.partitioned.parts import REMEDY, Parts
 from gnncompile.substitutes import install
 
@@ -141,7 +143,7 @@ class Backend(_compat.CaptureSettings):
         if graph_outputs.is_empty(gm):
             self.captured.append(Captured(PassLog(), None))
             return lambda *args: ()
-        result = self._optimise(gm, observer)
+        result = self._optimise(gm, observer) if self.group is None else self._agreed(self.group, gm, observer)
         if result is None:
             captured = Captured(PassLog(), None, kept=kept_inputs(gm))
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, captured)
@@ -242,6 +244,8 @@ class Backend(_compat.CaptureSettings):
         higher_order.inline_checkpoints(gm)
         reason = opaque_graphs.why_opaque(gm)
         if reason is not None:
+            if self.group is not None:
+                raise PartitionError(f"the model can't run over a part of a graph: {reason}. {REMEDY}")
             self._leave_opaque(gm, Skip("a whole graph", reason, "?"))
             return None
         for body in higher_order.bodies(gm):
@@ -256,6 +260,25 @@ class Backend(_compat.CaptureSettings):
             return result
         finally:
             higher_order.forget(gm)
+
+    def _agreed(self, group: str, gm: fx.GraphModule, observer: manager.Observer | None) -> manager.Result | None:
+        """The same over parts, where all processes must find the same exchanges.
+
+        Raises:
+            PartitionError: A process failed or found other exchanges. All processes raise it.
+        """
+        try:
+            result = self._optimise(gm, observer)
+        except Exception as error:
+            if not _compat.steers_dynamo(error) and not isinstance(error, _compat.Recapture):
+                tell_failure(group, error)
+            raise
+        if result is not None:
+            graphs = (
+                [result.rest.graph] if result.structure is None else [result.structure.module.graph, result.rest.graph]
+            )
+            same_exchanges(group, exchanges_of(graphs))
+        return result
 
     def _parts(self, gm: fx.GraphModule) -> Parts:
         """Returns what the passes know of a graph that runs over one part.
@@ -307,6 +330,8 @@ class Backend(_compat.CaptureSettings):
             "shape_padding": False,
             # Size asserts on every intermediate cost more host time than a kernel launch.
             "size_asserts": False,
+            # Another order could end an exchange before the work that it is to overlap with.
+            **({} if self.group is None else {"reorder_for_peak_memory": False}),
             # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
@@ -351,6 +376,7 @@ def prepare_torch() -> None:
     embedding.install()
     gemm.install()
     region_lowering.install()
+    exchange_lowering.install()
     packaged.install()
     stored.install()
     prepared.install()

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from gnncompile.capture.agreement import collect
 from gnncompile.exc import ArgumentError, ArgumentTypeError, PartitionError
-from gnncompile.layout.halo import HaloPlan, group_of, name_group
+from gnncompile.layout.halo import HaloPlan, Splits, group_of, name_group
 
 _OPS: Any = torch.ops.gnncompile
 
@@ -59,6 +60,8 @@ class PartCheck:
     def __init__(self, group: str) -> None:
         self.group = group
         self.agreed: set[str] = set()
+        self.last: list[Splits] = []
+        """The numbers of rows that the last call exchanges, for each node type that is exchanged."""
 
     def __call__(self, plans: list[HaloPlan], rows: list[tuple[str, int]]) -> None:
         """Checks a call before it runs.
@@ -83,6 +86,7 @@ class PartCheck:
                     f"{name}: found {size} rows, expected rows of this part's nodes or edges ({sorted(sizes)}). Pass "
                     "a mask of all rows for some of them; make tensors without rows buffers of the model."
                 )
+        self.last = list(dict.fromkeys(plan.splits for plan in plans))
         for plan in plans:
             if plan.partition not in self.agreed:
                 self._agree(plan)
@@ -95,19 +99,13 @@ class PartCheck:
 
     def _agree(self, plan: HaloPlan) -> None:
         """Compares the partition of all processes, once per partition."""
-        group = group_of(self.group)
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        found: list[Any] = [None] * size
-        try:
-            dist.all_gather_object(found, (plan.partition, plan.rank, len(plan.sent)), group=group)
-        except RuntimeError as error:
-            raise PartitionError(
-                f"rank {rank} of {size}: the other processes did not call the model on a new part in time: {error}"
-            ) from error
+        size = dist.get_world_size(group_of(self.group))
+        mine = [plan.partition, str(plan.rank), str(len(plan.sent))]
+        found = collect(self.group, "a part of a new partition", mine)
         wrong = [
             f"rank {k} has part {part} of {count} of partition {name}"
             for k, (name, part, count) in enumerate(found)
-            if (name, part, count) != (plan.partition, k, size)
+            if (name, part, count) != (plan.partition, str(k), str(size))
         ]
         if wrong:
             raise PartitionError(

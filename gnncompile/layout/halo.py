@@ -90,6 +90,72 @@ def plan_of(edge_index: Tensor) -> HaloPlan | None:
     return _plans.get(edge_index)
 
 
+def with_room(rows: Tensor, num_halo: int) -> Tensor:
+    """Returns a copy of rows of own nodes, with memory behind it into which exchanges may receive halo rows.
+
+    Args:
+        rows: Rows of own nodes ``[own, ...]``.
+        num_halo: The number of halo rows.
+    """
+    joined = rows.new_empty((rows.size(0) + num_halo, *rows.shape[1:]))
+    joined[: rows.size(0)] = rows.detach()
+    # A view would share the version counter, and each exchange would seem to change the rows.
+    own = joined.new_empty(0).set_(joined.untyped_storage(), 0, rows.shape, joined.stride())
+    _rooms.set(own, joined)
+    return own.requires_grad_(rows.requires_grad)
+
+
+def joined_rows(rows: Tensor, halo: Tensor) -> Tensor:
+    """Returns own rows, then room for halo rows, ``[own + num_halo, ...]``: in the same memory if there is room.
+
+    Args:
+        rows: Rows of own nodes ``[own, ...]``.
+        halo: The halo of a plan ``[num_halo, 0]``.
+    """
+    size = (rows.size(0) + halo.size(0), *rows.shape[1:])
+    joined = _rooms.get(rows)
+    if joined is None or joined.shape != size or joined.data_ptr() != rows.data_ptr() or joined.dtype != rows.dtype:
+        joined = rows.new_empty(size)
+        joined[: rows.size(0)] = rows.detach()
+    return joined
+
+
+_rooms: SideTable[Tensor] = SideTable()
+"""By rows of own nodes: the same rows, then room for halo rows."""
+
+
+class Rows(NamedTuple):
+    """Some consecutive rows of a layout, as a layout of their own.
+
+    Attributes:
+        rowptr: int32 ``[rows + 1]``; begins with 0.
+        first: Their first edge in the whole layout.
+        last: The edge after their last one.
+    """
+
+    rowptr: Tensor
+    first: int
+    last: int
+
+
+def own_and_halo(rowptr: Tensor, own: int) -> tuple[Rows, Rows]:
+    """Returns the own rows of a layout, and its halo rows. The host waits for the device once for each layout.
+
+    Args:
+        rowptr: int32 ``[own + num_halo + 1]``.
+        own: The number of own rows.
+    """
+    found = _ranges.get(rowptr)
+    if found is None or found[0].rowptr.size(0) != own + 1:
+        first, last = rowptr[[own, -1]].tolist()
+        found = Rows(rowptr[: own + 1].clone(), 0, first), Rows(rowptr[own:] - first, first, last)
+        _ranges.set(rowptr, found)
+    return found
+
+
+_ranges: SideTable[tuple[Rows, Rows]] = SideTable()
+"""By the rowptr of a layout: its own rows and its halo rows."""
+
 _groups: dict[str, dist.ProcessGroup] = {}
 """The process groups of compiled models, by name: captured graphs hold strings."""
 

@@ -7,8 +7,9 @@ them in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,21 +18,38 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.exc import PartitionError
-from gnncompile.layout.halo import group_of, splits
+from gnncompile.ir.region import BITS, Space, parse
+from gnncompile.layout.halo import group_of, own_and_halo, splits
 from gnncompile.ops.region import LIBRARY
 
 _OPS: Any = torch.ops.gnncompile
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 LIBRARY.define("partitioned(Tensor row, Tensor col, Tensor send, Tensor halo, str group) -> (Tensor, Tensor)")
-LIBRARY.define("halo_exchange(Tensor x, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor", tags=_TAGS)
+_EXCHANGE = "(Tensor x, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor"
+_RETURN = "(Tensor gradient, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor"
+LIBRARY.define("halo_exchange" + _EXCHANGE, tags=_TAGS)
+LIBRARY.define("halo_return" + _RETURN, tags=_TAGS)
+# The two halves of each exchange. Compiled graphs do other work between them (gnncompile.ops.exchange_lowering).
+LIBRARY.define("exchange_start" + _EXCHANGE, tags=_TAGS)
+LIBRARY.define("exchange_wait(Tensor joined, str group) -> Tensor", tags=_TAGS)
+LIBRARY.define("return_start" + _RETURN, tags=_TAGS)
+LIBRARY.define("exchange_order(Tensor started) -> Tensor", tags=_TAGS)
 LIBRARY.define(
-    "halo_return(Tensor gradient, Tensor send, Tensor halo, SymInt own, str group, Tensor[] after) -> Tensor",
+    "return_wait(Tensor gradient, Tensor arrived, Tensor send, Tensor halo, str group, Tensor[] after) -> Tensor",
     tags=_TAGS,
+)
+# The two halves of a region whose halo rows are sent to their owners while the own rows are computed.
+LIBRARY.define("halo_rows(Tensor[] tensors, Tensor[] layout, str spec, Tensor halo) -> Tensor[]", tags=_TAGS)
+LIBRARY.define(
+    "own_rows(Tensor[] outputs, Tensor[] tensors, Tensor[] layout, str spec, Tensor halo) -> Tensor", tags=_TAGS
 )
 LIBRARY.define("all_reduce(Tensor x, str kind, str group, Tensor[] after) -> Tensor", tags=_TAGS)
 LIBRARY.define("count_rows(SymInt rows, Tensor like, str group, Tensor[] after) -> Tensor", tags=_TAGS)
 LIBRARY.define("sum_gradients(Tensor[] gradients, str group, Tensor[] after) -> Tensor[]", tags=_TAGS)
+
+ROWS, GRADIENTS = "an exchange of halo rows", "an exchange of gradients of halo rows"
+"""Names of exchanges in errors."""
 
 _KINDS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -49,32 +67,148 @@ def _told(what: str, group: str) -> Iterator[None]:
         ) from error
 
 
-def _exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
-    """Sends own rows ``[own, ...]``, and returns the halo rows ``[num_halo, ...]``, by owner."""
+def start_exchange(joined: Tensor, send: Tensor, group: str, wait: bool = False) -> Any:
+    """Starts to send own rows and to receive halo rows.
+
+    Args:
+        joined: Own rows, then room for halo rows, ``[own + num_halo, ...]``, contiguous. Until the exchange is over,
+            own rows may be read, and halo rows may not.
+        send: The own rows that others read, int64 ``[num_sent]``, of a plan.
+        group: The name of the process group.
+        wait: Whether the exchange is over when the function returns, for work that is ordered after it.
+
+    Returns:
+        The exchange, for :func:`finish`; None with `wait`.
+
+    Raises:
+        PartitionError: The rows are not those of the plan's own nodes, or the exchange failed.
+    """
     sent, received, own = splits(send)
-    if x.size(0) != own:
+    if joined.size(0) != own + sum(received):
         raise PartitionError(
-            f"an edge list reads rows of {x.size(0)} nodes, expected rows of the {own} own nodes of its sources' type. "
-            "Pass the tensors of one part, and edges with the node type that they begin at."
+            f"an edge list reads rows of {joined.size(0) - sum(received)} nodes, expected rows of the {own} own nodes "
+            "of its sources' type. Pass the tensors of one part, and edges with the node type that they begin at."
         )
-    packed = x.index_select(0, send)
-    out = x.new_empty((halo.size(0), *x.shape[1:]))
-    with _told("an exchange of halo rows", group):
-        dist.all_to_all_single(out, packed, list(received), list(sent), group=group_of(group))
-    return out
+    packed = joined.index_select(0, send)
+    with _told(ROWS, group):
+        return dist.all_to_all_single(
+            joined[own:], packed, list(received), list(sent), group=group_of(group), async_op=not wait
+        )
 
 
-def _return(gradient: Tensor, send: Tensor, halo: Tensor, own: int, group: str, after: list[Tensor]) -> Tensor:
-    """Sends gradients of halo rows to their owners, and returns their sums ``[own, ...]``, added rank by rank."""
-    sent, received, _ = splits(send)
-    arrived = gradient.new_empty((send.size(0), *gradient.shape[1:]))
-    with _told("an exchange of gradients of halo rows", group):
-        dist.all_to_all_single(arrived, gradient.contiguous(), list(sent), list(received), group=group_of(group))
-    out = gradient.new_zeros((own, *gradient.shape[1:]))
-    for rows, part in zip(send.split(list(sent)), arrived.split(list(sent)), strict=True):
+def start_return(gradient: Tensor, arrived: Tensor, send: Tensor, group: str, wait: bool = False) -> Any:
+    """Starts to send the gradients of halo rows to their owners.
+
+    Args:
+        gradient: The gradients of own rows, then of halo rows, ``[own + num_halo, ...]``, contiguous.
+        arrived: Receives the others' gradients of own rows, ``[num_sent, ...]``.
+        send: The own rows that others read, int64 ``[num_sent]``, of a plan.
+        group: The name of the process group.
+        wait: Whether the exchange is over when the function returns, for work that is ordered after it.
+
+    Returns:
+        The exchange, for :func:`finish`; None with `wait`.
+
+    Raises:
+        PartitionError: The exchange failed.
+    """
+    sent, received, own = splits(send)
+    with _told(GRADIENTS, group):
+        return dist.all_to_all_single(
+            arrived, gradient[own:], list(sent), list(received), group=group_of(group), async_op=not wait
+        )
+
+
+def finish(exchange: Any, what: str, group: str) -> None:
+    """Lets later work on the device wait for an exchange. The host waits only where the device is a CPU.
+
+    Raises:
+        PartitionError: The exchange failed.
+    """
+    with _told(what, group):
+        exchange.wait()
+
+
+def add_arrived(gradient: Tensor, arrived: Tensor, send: Tensor) -> None:
+    """Adds the gradients that arrived to those of own rows, rank by rank, so the sums are the same bits every time."""
+    sent = list(splits(send).sent)
+    for rows, part in zip(send.split(sent), arrived.split(sent), strict=True):
         if rows.size(0):
-            out.index_add_(0, rows, part)  # each row once, so the order of the additions is that of the ranks
+            gradient.index_add_(0, rows, part)  # each row once, so no order is left to chance
+
+
+def run_rows(
+    kernel: Callable[..., None],
+    spec: str,
+    tensors: Sequence[Tensor],
+    layout: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    halo: Tensor,
+    which: int,
+) -> None:
+    """Runs a region's kernel on some of its rows.
+
+    Args:
+        kernel: The region's :class:`gnncompile.runtime.launch.Call`.
+        spec: The region as a string. All outputs have a row per row of the region.
+        tensors: Its tensors.
+        layout: rowptr, col and edge of its walk, over own rows, then halo rows.
+        outputs: Its outputs ``[own + num_halo, ...]``.
+        halo: The halo of a plan ``[num_halo, 0]``.
+        which: 0 for own rows, 1 for halo rows.
+    """
+    rowptr, col, edge = layout
+    own = rowptr.size(0) - 1 - halo.size(0)
+    rows = own_and_halo(rowptr, own)[which]
+    at, edges = (slice(own), slice(own, None))[which], slice(rows.first, rows.last)
+    of_rows, of_edges = _places(spec)
+    given = [t[at] if k in of_rows else t[edges] if k in of_edges else t for k, t in enumerate(tensors)]
+    kernel(given, (rows.rowptr, col[edges], edge[edges]), [out[at] for out in outputs])
+
+
+@lru_cache(maxsize=4096)
+def _places(spec: str) -> tuple[frozenset[int], frozenset[int]]:
+    """The positions of a region's tensors that have rows of the region, and of those in the order of its walk."""
+    region = parse(spec)
+    rows = {int(n.value or 0) for n in region.inputs if n.space is region.by}
+    return frozenset(rows), frozenset(int(n.value or 0) for n in region.inputs if n.space is Space.ORDERED)
+
+
+def splits_by_rows(spec: str) -> bool:
+    """Whether a region can run on some of its rows: it gives rows only, and none of its bools per edge are packed."""
+    region = parse(spec)
+    packed = any(n.space is Space.ORDERED and n.dtype == BITS for n in region.inputs)
+    return not region.tiled and not packed and all(map(region.per_row, region.outputs))
+
+
+def _exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    """Sends own rows ``[own, ...]``. Returns own rows, then halo rows by owner, ``[own + num_halo, ...]``."""
+    joined = x.new_empty((x.size(0) + halo.size(0), *x.shape[1:]))
+    joined[: x.size(0)] = x
+    start_exchange(joined, send, group, wait=True)
+    return joined
+
+
+def _start_return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    """Sends gradients of halo rows to their owners, and returns the gradients that arrive ``[num_sent, ...]``."""
+    arrived = gradient.new_empty((send.size(0), *gradient.shape[1:]))
+    start_return(gradient.contiguous(), arrived, send, group, wait=True)
+    return arrived
+
+
+def _wait_return(
+    gradient: Tensor, arrived: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]
+) -> Tensor:
+    """Returns the gradients of own rows ``[own, ...]``, with those that arrived added."""
+    out = gradient[: gradient.size(0) - halo.size(0)].clone(memory_format=torch.contiguous_format)
+    add_arrived(out, arrived, send)
     return out
+
+
+def _return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    """Sends gradients of halo rows to their owners, and returns the sums of own rows ``[own, ...]``."""
+    arrived = _start_return(gradient, send, halo, group, after)
+    return _wait_return(gradient, arrived, send, halo, group, [])
 
 
 def _all_reduce(x: Tensor, kind: str, group: str, after: list[Tensor]) -> Tensor:
@@ -103,33 +237,31 @@ def _sum_gradients(gradients: list[Tensor], group: str, after: list[Tensor]) -> 
 
 
 def _fake_exchange(x: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
-    return x.new_empty((halo.size(0), *x.shape[1:]))
+    return x.new_empty((x.size(0) + halo.size(0), *x.shape[1:]))
 
 
-def _fake_return(gradient: Tensor, send: Tensor, halo: Tensor, own: int, group: str, after: list[Tensor]) -> Tensor:
-    return gradient.new_empty((own, *gradient.shape[1:]))
+def _fake_return(gradient: Tensor, send: Tensor, halo: Tensor, group: str, after: list[Tensor]) -> Tensor:
+    return gradient.new_empty((gradient.size(0) - halo.size(0), *gradient.shape[1:]))
+
+
+def _fake_halo_rows(tensors: list[Tensor], layout: list[Tensor], spec: str, halo: Tensor) -> list[Tensor]:
+    return _OPS.region(tensors, layout, spec)  # type: ignore[no-any-return]
 
 
 def _setup_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, send, halo, group, after = inputs
-    ctx.save_for_backward(send, halo)
-    ctx.own, ctx.group, ctx.after = x.size(0), group, len(after)
-
-
-def _exchange_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    send, halo = ctx.saved_tensors
-    return _OPS.halo_return(gradient, send, halo, ctx.own, ctx.group, []), None, None, None, [None] * ctx.after
-
-
-def _setup_return(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, send, halo, _, group, after = inputs
+    _, send, halo, group, after = inputs
     ctx.save_for_backward(send, halo)
     ctx.group, ctx.after = group, len(after)
 
 
+def _exchange_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    send, halo = ctx.saved_tensors
+    return _OPS.halo_return(gradient, send, halo, ctx.group, []), None, None, None, [None] * ctx.after
+
+
 def _return_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     send, halo = ctx.saved_tensors
-    return _OPS.halo_exchange(gradient, send, halo, ctx.group, []), None, None, None, None, [None] * ctx.after
+    return _OPS.halo_exchange(gradient, send, halo, ctx.group, []), None, None, None, [None] * ctx.after
 
 
 def _setup_all_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -175,6 +307,17 @@ torch.library.register_fake(
 for _name, _function, _fake in (
     ("halo_exchange", _exchange, _fake_exchange),
     ("halo_return", _return, _fake_return),
+    ("exchange_start", _exchange, _fake_exchange),
+    ("exchange_wait", lambda joined, group: joined.clone(), lambda joined, group: joined.new_empty(joined.shape)),
+    ("return_start", _start_return, lambda gradient, send, *_: gradient.new_empty((send.size(0), *gradient.shape[1:]))),
+    ("exchange_order", lambda started: started.new_empty(0), lambda started: started.new_empty(0)),
+    (
+        "return_wait",
+        _wait_return,
+        lambda gradient, arrived, send, halo, group, after: _fake_return(gradient, send, halo, group, after),
+    ),
+    ("halo_rows", lambda tensors, layout, spec, halo: _OPS.region(tensors, layout, spec), _fake_halo_rows),
+    ("own_rows", lambda outputs, *_: outputs[0].new_empty(0), lambda outputs, *_: outputs[0].new_empty(0)),
     ("all_reduce", _all_reduce, lambda x, kind, group, after: x.new_empty(x.shape)),
     ("count_rows", _count_rows, lambda rows, like, group, after: like.new_empty((), dtype=torch.int64)),
     ("sum_gradients", _sum_gradients, lambda gradients, group, after: [g.new_empty(g.shape) for g in gradients]),
@@ -183,7 +326,7 @@ for _name, _function, _fake in (
     torch.library.register_fake(f"gnncompile::{_name}", _fake, lib=LIBRARY)
 for _name, _backward, _setup in (
     ("halo_exchange", _exchange_backward, _setup_exchange),
-    ("halo_return", _return_backward, _setup_return),
+    ("halo_return", _return_backward, _setup_exchange),
     ("all_reduce", _all_reduce_backward, _setup_all_reduce),
 ):
     torch.library.register_autograd(f"gnncompile::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

@@ -31,6 +31,7 @@ from gnncompile.device import device_of
 from gnncompile.ops import on_meta
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
+_own = torch.ops.gnncompile
 MOST = 2**31
 """Limit of rows for our kernels, which count rows and the elements of a weight in int32."""
 
@@ -224,6 +225,11 @@ def _sums_over_rows(rows: Tensor, behind: Tensor) -> Tensor:
     return rows.sum(0)
 
 
+def only_follows(user: Any, node: Any) -> bool:
+    """Whether a node of a graph runs after another one without reading it."""
+    return user.target is _own.sums_over_rows.default and user.args[0] is not node
+
+
 def _fake_two_products_over_rows(
     left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
 ) -> list[Tensor]:
@@ -278,7 +284,6 @@ for _schema, _op, _of_fakes in (
 
 # -- lowerings --------------------------------------------------------------------------------------------------------
 
-_own = torch.ops.gnncompile
 _IMPORT = "from gnncompile.ops import gemm as _gnncompile_gemm"
 
 

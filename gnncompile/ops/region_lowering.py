@@ -15,7 +15,7 @@ import torch
 
 from gnncompile import _compat
 from gnncompile._compat import aoti, inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.ops import packaged
@@ -34,23 +34,27 @@ class RegionCall(Call):
         outputs: The buffers to fill.
         spec: The region as a string.
         degree: Edges per row of the graph that is compiled for; 0 if unknown.
+        more: Other tensors, for subclasses.
     """
 
     def __init__(
-        self, tensors: Sequence[Any], layout: Sequence[Any], outputs: Sequence[Result], spec: str, degree: int
+        self,
+        tensors: Sequence[Any],
+        layout: Sequence[Any],
+        outputs: Sequence[Result],
+        spec: str,
+        degree: int,
+        more: Sequence[Any] = (),
     ) -> None:
         self.spec, self.count, self.degree = spec, len(tensors), degree
-        super().__init__([*tensors, *layout], outputs, constants=(spec,))
+        super().__init__([*tensors, *layout, *more], outputs, constants=(spec,))
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call into Inductor's wrapper. The kernel is looked up once, when the wrapper is imported."""
         if aoti.current_build() is not None:
             packaged.write_region(self, wrapper, parse(self.spec))
             return
-        device = self.device.type
-        name = f"region_{hashlib.sha256(self.spec.encode()).hexdigest()[:12]}_{device}"
-        wrapper.add_import_once(_IMPORT)
-        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r}, {self.degree})")
+        name = self.kernel_name(wrapper)
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
@@ -58,13 +62,41 @@ class RegionCall(Call):
         lists = given[: self.count], given[self.count :], outputs
         wrapper.writeline(f"{name}({', '.join('(' + ''.join(f'{one}, ' for one in part) + ')' for part in lists)})")
 
+    def kernel_name(self, wrapper: Any) -> str:
+        """Returns the name of the region's kernel in Inductor's wrapper, which looks it up when it is imported."""
+        device = self.device.type
+        name = region_name(self.spec, device)
+        wrapper.add_import_once(_IMPORT)
+        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r}, {self.degree})")
+        return name
+
+
+def region_name(spec: str, device: str) -> str:
+    """Returns the name of a region's kernel in Inductor's wrapper."""
+    return f"region_{hashlib.sha256(spec.encode()).hexdigest()[:12]}_{device}"
+
 
 def _lower(tensors: Sequence[Any], layout: Sequence[Any], spec: str) -> list[Any]:
+    return lower_region(tensors, layout, spec, (), RegionCall)
+
+
+def lower_region(
+    tensors: Sequence[Any], layout: Sequence[Any], spec: str, more: Sequence[Any], kind: type[RegionCall]
+) -> list[Any]:
+    """Makes the call of a region, and returns its outputs as tensors of Inductor's graph.
+
+    Args:
+        tensors: The region's tensors.
+        layout: Its layouts.
+        spec: The region as a string.
+        more: Other tensors that the call reads.
+        kind: The class of the call.
+    """
     layout = layout[:3]  # only the gradient reads the other layout
     given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _results(layout, spec)
     degree = _degree()
-    call = RegionCall(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree)
+    call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     if aoti.current_build() is None:
         launch.prepare(spec, call.device.type, degree)
     else:

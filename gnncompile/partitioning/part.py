@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gnncompile.exc import ArgumentError
-from gnncompile.layout.halo import attach_plan, make_plan
+from gnncompile.layout.halo import attach_plan, make_plan, with_room
 
 HOMOGENEOUS = ""
 """Stands for the node type of a ``Data``."""
@@ -74,6 +74,12 @@ class Part:
             if "edge_index" in store:
                 kind = HOMOGENEOUS if store._key is None else store._key[0]
                 attach_plan(store.edge_index, plans[kind])
+        for store in self.data.node_stores:
+            halo = self.halo.get(HOMOGENEOUS if store._key is None else store._key)
+            for name, held in list(store.items()):
+                takes_room = isinstance(held, Tensor) and held.is_floating_point() and held.dim() == 2
+                if takes_room and store.is_node_attr(name) and halo is not None and halo.numel():
+                    store[name] = with_room(held, halo.numel())  # so layers that read features need no copy of them
 
     def to(self, device: torch.device | str) -> Part:
         """Returns the part with all of its tensors on a device. ``part.data.to(device)`` would lose the exchange."""
@@ -102,7 +108,7 @@ class Part:
         held = {
             "format": FORMAT,
             "hetero": isinstance(self.data, HeteroData),
-            "data": self.data.to_dict(),
+            "data": self.data.clone().to_dict(),  # clones have no room for halo rows
             "exchanges": {kind: (e.send, e.sent, e.received) for kind, e in self.exchanges.items()},
         }
         for name in ("rank", "num_parts", "partition"):

@@ -31,6 +31,7 @@ from gnncompile.passes.post_grad import (
     gemm_epilogue,
     lower_gemm,
     order_exchanges,
+    overlap_exchanges,
     round_compared,
 )
 from gnncompile.passes.pre_grad import (
@@ -142,6 +143,7 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(cpu_gradients),
     _after(exact_numbers),
     _after(order_exchanges),
+    _after(overlap_exchanges),
 )
 """These passes run after differentiation, on each forward graph and each backward graph, in this order."""
 

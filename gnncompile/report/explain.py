@@ -153,6 +153,10 @@ def _report(
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
     notes += [f"not recorded: {why}" for why in (not_recorded, *map(_not_recorded, captured)) if why]
     notes += [f"exchanged over parts: {one}" for c in captured for one in c.log.exchanges]
+    notes += [
+        f"each exchange sends {sum(s.sent):,} of this part's {s.own:,} rows, and receives {sum(s.received):,} halo rows"
+        for s in (() if program.check_parts is None else program.check_parts.last)
+    ]
     notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")

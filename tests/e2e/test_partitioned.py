@@ -20,7 +20,7 @@ from tests.partitioned import CHECKS, Here, graph, raises, spawned
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs a torch with torch.distributed")
 
-QUICK = ("hetero_model", "awkward_graphs")
+QUICK = ("hetero_model", "awkward_graphs", "different_graphs")
 
 
 def run(size: int, names: tuple[str, ...], out: Path, inductor: bool = False) -> None:
@@ -42,7 +42,8 @@ def test_all_models(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_with_inductor(tmp_path: Path) -> None:
-    run(2, ("gcn", "gin", "reductions_over_nodes", "the_same_bits"), tmp_path, inductor=True)
+    names = ("gcn", "gin", "gat", "awkward_graphs", "reductions_over_nodes", "features_have_room", "poisoned")
+    run(2, names, tmp_path, inductor=True)
 
 
 @pytest.mark.gpu

@@ -89,6 +89,15 @@ OF_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
 """Ops whose sizes only the data knows; those that draw give something else each time."""
 
 EXCHANGES = {"halo_exchange", "halo_return", "all_reduce", "count_rows", "sum_gradients"}
+EXCHANGES |= {
+    "exchange_start",
+    "exchange_order",
+    "exchange_wait",
+    "return_start",
+    "return_wait",
+    "halo_rows",
+    "own_rows",
+}
 """Ops that run in several processes at once: tests/partitioned.py."""
 
 NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested", *EXCHANGES}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnncompile.device import HALVES
 from gnncompile.passes.analysis import arguments, aten, own, value
 from gnncompile.passes.padded import masked_reductions, ops
+from gnncompile.passes.partitioned.extremes import EXTREMES, extreme, extreme_and_index, largest, wide
 from gnncompile.passes.partitioned.graph import PartitionedGraph
 from gnncompile.passes.partitioned.parts import Space
 
@@ -79,9 +79,17 @@ def segments(p: PartitionedGraph, node: fx.Node) -> None:
         if p.parts.space(index) not in (Space.OWN, Space.SEVERAL):
             raise p.refuse("reduces to rows by an index that is no destination of a part's edges")
         return
-    if node.target is not own.segment_reduce.default or arguments[3] != "sum":
+    if node.target is not own.segment_reduce.default or arguments[3] not in ("sum", "mean"):
         raise p.refuse("reduces rows of all parts to groups")
-    _after(p, node, lambda made: p.all_reduced(made))
+    if arguments[3] == "sum":
+        _after(p, node, lambda made: p.all_reduced(made))
+        return
+    # A mean over rows of all parts: their sum by their number, of which a group without rows counts one.
+    dtype = value(node).dtype
+    rows = p.ctx.inline(lambda x: wide(x), source, like=node)
+    ones = p.ctx.inline(lambda x: torch.ones_like(x[:, :1] if x.dim() > 1 else x), rows, like=node)
+    total, many = (p.all_reduced(p.ctx.call(node.target, one, index, size, "sum", like=node)) for one in (rows, ones))
+    p.replace(node, p.ctx.inline(lambda t, n: (t / n.clamp(min=1)).to(dtype), total, many, like=node))
 
 
 def nonzero(p: PartitionedGraph, node: fx.Node) -> None:
@@ -101,8 +109,12 @@ def reduction(p: PartitionedGraph, node: fx.Node) -> None:
         p.dims(node)
         return
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-    if not set(rows) <= set(dims) or name not in ("sum", "mean", "var", "std") or given.get("dtype") is not None:
+    known = name in ("sum", "mean", "var", "std") or (name in EXTREMES and len(rows) == 1)
+    if not set(rows) <= set(dims) or not known or given.get("dtype") is not None:
         raise p.refuse("goes over rows of all parts")
+    if name in EXTREMES:
+        extreme(p, node, name, dims)
+        return
     keep = bool(given.get("keepdim", False))
     if name == "sum":
         _after(p, node, lambda made: p.all_reduced(made))
@@ -115,7 +127,7 @@ def reduction(p: PartitionedGraph, node: fx.Node) -> None:
         return
     correction = given.get("correction", int(given.get("unbiased", True)))
     correction = 1 if correction is None else correction
-    spread = p.ctx.inline(lambda x, m: (_wide(x) - m).square().sum(dims, keep), source, mean, like=node)
+    spread = p.ctx.inline(lambda x, m: (wide(x) - m).square().sum(dims, keep), source, mean, like=node)
     spread = p.all_reduced(spread)
 
     def finished(total: Tensor, many: Tensor) -> Tensor:
@@ -126,10 +138,6 @@ def reduction(p: PartitionedGraph, node: fx.Node) -> None:
     p.replace(node, p.ctx.inline(finished, spread, number, like=node))
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALVES else x
-
-
 def _number(p: PartitionedGraph, source: fx.Node, dims: Sequence[int]) -> fx.Node:
     rows = {d: kinds for d, kinds in p.dims(source).items() if d in dims}
     return p.count(list(rows.values()), [value(source).shape[d] for d in rows])
@@ -137,7 +145,7 @@ def _number(p: PartitionedGraph, source: fx.Node, dims: Sequence[int]) -> fx.Nod
 
 def _mean(p: PartitionedGraph, source: fx.Node, number: fx.Node, dims: list[int], others: int) -> fx.Node:
     """Returns the mean over rows of all parts, in float32 or better, with the reduced dimensions kept."""
-    total = p.all_reduced(p.ctx.inline(lambda x: _wide(x).sum(dims, True), source, like=p.at))
+    total = p.all_reduced(p.ctx.inline(lambda x: wide(x).sum(dims, True), source, like=p.at))
     return p.ctx.inline(lambda t, n: t / (n.to(t.dtype) * others), total, number, like=p.at)
 
 
@@ -150,22 +158,18 @@ def along(p: PartitionedGraph, node: fx.Node) -> None:
     axes = named if isinstance(named, (list, tuple)) else [named]
     if all(a % value(source).dim() not in p.dims(source) for a in axes):
         return
+    if node.target in (aten.max.dim, aten.min.dim):
+        extreme_and_index(p, node, node.target._schema.name.split("::")[1], axes[0] % value(source).dim())
+        return
     if node.target not in (aten.softmax.int, aten.log_softmax.int) or (len(node.args) > 2 and node.args[2] is not None):
         raise p.refuse("goes along rows of all parts")
     dim, logs = axes[0] % value(source).dim(), node.target is aten.log_softmax.int
-    largest = p.all_reduced(p.ctx.inline(lambda x: _largest(x, dim), source, like=node), "max")
-    shifted = p.ctx.inline(lambda x, m: _wide(x) - m, source, largest, like=node)
+    top = p.all_reduced(p.ctx.inline(lambda x: largest(x, dim), source, like=node), "max")
+    shifted = p.ctx.inline(lambda x, m: wide(x) - m, source, top, like=node)
     total = p.all_reduced(p.ctx.inline(lambda s: s.exp().sum(dim, True), shifted, like=node))
     dtype = value(node).dtype
     new = p.ctx.inline(lambda s, t: (s - t.log() if logs else s.exp() / t).to(dtype), shifted, total, like=node)
     p.replace(node, new)
-
-
-def _largest(x: Tensor, dim: int) -> Tensor:
-    """Returns the maximum along `dim`, or the least number of the dtype without rows: a part may be empty."""
-    wide = _wide(x.detach())
-    shape = [1 if d == dim else s for d, s in enumerate(wide.shape)]
-    return torch.cat([wide, wide.new_full(shape, torch.finfo(wide.dtype).min)], dim).amax(dim, True)
 
 
 def matmul(p: PartitionedGraph, node: fx.Node) -> None:
@@ -192,7 +196,7 @@ def batch_norm(p: PartitionedGraph, node: fx.Node) -> None:
     dims, others = [0, *range(2, fake.dim())], math.prod(fake.shape[2:])
     number = _number(p, x, dims)  # type: ignore[arg-type]
     centre = _mean(p, x, number, dims, others)  # type: ignore[arg-type]
-    centred = p.ctx.inline(lambda a, c: _wide(a) - c, x, centre, like=node)
+    centred = p.ctx.inline(lambda a, c: wide(a) - c, x, centre, like=node)
     total = p.all_reduced(p.ctx.inline(lambda c: c.square().sum(dims, True), centred, like=node))
     given = (centred, centre, total, number, weight, bias, mean, var)
 
@@ -241,7 +245,7 @@ def loss(p: PartitionedGraph, node: fx.Node) -> None:
     kwargs = {a.name: given[a.name] for a in node.target._schema.arguments if a.kwarg_only}  # type: ignore[union-attr]
     losses = p.ctx.call(node.target, *[given[n] for n in given if n not in kwargs], like=node, **kwargs)  # type: ignore[arg-type]
     dtype, others = value(node).dtype, 1
-    total = p.all_reduced(p.ctx.inline(lambda v: _wide(v).sum(), losses, like=node))
+    total = p.all_reduced(p.ctx.inline(lambda v: wide(v).sum(), losses, like=node))
     if reduction_ != masked_reductions.MEAN:
         p.replace(node, p.ctx.inline(lambda t: t.to(dtype), total, like=node))
         return
