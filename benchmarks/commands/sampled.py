@@ -3,10 +3,15 @@
 Mini-batches are checked to be subgraphs with at most the wanted neighbours. The losses of the first steps are compared
 with those of a plain loop in float64 on the same mini-batches. The model is trained, and must classify other nodes. All
 this happens before any time is reported.
+
+    torchrun --nproc-per-node 2 -m benchmarks sampled --device cuda
+
+compares epochs on several GPUs with epochs on one. Without a GPU, the processes are on CPUs.
 """
 
 import argparse
 import copy
+import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +27,7 @@ from torch_geometric.data import Data
 
 from benchmarks.cases.names import UnknownNameError, chosen, named
 from benchmarks.cases.sampled import CASES, SampledCase, graph, known_edges, neighbour_loader
-from benchmarks.commands import driver
+from benchmarks.commands import driver, sampled_together
 from benchmarks.measuring import measure
 from benchmarks.measuring.comparison import first_line
 from benchmarks.measuring.losses import TOLERANCE, Outcome, check, plain_loop
@@ -82,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     usual = "small" if args.quick else DEFAULT_CASES[device.type]
     cases = named(CASES, (args.cases or usual).split(","))
     rows = chosen(fitting, args.rows)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        together = [row for row in rows if row.is_together or args.rows]
+        return sampled_together.run(args, cases, together, _loss)
     rounds = 1 if args.quick else args.rounds
     workers = (0 if args.quick else DEFAULT_WORKERS[device.type]) if args.workers is None else args.workers
 
