@@ -290,39 +290,45 @@ struct Range {
   i64 begin, end;
 };
 
-constexpr i64 FEW = 8;  // numbers that are compared with each other in less time than it takes to guess a branch wrong
+constexpr i64 FEW = 24;  // numbers that are compared with each other in less time than a table takes
 
-// Chooses `count` of `population` positions without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
-// brilliance, 1987).
-void choose(i64 population, i64 count, Draws draws, i64* out) {
-  const i64 first = population - count;
-  if (population <= 64 && count > FEW) {
-    u64 taken = 0;
-    for (i64 i = first; i < population; ++i) {
-      i64 found = draws.below(i + 1);
-      if (taken >> found & 1) found = i;
-      taken |= u64(1) << found;
-      *out++ = found;
+// Chooses `count` of the edges of a node without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
+// brilliance, 1987). `look` is called with each edge.
+//
+// A word has a bit for each position modulo 64. A bit that is not set says that a position was not taken. One that is
+// set says that it was, if there are at most 64 positions. Otherwise it is set by chance only, which rarely happens.
+template <typename Look>
+void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
+  const i64 population = range.end - range.begin, first = population - count;
+  const bool is_sure = population <= 64;
+  u64 taken = 0;
+  for (i64 n = 0; n < count; ++n) {
+    i64 found = draws.below(first + n + 1);
+    bool is_taken = taken >> (found & 63) & 1;
+    if (__builtin_expect(is_taken & !is_sure, 0)) {
+      i64 k = 0;
+      while (k < n && out[k] != range.begin + found) ++k;
+      is_taken = k < n;
     }
-    return;
+    found = is_taken ? first + n : found;
+    taken |= u64(1) << (found & 63);
+    out[n] = range.begin + found;
+    look(out[n]);
   }
-  if (count <= 24) {
-    for (i64 n = 0; n < count; ++n) {
-      const i64 found = draws.below(first + n + 1);
-      bool is_taken = false;
-      for (i64 k = 0; k < n; ++k) is_taken |= out[k] == found;
-      out[n] = is_taken ? first + n : found;
-    }
-    return;
-  }
+}
+
+// The same for any count.
+void choose(Range range, i64 count, Draws draws, i64* out) {
+  const i64 population = range.end - range.begin;
+  if (count <= FEW || population <= 64) return choose_few(range, count, draws, out, [](i64) {});
   static thread_local HashTable<u64> taken;
   taken.clear(population, count);
-  for (i64 i = first; i < population; ++i) {
+  for (i64 i = population - count; i < population; ++i) {
     const i64 before = taken.size();
     i64 found = draws.below(i + 1);
     taken.insert(found, 0);
     if (taken.size() == before) taken.insert(found = i, 0);
-    *out++ = found;
+    *out++ = range.begin + found;
   }
 }
 
@@ -485,8 +491,7 @@ class Sampler {
     } else if (request_.replace) {
       for (i64 n = 0; n < number; ++n) out[n] = range.begin + draws.below(population);
     } else {
-      choose(population, number, draws, out);
-      for (i64 n = 0; n < number; ++n) out[n] += range.begin;
+      choose(range, number, draws, out);
     }
   }
 
@@ -550,12 +555,18 @@ class Sampler {
 
   // Draws the edges to the nodes `begin` to `end - 1` of a hop.
   void draw_edges(const Hop& hop, i64 begin, i64 end) {
-    const Ints rows = request_.relations[hop.relation].row;
+    const Relation& relation = request_.relations[hop.relation];
+    const bool is_uniform = !hop.is_all && !relation.weight && !request_.replace;
     for (i64 i = begin; i < end; ++i) {
-      const i64 start = starts_[i], drawn = starts_[i + 1] - start;
-      draw(hop.relation, ranges_[i], drawn, hop.is_all, {mix(hop.stream + GOLDEN * (hop.first + i))}, hop.edge + start);
-      for (i64 n = start; n < start + drawn; ++n) hop.col[n] = hop.first + i;
-      for (i64 n = start; n < start + drawn; ++n) rows.prefetch(hop.edge[n]);
+      const i64 start = starts_[i], drawn = starts_[i + 1] - start, population = ranges_[i].end - ranges_[i].begin;
+      const Draws draws = {mix(hop.stream + GOLDEN * (hop.first + i))};
+      std::fill(hop.col + start, hop.col + start + drawn, hop.first + i);
+      if (is_uniform && drawn < population && (drawn <= FEW || population <= 64)) {
+        choose_few(ranges_[i], drawn, draws, hop.edge + start, [&](i64 edge) { relation.row.prefetch(edge); });
+      } else {
+        draw(hop.relation, ranges_[i], drawn, hop.is_all, draws, hop.edge + start);
+        for (i64 n = start; n < start + drawn; ++n) relation.row.prefetch(hop.edge[n]);
+      }
     }
   }
 

@@ -96,6 +96,13 @@ def test_rows_of_gpus_load_right_mini_batches(row: SampledRow) -> None:
     assert batch.x.device.type == triton_regions.DEVICE
 
 
+def test_samplers_alone() -> None:
+    results = Measurement(SMALL, ROWS, 2, 0, 0, lambda message: None).run_alone()
+    assert [result.row.name for result in results] == ["eager + NumPy", "eager + our sampler", "gnncompile"]
+    assert all(result.edge_ns > 0 and result.epoch_s is None for result in results)  # type: ignore[operator]
+    assert "ns per edge" in format_case(results)
+
+
 def test_other_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sampled", "--quick", "--device", "meta"]) == 2
     assert "expected cpu or cuda: no row trains on another device" in capsys.readouterr().err
