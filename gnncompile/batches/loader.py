@@ -354,6 +354,8 @@ class _Ahead:
 
     def batches(self) -> Iterator[Any]:
         """Yields the mini-batches; the current stream waits for each copy."""
+        # Mini-batches that are on the GPU already may have been made on the current stream.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         thread = threading.Thread(target=self._work, name="gnncompile loader", daemon=True)
         thread.start()
         try:
