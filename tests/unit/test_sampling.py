@@ -99,6 +99,7 @@ def test_all_neighbours_of_a_large_graph(threads: Any, number: int) -> None:
         same(sample_neighbors(colptr, row, seeds, [-1, -1], seed=0), reference(colptr, row, seeds, [-1, -1]))
 
 
+@pytest.mark.slow
 def test_local_ids_in_an_array_and_in_a_hash_table(threads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of up to 2**26 nodes have an array of local ids, larger ones a hash table, and results are the same.
 
