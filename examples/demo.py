@@ -4,9 +4,10 @@
     python examples/demo.py --quick    a smoke test: one model per task, few steps
 
 The data is real and ships with scikit-learn, so nothing is downloaded: 1,797 images of 8 x 8 pixels, 10 classes. Each
-model is trained three times from the same seed, on two tasks:
+model is trained three times from the same seed, on three tasks:
 
     nodes    all images as one nearest-neighbour graph, node classification with PyG's GCN, GraphSAGE, GIN and GAT
+    sampled  GraphSAGE on neighbourhoods that `gnncompile.loader` samples from that graph; only if asked for (--tasks)
     graphs   each image as a graph of its inked pixels, graph classification with GIN, mini-batches of changing size
 
 The exit status is 1 if gnncompile fails, or if test accuracies of one model differ by more than rounding can explain.
@@ -26,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # `benchmarks` measures for the demo too, and is 
 from benchmarks.measuring import environment, measure  # noqa: E402
 from benchmarks.reporting import tables  # noqa: E402
 from examples.digits.plot import plot  # noqa: E402
-from examples.digits.tasks import NODE_MODELS, Task, graph_task, node_tasks  # noqa: E402
+from examples.digits.tasks import NODE_MODELS, Task, graph_task, node_tasks, sampled_task  # noqa: E402
 from examples.digits.training import WARMUP, WAYS, Run, explain, train  # noqa: E402
 
 # In points. Rounding differs from one way to the next and grows while training: two eager runs whose first weights
@@ -40,11 +41,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
-    parser.add_argument("--tasks", nargs="+", choices=["nodes", "graphs"], default=["nodes", "graphs"])
+    parser.add_argument("--tasks", nargs="+", choices=["nodes", "sampled", "graphs"], default=["nodes", "graphs"])
     parser.add_argument("--models", nargs="+", choices=list(NODE_MODELS), help="of the task nodes (default: all)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--epochs", type=int, default=100, help="of the task nodes (default: %(default)s)")
-    parser.add_argument("--graph-epochs", type=int, default=30, help="of the task graphs (default: %(default)s)")
+    parser.add_argument("--graph-epochs", type=int, default=30, help="of the other tasks (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", help="folder of the plot and the reports")
     parser.add_argument("--quick", action="store_true", help="a smoke test: GCN on nodes, GIN on graphs, few epochs")
@@ -60,6 +61,8 @@ def make_tasks(args: argparse.Namespace, device: torch.device) -> list[Task]:
     tasks = []
     if "nodes" in args.tasks:
         tasks += [task for task in node_tasks(device, args.epochs, args.seed) if task.model_name in args.models]
+    if "sampled" in args.tasks:
+        tasks.append(sampled_task(device, args.graph_epochs, args.seed))
     if "graphs" in args.tasks:
         tasks.append(graph_task(device, args.graph_epochs, args.seed))
     return tasks

@@ -37,6 +37,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN
 import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compile import callable_of
+from tests.sampled_replicas import check_sampled_steps, check_sampled_steps_of_chunks  # noqa: F401
 from tests.tape import tapes
 
 GRAPHS = 4

@@ -1,12 +1,13 @@
 """Graphs like those of node classification at scale, from which mini-batches are sampled for whole epochs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GraphSAGE
@@ -37,6 +38,7 @@ class SampledCase:
         dtype: the dtype of the features. The model computes in float32.
         signal: how far the features of classes are apart, in units of the noise.
         accuracy: the share of other nodes that a trained model must classify right.
+        share: the index of a process and the number of processes, if they share the seeds of an epoch.
     """
 
     name: str
@@ -53,6 +55,7 @@ class SampledCase:
     dtype: torch.dtype = torch.float32
     signal: float = 0.5
     accuracy: float = 0.8
+    share: tuple[int, int] = (0, 1)
 
     @property
     def label(self) -> str:
@@ -85,8 +88,13 @@ class Classifier(nn.Module):
         return out
 
 
-@lru_cache(maxsize=1)
 def graph(case: SampledCase) -> Data:
+    """Returns the graph of a case, the same object for all shares of its seeds: see :func:`_graph`."""
+    return _graph(replace(case, share=(0, 1)))
+
+
+@lru_cache(maxsize=1)
+def _graph(case: SampledCase) -> Data:
     """Returns the graph with features, labels, ``train_index`` and ``test_index``, all random, from fixed seeds.
 
     The edges are sorted by destination, then by source. The features of a node are those of its class, with noise, so a
@@ -144,7 +152,14 @@ class _Gather:
 def sampled_by_numpy(case: SampledCase, workers: int) -> Iterable[Data]:
     """Returns a plain loader around the sampler in NumPy."""
     seeds: Any = graph(case).train_index.tolist()
-    return torch.utils.data.DataLoader(seeds, case.batch_size, collate_fn=_Gather(case), num_workers=workers)
+    how: dict[str, Any] = dict(collate_fn=_Gather(case), num_workers=workers, sampler=_own_seeds(case, seeds))
+    return torch.utils.data.DataLoader(seeds, case.batch_size, **how)
+
+
+def _own_seeds(case: SampledCase, seeds: Any) -> DistributedSampler[Any] | None:
+    """Returns what gives a process its share of the seeds, of the same size in all processes; None for all seeds."""
+    process, processes = case.share
+    return DistributedSampler(seeds, processes, process, shuffle=False) if processes > 1 else None
 
 
 def neighbour_loader(case: SampledCase, workers: int, **more: Any) -> NeighborLoader:
@@ -153,6 +168,8 @@ def neighbour_loader(case: SampledCase, workers: int, **more: Any) -> NeighborLo
     plain = Data(x=data.x, y=data.y, edge_index=data.edge_index)
     seeds: Tensor = data.train_index
     how: dict[str, Any] = dict(input_nodes=seeds, batch_size=case.batch_size, num_workers=workers, is_sorted=True)
+    if "input_nodes" not in more:
+        how["sampler"] = _own_seeds(case, seeds)
     return NeighborLoader(plain, list(case.fan_outs), **{**how, **more})
 
 

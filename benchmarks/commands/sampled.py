@@ -3,10 +3,15 @@
 Mini-batches are checked to be subgraphs with at most the wanted neighbours. The losses of the first steps are compared
 with those of a plain loop in float64 on the same mini-batches. The model is trained, and must classify other nodes. All
 this happens before any time is reported.
+
+    torchrun --nproc-per-node 2 -m benchmarks sampled --device cuda
+
+compares epochs on several GPUs with epochs on one. Without a GPU, the processes are on CPUs.
 """
 
 import argparse
 import copy
+import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +27,7 @@ from torch_geometric.data import Data
 
 from benchmarks.cases.names import UnknownNameError, chosen, named
 from benchmarks.cases.sampled import CASES, SampledCase, graph, known_edges, neighbour_loader
-from benchmarks.commands import driver
+from benchmarks.commands import driver, sampled_together
 from benchmarks.measuring import measure
 from benchmarks.measuring.comparison import first_line
 from benchmarks.measuring.losses import TOLERANCE, Outcome, check, plain_loop
@@ -71,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cases", help="comma-separated (default: products-10th; products and papers-quarter on a GPU)"
     )
     parser.add_argument("--workers", type=int, help="processes that load (default: 0 on a CPU, 8 on a GPU)")
+    parser.add_argument("--alone", action="store_true", help="time only the samplers for CPUs, in one thread")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,11 +88,15 @@ def run(args: argparse.Namespace) -> int:
     usual = "small" if args.quick else DEFAULT_CASES[device.type]
     cases = named(CASES, (args.cases or usual).split(","))
     rows = chosen(fitting, args.rows)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        together = [row for row in rows if row.is_together or args.rows]
+        return sampled_together.run(args, cases, together, _loss)
     rounds = 1 if args.quick else args.rounds
     workers = (0 if args.quick else DEFAULT_WORKERS[device.type]) if args.workers is None else args.workers
 
     def measure_case(case: SampledCase, progress: driver.Progress) -> tuple[str, driver.Records]:
-        results = Measurement(case, rows, rounds, workers, args.seed, progress, device).run()
+        measurement = Measurement(case, rows, rounds, workers, args.seed, progress, device)
+        results = measurement.run_alone() if args.alone else measurement.run()
         return format_case(results), [record(case, result, results) for result in results]
 
     more = {"epochs": f"median of {rounds}; {workers} processes load where the CPU samples"}
@@ -139,6 +149,20 @@ class Measurement:
                 result.edge_ns = self._sampler_alone(result.row.alone(self.case))
         self.progress("")
         return self.results
+
+    def run_alone(self) -> list[SampledResult]:
+        """Measures only the samplers of rows that have one, in turns; each takes its fastest turn."""
+        torch.manual_seed(self.seed)
+        self.progress("make the graph")
+        alone = {result.row.name: result.row.alone(self.case) for result in self.results if result.row.alone}
+        found = [result for result in self.results if result.row.name in alone]
+        for turn in range(self.rounds):
+            for result in found:
+                edge_ns = self._sampler_alone(alone[result.row.name])
+                result.edge_ns = min(edge_ns, result.edge_ns or edge_ns)
+                self.progress(f"{result.row.name}: turn {turn + 1} of {self.rounds} took {edge_ns:.1f} ns per edge")
+        self.progress("")
+        return found
 
     def _prepare(self, result: SampledResult, model: nn.Module, tested: Sequence[Data]) -> Any:
         """Builds and checks one row; returns None if it failed or is wrong."""

@@ -32,8 +32,9 @@ def page(folder: Path) -> str:
     """Returns the page of all results in a folder."""
     parts = [HEAD]
     for machine in sorted(path for path in folder.iterdir() if path.is_dir()):
-        parts.append(f"## {machine.name}\n")
-        parts += [section(Stored(path)) for path in sorted(machine.glob("*.json"))]
+        stored = sorted(machine.glob("*.json"))
+        parts += [f"## {machine.name}\n"] if stored else []  # some folders hold only texts that other pages link
+        parts += [section(Stored(path)) for path in stored]
     return "\n".join(parts)
 
 

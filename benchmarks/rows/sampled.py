@@ -35,6 +35,7 @@ class SampledRow:
         alone: returns a sampler that is measured alone, in one thread; None if there is none.
         devices: the types of devices that the row trains on.
         is_ours: whether a failure of the row is one of gnncompile.
+        is_together: whether the row is measured on several processes, unless rows are chosen.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SampledRow:
     alone: Callable[[SampledCase], Sample] | None = None
     devices: tuple[str, ...] = ("cuda",)
     is_ours: bool = True
+    is_together: bool = False
 
 
 class _Moved:
@@ -105,12 +107,12 @@ _EAGER, _OURS = plain_loop(_BUILDS["eager"]), plain_loop(_BUILDS["gnncompile"])
 
 ROWS = (
     SampledRow("eager + NumPy", _EAGER, _by_numpy, _numpy_alone, ("cpu",), is_ours=False),
-    SampledRow("eager + our sampler", _EAGER, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
+    SampledRow("eager + our sampler", _EAGER, _by_gnncompile(), _gnncompile_alone, ("cpu",), is_together=True),
     SampledRow("gnncompile", _OURS, _by_gnncompile(), _gnncompile_alone, ("cpu",)),
     SampledRow("eager + PyG's loop", _EAGER, _by_pyg),
     SampledRow("TrainStep + CPU sampler", whole_step, _by_gnncompile(buckets=True, sampler="cpu")),
     SampledRow("eager + GPU sampler", _EAGER, _by_gnncompile(sampler="device")),
-    SampledRow("TrainStep + GPU sampler", whole_step, _by_gnncompile(buckets=True, sampler="device")),
+    SampledRow("TrainStep + GPU sampler", whole_step, _by_gnncompile(buckets=True, sampler="device"), is_together=True),
     SampledRow(
         "TrainStep + host features", whole_step, _by_gnncompile(buckets=True, sampler="device", features={"x": "host"})
     ),

@@ -1,4 +1,4 @@
-"""The two tasks of the demo: which model, which batches, which loss."""
+"""The three tasks of the demo: which model, which batches, which loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.loader import DataLoader
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader, NeighborLoader
 from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+import gnncompile
 
 from . import data
 
@@ -85,6 +88,34 @@ def node_tasks(device: torch.device, epochs: int, seed: int) -> list[Task]:
         )
         for name, model in NODE_MODELS.items()
     ]
+
+
+def sampled_task(device: torch.device, epochs: int, seed: int, batch_size: int = 128) -> Task:
+    """Returns node classification with GraphSAGE on sampled neighbourhoods of the graph of images."""
+    graph = data.images_as_nodes(seed=seed)
+    plain = Data(x=graph.x, y=graph.y, edge_index=graph.edge_index)
+
+    def batches(nodes: Tensor, draw: int) -> Iterator[Batch]:
+        torch.manual_seed(draw)  # all ways to train get the same neighbours
+        source = NeighborLoader(plain, num_neighbors=[5] * LAYERS, input_nodes=nodes, batch_size=batch_size)
+        for batch in gnncompile.loader(source, device=device):
+            seeds = torch.arange(batch.batch_size, device=device)
+            yield Batch((batch.x, batch.edge_index), seeds, batch.y[seeds])
+
+    def train_batches(epoch: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed * 1000 + epoch)
+        order = torch.randperm(len(graph.train_index), generator=generator)
+        return batches(graph.train_index[order], seed * 1000 + epoch)
+
+    return Task(
+        "sampled",
+        "GraphSAGE",
+        lambda: GraphSAGE(graph.num_features, CHANNELS, num_layers=LAYERS, out_channels=data.NUM_CLASSES),
+        train_batches,
+        lambda: batches(graph.test_index, seed),
+        epochs,
+        learning_rate=0.01,
+    )
 
 
 def graph_task(device: torch.device, epochs: int, seed: int, batch_size: int = 64) -> Task:

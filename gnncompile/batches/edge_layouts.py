@@ -1,4 +1,4 @@
-"""Sorts edges by destination and computes CSR row pointers, on the CPU in worker processes."""
+"""Sorts edges by destination and computes CSR row pointers: on the CPU in worker processes, or where the edges are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.batches.row_types import EDGE_INDEX
+from gnncompile.device import device_of
 from gnncompile.layout.csr import MAX_INDEX
 
 _DIGIT = 1 << 16
@@ -17,8 +18,10 @@ _DIGIT = 1 << 16
 def order_of(index: Tensor) -> Tensor:
     """Returns the permutation that sorts an index stably, int64 ``[n]``. The index has no negative values.
 
-    The sort goes 16 bits at a time, from the lowest: NumPy sorts uint16 values by counting.
+    On a CPU the sort goes 16 bits at a time, from the lowest: NumPy sorts uint16 values by counting.
     """
+    if _is_on_gpu(index):
+        return index.sort(stable=True)[1]
     values = index.numpy()
     order = np.argsort((values % _DIGIT).astype(np.uint16), kind="stable")
     high = values // _DIGIT
@@ -45,6 +48,9 @@ def highest(value: Tensor, rows: int) -> tuple[int | None, ...]:
 def _highest(index: Tensor) -> int | None:
     if index.numel() == 0:
         return 0
+    if _is_on_gpu(index):
+        low, high = torch.stack(index.aminmax()).tolist()
+        return None if low < 0 else high + 1
     # Read as unsigned, a negative number is larger than any index: one maximum finds both.
     values = index.numpy()
     high = int(values.view(np.uint64 if index.dtype is torch.int64 else np.uint32).max())
@@ -79,12 +85,19 @@ def sort(store: Any, rows: dict[str, int], found: tuple[int | None, ...], limits
 
 def is_sorted(index: Tensor) -> bool:
     """Whether the values of an index never decrease."""
+    if _is_on_gpu(index):
+        return bool((index[1:] >= index[:-1]).all())
     values = index.numpy()
     return bool((values[1:] >= values[:-1]).all())
 
 
 def pointers(index: Tensor, size: int) -> Tensor:
     """Returns the row pointers (rowptr) of an index after sorting, int32 ``[size + 1]``."""
-    made = torch.zeros(size + 1, dtype=torch.int32)
+    made = torch.zeros(size + 1, dtype=torch.int32, device=index.device)
     torch.cumsum(index.bincount(minlength=size), 0, dtype=torch.int32, out=made[1:])
     return made
+
+
+def _is_on_gpu(index: Tensor) -> bool:
+    """Whether torch has to sort, since NumPy reads host memory only."""
+    return device_of(index.device).host_waits

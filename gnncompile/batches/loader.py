@@ -77,6 +77,11 @@ def loader(
     A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
     the same device; the CPU and the GPU draw different neighbours.
 
+    Loaders of other engines are taken as they are: those of ``torch_geometric.distributed`` and cuGraph-PyG, and
+    anything that yields ``Data`` or ``HeteroData``, or objects with a method ``to_pyg_data`` as GraphBolt's.
+    Mini-batches that a GPU holds are sorted, laid out and padded there. A warning in the log names edges that are no
+    tensor ``edge_index``; these are not sorted, and their mini-batches are not padded.
+
     Example::
 
         loader = gnncompile.loader(DataLoader(dataset, batch_size=128, shuffle=True), device="cuda", buckets=True)
@@ -86,7 +91,7 @@ def loader(
 
     Args:
         source: A loader of PyG, or anything that yields ``Data``, ``HeteroData`` or ``Batch`` objects (or lists and
-            tuples of them) on the CPU.
+            tuples of them), on the CPU or a GPU.
         device: Where mini-batches go; None leaves them on the CPU.
         buckets: Whether mini-batches are padded, or the largest number of sizes (True: 4).
         sampler: Who samples neighbours, and where. ``"gnncompile"`` samples on `device` if it can, or else on the CPU.
@@ -101,7 +106,7 @@ def loader(
         TypeError: `source` can't be iterated over, the times that it samples by are not integers, or `cache` is no int.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
             Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
-            known at the first mini-batch.
+            known at the first mini-batch. While iterating: `device` is the CPU, and a GPU holds the mini-batches.
         MemoryError: The host has not enough memory that can be pinned, at the first mini-batch.
         ImportError: There is neither a C++ compiler for the sampler nor a library that PyG samples with. While
             iterating: the library that `source` samples with is missing.
@@ -221,7 +226,9 @@ class Loader:
             self._leave_to_cpu(str(reason))
 
     def _from_cpu(self) -> Iterator[Any]:
-        items = (prepare_all(item, self.buckets) for item in _explaining(iter(self._prepared), self.source))
+        device = _with_index(self.device)
+        found = _explaining(iter(self._prepared), self.source)
+        items = _noticing((prepare_all(item, self.buckets, device) for item in found), self.source)
         if not device_of(self.device).has_streams:
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
         pins = isinstance(self.source, DataLoader) and self.source.pin_memory
@@ -272,6 +279,28 @@ def _explaining(items: Iterator[Any], source: Any) -> Iterator[Any]:
             "torch-sparse. PyPI has no pyg-lib: install it from https://data.pyg.org for your release of torch, or use "
             f'a loader around NeighborSampler with sampler="gnncompile". ({str(missing).splitlines()[0]})'
         ) from missing
+
+
+def _noticing(items: Iterator[Any], source: Any) -> Iterator[Any]:
+    """Yields the items. Warns if the first one holds no mini-batch that could be prepared."""
+    for at, item in enumerate(items):
+        if at == 0:
+            found: list[Prepared] = []
+            _each(item, found.append)
+            name = type(source).__name__
+            if not found:
+                logger.warning(
+                    "%s yields %s, expected Data or HeteroData: nothing is sorted or padded", name, type(item).__name__
+                )
+            for key, value in (one for ready in found for one in ready.unprepared_edges()):
+                logger.warning(
+                    "%s yields edges as %s (%s), expected a tensor edge_index: these edges are not sorted, and "
+                    "mini-batches are not padded",
+                    name,
+                    key,
+                    type(value).__name__,
+                )
+        yield item
 
 
 def _as_it_is(value: Any) -> Any:
@@ -326,6 +355,8 @@ class _Ahead:
 
     def batches(self) -> Iterator[Any]:
         """Yields the mini-batches; the current stream waits for each copy."""
+        # Mini-batches that are on the GPU already may have been made on the current stream.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         thread = threading.Thread(target=self._work, name="gnncompile loader", daemon=True)
         thread.start()
         try:
@@ -367,6 +398,9 @@ class _Ahead:
         return False
 
     def _copy(self, memories: list[Tensor], ready: Prepared) -> Any:
+        if ready.memory.device == self._device:  # another engine's mini-batch, prepared there
+            memories.append(ready.memory)
+            return ready.finish(ready.memory).to(self._device)
         length = ready.memory.numel()
         pinned = self._pinned.take(length)
         pinned[:length] = ready.memory

@@ -41,11 +41,15 @@ class Place(NamedTuple):
 class Memory:
     """Collects tensors and then writes them one after the other into one piece of memory.
 
+    Args:
+        device: Where the memory is.
+
     Attributes:
         places: The place of each tensor, by its name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
         self.places: dict[str, Place] = {}
         self._parts: list[tuple[Place, list[Tensor], int]] = []
         self._length = 0
@@ -70,8 +74,10 @@ class Memory:
 
     def bytes(self) -> Tensor:
         """Returns the memory with all tensors, uint8 ``[bytes]``; in a worker process it is shared memory."""
-        shared = get_worker_info() is not None
-        made = _compat.shared_bytes(self._length) if shared else torch.empty(self._length, dtype=torch.uint8)
+        if get_worker_info() is not None:
+            made = _compat.shared_bytes(self._length)
+        else:
+            made = torch.empty(self._length, dtype=torch.uint8, device=self._device)
         for place, parts, dim in self._parts:
             into = place.on(made, padded=True)
             if into.dim() == 0:

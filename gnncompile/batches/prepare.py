@@ -1,5 +1,7 @@
 """Prepares a mini-batch: sorts its edges, builds CSR layouts, pads it to its bucket, and packs it into one memory.
 
+Mini-batches are prepared where they are: on the CPU, or on the GPU if another engine has sampled them there.
+
 Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch. Padded
 edges join padded nodes in rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
 """
@@ -25,13 +27,26 @@ from gnncompile.batches.edge_layouts import highest, is_sorted, order_of, pointe
 from gnncompile.batches.hops import HopPrefix, hop_prefixes
 from gnncompile.batches.memory import Memory, Place
 from gnncompile.batches.padding_edges import Ring, evenly, shared
-from gnncompile.batches.row_types import BATCH, EDGE_INDEX, SEEDS, RowTypes, kept_by_batch, row_types_of, tensors
+from gnncompile.batches.row_types import (
+    BATCH,
+    EDGE_INDEX,
+    SEEDS,
+    RowTypes,
+    kept_by_batch,
+    row_types_of,
+    tensors,
+    unprepared_edges,
+)
 from gnncompile.device import device_of
+from gnncompile.exc import ArgumentError
 from gnncompile.layout import batch_metadata, csr
 from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, Layout, attach, count
 
 COUNTS = "counts"
 """The name in the memory of the number of valid rows of each row type."""
+
+COUNTED = "num_sampled"
+"""Attributes of this prefix have a number for each hop. Other engines hold them as tensors."""
 
 MANY_EDGES = 2**16
 """With more edges than this, a worker process computes only the row pointers by destination. The device then computes
@@ -97,6 +112,11 @@ class Prepared:
     def pin_memory(self) -> Prepared:
         """Returns the mini-batch in pinned memory. A loader calls this if its mini-batches stay on the CPU."""
         return replace(self, memory=self.memory.pin_memory())
+
+    def unprepared_edges(self) -> list[tuple[str, Any]]:
+        """Returns the names and values of edges that no layout was built for, since they are no ``edge_index``."""
+        found = ((store, unprepared_edges(store)) for store in self.shell.stores)
+        return [(key, store[key]) for store, key in found if key is not None]
 
     def finish(self, memory: Tensor) -> BaseData:
         """Builds the mini-batch from a copy of the memory, which may be on another device."""
@@ -177,7 +197,7 @@ class Prepared:
 
 
 def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
-    """Prepares a mini-batch on the CPU; the mini-batch itself is not changed."""
+    """Prepares a mini-batch, whose tensors are on one device. The mini-batch itself is not changed."""
     return _Preparation(data, buckets).run()
 
 
@@ -195,15 +215,17 @@ def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buck
 class _Preparation:
     def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
         self.data = copy.copy(data)
+        _make_seeds_a_number(self.data)
+        self.device = next((t.device for store in data.stores for t in tensors(store).values()), torch.device("cpu"))
         self.kinds = row_types_of(self.data)
         self.ends_highest = [highest(store[EDGE_INDEX], 2) if EDGE_INDEX in store else () for store in self.data.stores]
         self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
         self.bucket = None
         if buckets is not None:
-            self.kinds = self.kinds.with_hop_prefixes(self._find_hop_prefixes())
+            self.kinds = self._with_rows_of_seeds(self.kinds.with_hop_prefixes(self._find_hop_prefixes()))
             self.bucket = buckets.choose(self.kinds)
         self.counts, self.sizes = self.kinds.counts, self.bucket or self.kinds.counts
-        self.memory = Memory()
+        self.memory = Memory(self.device)
         self.attributes: list[Attribute] = []
         self.hubs: dict[str, LayoutHubs] = {}
 
@@ -217,7 +239,7 @@ class _Preparation:
                 store[key] = None
                 if self.is_sorted[at] and ends is not None and key == EDGE_INDEX:
                     self._lay_out(at, value, ends)
-        _change_slices(self.data, Tensor, Tensor.numpy)
+        _change_slices(self.data, Tensor, lambda value: value.numpy(force=True))
         memory, attributes = self.memory.bytes(), tuple(self.attributes)
         return Prepared(self.data, self.kinds, self.bucket, attributes, self.memory.places, self.hubs, memory)
 
@@ -236,6 +258,18 @@ class _Preparation:
             return ()
         found = hop_prefixes(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
         return found if found and min(found[0]) >= ENOUGH else ()
+
+    def _with_rows_of_seeds(self, kinds: RowTypes) -> RowTypes:
+        """Adds the row types of attributes that have a row for each seed, such as the labels of GraphBolt."""
+        if not kinds.hop_prefixes:
+            return kinds
+        nodes, seeds = kinds.hop_prefix(0)[0], kinds.hop_prefixes[0].nodes
+        store, rows = self.data.stores[0], dict(kinds.rows[0])
+        for key, value in tensors(store).items():
+            is_listed = self.data.__cat_dim__(key, value, store) == 0 and not key.startswith(COUNTED)
+            if is_listed and key not in rows and value.shape[:1] == (seeds,):
+                rows[key] = nodes
+        return replace(kinds, rows=(rows,))
 
     def _add(self, store: int, key: str, value: Tensor, ends: tuple[int, int] | None) -> None:
         rows, is_edges = self.kinds.rows[store].get(key), key == EDGE_INDEX and ends is not None
@@ -276,7 +310,7 @@ class _Preparation:
         rowptr = pointers(edges[1], self.counts[ends[1]])
         more = self._ring(self.sizes[kind] - true, ends)
         if true <= MANY_EDGES:
-            self._add_layout(name, edges[0], more, _places(true, self.sizes[kind]))
+            self._add_layout(name, edges[0], more, self._places(true, self.sizes[kind]))
             self._lay_out_by_source(name, edges, more, ends)
         self._add_rowptr(f"{name} {{}} by col", rowptr, more.rowptr)
         for at, hop_prefix in enumerate(self.kinds.hop_prefixes if self.bucket is not None else ()):
@@ -305,13 +339,17 @@ class _Preparation:
         if highest is None or highest > self.counts[end] or not is_sorted(index):
             return
         true, whole = self.counts[rows], self.sizes[rows]
-        self.memory.add(f"{name} edge", _places(true, whole))
+        self.memory.add(f"{name} edge", self._places(true, whole))
         padding = torch.from_numpy(evenly(whole - true, self.sizes[end] - self.counts[end]))
         self._add_rowptr(f"{name} {{}}", pointers(index, self.counts[end]), padding)
 
+    def _places(self, true: int, whole: int) -> list[Tensor]:
+        """Returns the positions of the valid rows, then the positions of the padding, both int32."""
+        return list(torch.arange(whole, dtype=torch.int32, device=self.device).split([true, whole - true]))
+
     def _add_rowptr(self, name: str, true: Tensor, padding: Tensor) -> None:
         """Adds the row pointers of a layout, valid rows before padded rows, and the list of hubs."""
-        more = padding[1:].to(true.dtype) + true[-1]
+        more = padding[1:].to(true) + true[-1]
         self.memory.add(name.format("rowptr"), [true, more])
         rowptr = torch.cat([true, more])
         num_edges = int(rowptr[-1])
@@ -322,7 +360,7 @@ class _Preparation:
             self.hubs[name] = LayoutHubs(csr.NO_HUBS, True, most_edges)
         if longest <= most_edges:
             return
-        found = csr.hubs(rowptr, num_edges)
+        found = csr.hubs(rowptr.cpu(), num_edges)
         assert found is not None and found.number is not None
         only_true = more.numel() == 0 or int(padding.diff().max()) <= most_edges
         self.hubs[name] = LayoutHubs(found.number, only_true, most_edges)
@@ -330,9 +368,12 @@ class _Preparation:
         self.memory.add(name.format("hub pieces"), [found.pieces])
 
 
-def _places(true: int, whole: int) -> list[Tensor]:
-    """Returns the positions of the valid rows, then the positions of the padding, both int32."""
-    return [torch.arange(true, dtype=torch.int32), torch.arange(true, whole, dtype=torch.int32)]
+def _make_seeds_a_number(data: BaseData) -> None:
+    """Replaces a ``batch_size`` that is a tensor of one number by the number."""
+    for store in data.stores:
+        seeds = store.get(SEEDS)
+        if isinstance(seeds, Tensor) and seeds.numel() == 1 and not seeds.is_floating_point():
+            store[SEEDS] = int(seeds)
 
 
 def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> None:
@@ -357,12 +398,43 @@ class Prepare:
         return prepare_all(self.collate(items), self.buckets)
 
 
-def prepare_all(value: Any, buckets: Buckets | None) -> Any:
-    """Prepares every mini-batch on the CPU in nested lists and tuples; every other value is returned unchanged."""
+def prepare_all(value: Any, buckets: Buckets | None, device: torch.device | None = None) -> Any:
+    """Prepares every mini-batch in nested lists and tuples; every other value is returned unchanged.
+
+    Args:
+        value: Mini-batches of PyG, or objects with a method ``to_pyg_data`` as those of GraphBolt.
+        buckets: The sizes that mini-batches are padded to; None without padding.
+        device: Where mini-batches go. Those with tensors on a GPU are moved there and prepared there. None leaves them
+            unprepared: worker processes prepare nothing on a GPU.
+
+    Raises:
+        ValueError: A mini-batch is on a GPU, and `device` is the CPU.
+    """
+    if not isinstance(value, BaseData) and callable(getattr(value, "to_pyg_data", None)):
+        value = value.to_pyg_data()
     if isinstance(value, BaseData) and hasattr(value, "stores"):
-        found = [t for store in value.stores for t in tensors(store).values()]
-        on_host = not any(device_of(t.device).host_waits for t in found)
-        return prepare(value, buckets) if on_host else value
+        places = {t.device for store in value.stores for t in tensors(store).values()}
+        on_gpu = next((place for place in places if device_of(place).host_waits), None)
+        if on_gpu is None:
+            return prepare(value, buckets)
+        return value if device is None else _prepare_on(device, value, on_gpu, buckets)
     if type(value) in (list, tuple):
-        return type(value)(prepare_all(v, buckets) for v in value)
+        return type(value)(prepare_all(v, buckets, device) for v in value)
     return value
+
+
+def _prepare_on(device: torch.device, data: BaseData, place: torch.device, buckets: Buckets | None) -> Prepared:
+    """Prepares a mini-batch on a GPU, where another engine may have sampled it on a stream of its own."""
+    if not device_of(device).host_waits:
+        raise ArgumentError(
+            f"device: found {device} for mini-batches that {place} holds; pass device={str(place)!r}, so that they "
+            "stay there, or move them in the source."
+        )
+    if not device_of(device).has_streams:
+        return prepare(copy.copy(data).to(device), buckets)
+    stream = torch.cuda.current_stream(device)
+    stream.wait_stream(torch.cuda.default_stream(place))
+    made = prepare(copy.copy(data).to(device), buckets)
+    # The engine may give the tensors of the mini-batch other contents as soon as nobody holds them.
+    stream.synchronize()
+    return made

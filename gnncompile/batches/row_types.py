@@ -72,6 +72,18 @@ def tensors(store: Any) -> dict[str, Tensor]:
     return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
 
 
+def unprepared_edges(store: Any) -> str | None:
+    """Returns the name of a store's adjacency that is no ``edge_index`` of plain numbers; None if there is none.
+
+    It is ``adj_t``, or an ``edge_index`` of a class of its own such as PyG's ``EdgeIndex``.
+    """
+    for key in (EDGE_INDEX, "adj_t", "adj"):
+        value = store.get(key)
+        if value is not None and (type(value) is not Tensor or value.layout != torch.strided):
+            return key
+    return None
+
+
 def kept_by_batch(data: BaseData, name: str) -> Any:
     """Returns a private attribute of a ``Batch``, such as ``_slice_dict``; None if the batch has no such attribute.
 
@@ -96,6 +108,7 @@ class _Finder:
         self.nodes: dict[Any, int] = {}
         self.edges: dict[Any, int] = {}
         for store in data.stores:
+            self.certain &= unprepared_edges(store) is None
             if isinstance(store, NodeStorage) and store.num_nodes is not None:
                 self.nodes[store._key] = self._add(NODES, store._key, store.num_nodes)
             if isinstance(store, EdgeStorage) and type(store.get(EDGE_INDEX)) is Tensor:

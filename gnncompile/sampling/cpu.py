@@ -175,6 +175,11 @@ def library() -> ctypes.CDLL:
             f"sampler: it is compiled when it is first used, and that failed: {error}. Where pyg-lib is installed, "
             'gnncompile.loader(..., sampler="pyg") samples with it.'
         ) from error
+    return declared(made)
+
+
+def declared(made: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the arguments of the sampler's functions, and returns the library."""
     made.sample_neighborhood.argtypes = (ctypes.POINTER(_Request), ctypes.POINTER(_Answer))
     made.sample_neighborhood.restype = ctypes.c_int64
     made.release.argtypes = (ctypes.c_void_p,)
@@ -221,7 +226,8 @@ class _Memory:
         self.__array_interface__ = {"version": 3, "typestr": "<i8", "shape": (column.size,), "data": data}
 
     def __del__(self) -> None:
-        _blocks.give(*self._block)
+        if _blocks is not None:  # it is None while Python shuts down
+            _blocks.give(*self._block)
 
 
 def sample(relations: Sequence[Relation], num_nodes: Sequence[int], seeds: Seeds, settings: Settings) -> Sampled:
@@ -360,6 +366,6 @@ def _problem(status: int, relation: Relation, position: int) -> Exception:
             "within each neighbourhood; sort the edges by destination, then by time."
         )
     if status == _TOO_LARGE:
-        return ArgumentError("seeds: found a subgraph of 2**32 or more rows, expected fewer; lower num_neighbors.")
+        return ArgumentError("seeds: found a subgraph of 2**31 or more rows, expected fewer; lower num_neighbors.")
     assert status == _NO_MEMORY
     return KernelMemoryError("sampler: no memory for the subgraph; lower num_neighbors, or give fewer seeds.")

@@ -137,18 +137,23 @@ struct HugePages {
 };
 
 // A hash table from nodes to local ids. The largest word marks an empty slot.
-template <typename Word>
-class Table {
+template <typename Key>
+class HashTable {
  public:
+  using Word = Key;
   static constexpr Word EMPTY = ~Word(0);
   struct Slot {
     Word key, id;
   };
 
-  void clear(i64 entries) {
+  // Forgets all entries. `keys` are the keys that there may be, and `entries` those that are expected at first.
+  void clear(i64 keys, i64 entries) {
     size_ = 0;
     allocate(slots_, entries);
   }
+
+  // A subgraph has fewer rows.
+  static i64 limit() { return static_cast<i64>(EMPTY / 2); }
 
   // Makes room for `entries` in all.
   void reserve(i64 entries) {
@@ -159,6 +164,7 @@ class Table {
       if (slot.key != EMPTY) slots_[find(slot.key)] = slot;
   }
 
+  void expect(i64) {}
   void prefetch(Word key) const { __builtin_prefetch(&slots_[home(key)]); }
 
   // Returns the id of a key. A new key gets the id `next`. Whether a key is new can't be predicted, so nothing branches
@@ -228,43 +234,101 @@ class Table {
   int shift_ = 64;
 };
 
+// The same as an array with an entry for each node: `base_` plus its local id. An entry below `base_` is of an earlier
+// call, so no call has to clear the array.
+class Array {
+ public:
+  using Word = u32;
+  static constexpr Word EMPTY = ~Word(0);
+  static constexpr i64 MOST_KEYS = i64(1) << 26;  // an array of 256 MiB
+  static constexpr Word MOST_IDS = Word(1) << 31;
+
+  void clear(i64 keys, i64) {
+    base_ += top_;
+    top_ = 0;
+    if (keys > static_cast<i64>(ids_.size()) || base_ > MOST_IDS) {
+      ids_.assign(std::max<std::size_t>(keys, ids_.size()), 0);
+      base_ = 1;
+    }
+  }
+  static i64 limit() { return MOST_IDS - 1; }
+
+  void reserve(i64) {}
+  // Says that ids below `top` will be given.
+  void expect(i64 top) { top_ = std::max(top_, static_cast<Word>(top)); }
+  void prefetch(Word key) const { __builtin_prefetch(&ids_[key], 1); }
+
+  // Returns the id of a key. A new key gets the id `next`, which is above all others. An entry below `base_` gives a
+  // number above all ids. So nothing branches here on whether a key is new, which can't be predicted.
+  Word insert(Word key, Word next) {
+    const Word id = std::min(ids_[key] - base_, next);
+    ids_[key] = base_ + id;
+    return id;
+  }
+  Word lookup(Word key) const { return ids_[key] < base_ ? EMPTY : ids_[key] - base_; }
+
+  i64 offer(Word key, Word id) {
+    Word held = __atomic_load_n(&ids_[key], __ATOMIC_RELAXED);
+    while ((held < base_ || base_ + id < held) && !__atomic_compare_exchange_n(&ids_[key], &held, base_ + id, true,
+                                                                               __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return key;
+  }
+  Word id(i64 slot) const { return __atomic_load_n(&ids_[slot], __ATOMIC_RELAXED) - base_; }
+  void set_id(i64 slot, Word id) { __atomic_store_n(&ids_[slot], base_ + id, __ATOMIC_RELAXED); }
+  void added(i64) {}
+  i64 size() const { return 0; }
+
+ private:
+  std::vector<Word, HugePages<Word>> ids_;
+  Word base_ = 1, top_ = 0;
+};
+
 // -- the edges of one node ---------------------------------------------------------------------------------------------
 
 struct Range {
   i64 begin, end;
 };
 
-// Chooses `count` of `population` positions without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
-// brilliance, 1987).
-void choose(i64 population, i64 count, Draws draws, i64* out) {
-  const i64 first = population - count;
-  if (population <= 64) {
-    u64 taken = 0;
-    for (i64 i = first; i < population; ++i) {
-      i64 found = draws.below(i + 1);
-      if (taken >> found & 1) found = i;
-      taken |= u64(1) << found;
-      *out++ = found;
+constexpr i64 FEW = 24;  // numbers that are compared with each other in less time than a table takes
+
+// Chooses `count` of the edges of a node without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
+// brilliance, 1987). `look` is called with each edge.
+//
+// A word has a bit for each position modulo 64. A bit that is not set says that a position was not taken. One that is
+// set says that it was, if there are at most 64 positions. Otherwise it is set by chance only, which rarely happens.
+template <typename Look>
+void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
+  const i64 population = range.end - range.begin, first = population - count;
+  const bool is_sure = population <= 64;
+  u64 taken = 0;
+  for (i64 n = 0; n < count; ++n) {
+    i64 found = draws.below(first + n + 1);
+    bool is_taken = taken >> (found & 63) & 1;
+    if (__builtin_expect(is_taken & !is_sure, 0)) {
+      i64 k = 0;
+      while (k < n && out[k] != range.begin + found) ++k;
+      is_taken = k < n;
     }
-    return;
+    found = is_taken ? first + n : found;
+    taken |= u64(1) << (found & 63);
+    out[n] = range.begin + found;
+    look(out[n]);
   }
-  if (count <= 24) {
-    for (i64 n = 0; n < count; ++n) {
-      const i64 found = draws.below(first + n + 1);
-      bool is_taken = false;
-      for (i64 k = 0; k < n; ++k) is_taken |= out[k] == found;
-      out[n] = is_taken ? first + n : found;
-    }
-    return;
-  }
-  static thread_local Table<u64> taken;
-  taken.clear(count);
-  for (i64 i = first; i < population; ++i) {
+}
+
+// The same for any count.
+void choose(Range range, i64 count, Draws draws, i64* out) {
+  const i64 population = range.end - range.begin;
+  if (count <= FEW || population <= 64) return choose_few(range, count, draws, out, [](i64) {});
+  static thread_local HashTable<u64> taken;
+  taken.clear(population, count);
+  for (i64 i = population - count; i < population; ++i) {
     const i64 before = taken.size();
     i64 found = draws.below(i + 1);
     taken.insert(found, 0);
     if (taken.size() == before) taken.insert(found = i, 0);
-    *out++ = found;
+    *out++ = range.begin + found;
   }
 }
 
@@ -317,12 +381,14 @@ Status draw_by_weight(const Relation& relation, Range range, i64 count, Draws dr
 
 constexpr i64 AHEAD = 16;         // edges between a prefetch and its use
 constexpr i64 BLOCK = 64;         // nodes that one thread takes at once
+constexpr i64 STEP = 4;           // nodes whose edges are drawn before their sources are read
 constexpr i64 SEVERAL = 1 << 13;  // edges from which threads share the work on local ids
 constexpr i64 ENOUGH = 3;         // threads from which they do: two would take longer than one
 
-template <typename Word>
+template <typename Table>
 class Sampler {
  public:
+  using Word = typename Table::Word;
   Sampler(const Request& request, Answer& answer) : request_(request), answer_(answer), scratch_(scratch()) {
     tables_.resize(std::max(tables_.size(), static_cast<std::size_t>(request.num_types)));
     slices_.resize(request.num_types);
@@ -361,7 +427,8 @@ class Sampler {
   // first of the two.
   void add_seeds(i64 type) {
     const i64 number = request_.num_seeds[type];
-    tables_[type].clear(4 * number);
+    tables_[type].clear(request_.num_nodes[type], 4 * number);
+    tables_[type].expect(number);
     i64* node = answer_.node[type].extend(number);
     i64* batch = request_.disjoint ? answer_.batch[type].extend(number) : nullptr;
     for (i64 i = 0; i < number; ++i) {
@@ -424,8 +491,7 @@ class Sampler {
     } else if (request_.replace) {
       for (i64 n = 0; n < number; ++n) out[n] = range.begin + draws.below(population);
     } else {
-      choose(population, number, draws, out);
-      for (i64 n = 0; n < number; ++n) out[n] += range.begin;
+      choose(range, number, draws, out);
     }
   }
 
@@ -450,71 +516,138 @@ class Sampler {
     answer_.edges_per_hop[k * request_.num_hops + hop] = total;
     if (status_ != OK || total == 0) return;
 
-    const u64 stream = mix(request_.seed ^ mix(GOLDEN * (hop * request_.num_relations + k + 1)));
-    i64 *row = answer_.row[k].extend(total), *col = answer_.col[k].extend(total), *edge = answer_.edge[k].extend(total);
-    const i64 blocks = (number + BLOCK - 1) / BLOCK;
-#pragma omp parallel for num_threads(request_.threads) if (blocks > 1) schedule(dynamic)
-    for (i64 block = 0; block < blocks; ++block) {
-      try {
-        const i64 last = std::min(number, (block + 1) * BLOCK);
-        for (i64 i = block * BLOCK; i < last; ++i) {
-          const i64 start = starts_[i], drawn = starts_[i + 1] - start;
-          draw(k, ranges_[i], drawn, fan_out < 0, {mix(stream + GOLDEN * (first + i))}, edge + start);
-          std::fill(col + start, col + start + drawn, first + i);
-          for (i64 n = start; n < start + drawn; ++n) relation.row.prefetch(edge[n]);
-        }
-        for (i64 n = starts_[block * BLOCK]; n < starts_[last]; ++n) {
-          row[n] = relation.row[edge[n]];
-          if (!is_source(relation, row[n])) fail(ROW_OUT_OF_RANGE, k, edge[n]);
-        }
-      } catch (const std::bad_alloc&) {
-        fail(NO_MEMORY, k, 0);
-      }
-    }
-    status_ = static_cast<Status>(failing_.load());
-    if (status_ == OK) relabel(k, row, col, total);
-    if (request_.induced) answer_.row[k].size = answer_.col[k].size = answer_.edge[k].size = 0;
-  }
-
-  // Replaces nodes in `row` by local ids, and appends the nodes that are new in the order of the edges.
-  void relabel(i64 k, i64* row, const i64* col, i64 total) {
-    const i64 source = request_.relations[k].source, target = request_.relations[k].target;
-    const i64 before = answer_.node[source].size;
-    if (static_cast<u64>(before + total) >= static_cast<u64>(Table<Word>::EMPTY)) {
+    const i64 source = relation.source, before = answer_.node[source].size;
+    if (before + total >= Table::limit()) {
       status_ = TOO_LARGE;
       return;
     }
-    i64* node = answer_.node[source].extend(total);
-    i64* batch = request_.disjoint ? answer_.batch[source].extend(total) : nullptr;
-    const i64* batches = request_.disjoint ? answer_.batch[target].data : nullptr;  // after `extend`, which may move it
-    const auto key_of = [&](i64 e) { return key(source, row[e], batches ? batches[col[e]] : 0); };
-    i64 added = 0;
-    if (request_.threads >= ENOUGH && total >= SEVERAL) {
-      added = relabel_together(source, before, key_of, row, col, total, node, batch, batches);
-    } else {
-      Table<Word>& table = tables_[source];
-      table.reserve(table.size() + total / 2);
-      for (i64 e = 0; e < total; ++e) {
-        if (e + AHEAD < total) table.prefetch(key_of(e + AHEAD));
-        const i64 id = table.insert(key_of(e), static_cast<Word>(before + added));
-        node[added] = row[e];  // overwritten by the next edge unless the node is new
-        if (batch) batch[added] = batches[col[e]];
-        added += id == before + added;
-        row[e] = id;
+    tables_[source].expect(before + total);
+    const u64 stream = mix(request_.seed ^ mix(GOLDEN * (hop * request_.num_relations + k + 1)));
+    Hop found = {k, source, fan_out < 0, first, number, stream};
+    found.row = answer_.row[k].extend(total);
+    found.col = answer_.col[k].extend(total);
+    found.edge = answer_.edge[k].extend(total);
+    found.node = answer_.node[source].extend(total);
+    found.batch = request_.disjoint ? answer_.batch[source].extend(total) : nullptr;
+    // After `extend`, which may move it.
+    found.batches = request_.disjoint ? answer_.batch[relation.target].data : nullptr;
+    const i64 added = request_.threads > 1 ? find_together(found, before, total) : find(found, before, total);
+    status_ = static_cast<Status>(failing_.load());
+    answer_.node[source].size = before + added;
+    if (found.batch) answer_.batch[source].size = before + added;
+    if (request_.induced) answer_.row[k].size = answer_.col[k].size = answer_.edge[k].size = 0;
+  }
+
+  // The edges of one relation and one hop, while they are sampled.
+  struct Hop {
+    i64 relation, source;   // the relation, and the node type of sources
+    bool is_all;            // whether each node takes all edges
+    i64 first, number;      // the nodes that the edges lead to
+    u64 stream;             // of random numbers
+    i64 *row, *col, *edge;  // [num_edges]
+    i64 *node, *batch;      // room for the nodes that are new; `batch` is null without batches
+    const i64* batches;     // the batch of each node that edges lead to, or null
+  };
+
+  Word key_of(const Hop& hop, i64 e) const {
+    return key(hop.source, hop.row[e], hop.batches ? hop.batches[hop.col[e]] : 0);
+  }
+
+  // Draws the edges to the nodes `begin` to `end - 1` of a hop.
+  void draw_edges(const Hop& hop, i64 begin, i64 end) {
+    const Relation& relation = request_.relations[hop.relation];
+    const bool is_uniform = !hop.is_all && !relation.weight && !request_.replace;
+    for (i64 i = begin; i < end; ++i) {
+      const i64 start = starts_[i], drawn = starts_[i + 1] - start, population = ranges_[i].end - ranges_[i].begin;
+      const Draws draws = {mix(hop.stream + GOLDEN * (hop.first + i))};
+      std::fill(hop.col + start, hop.col + start + drawn, hop.first + i);
+      if (is_uniform && drawn < population && (drawn <= FEW || population <= 64)) {
+        choose_few(ranges_[i], drawn, draws, hop.edge + start, [&](i64 edge) { relation.row.prefetch(edge); });
+      } else {
+        draw(hop.relation, ranges_[i], drawn, hop.is_all, draws, hop.edge + start);
+        for (i64 n = start; n < start + drawn; ++n) relation.row.prefetch(hop.edge[n]);
       }
     }
-    answer_.node[source].size = before + added;
-    if (batch) answer_.batch[source].size = before + added;
+  }
+
+  // Reads the sources of the edges to these nodes. Returns false if one does not exist.
+  bool read_sources(const Hop& hop, i64 begin, i64 end) {
+    const Relation& relation = request_.relations[hop.relation];
+    for (i64 n = starts_[begin]; n < starts_[end]; ++n) {
+      hop.row[n] = relation.row[hop.edge[n]];
+      if (!is_source(relation, hop.row[n])) {
+        fail(ROW_OUT_OF_RANGE, hop.relation, hop.edge[n]);
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Replaces the sources of edges by local ids, and appends the nodes that are new in the order of the edges. Returns
+  // the number of nodes that are new in the hop so far.
+  i64 relabel(const Hop& hop, i64 begin, i64 end, i64 before, i64 added) {
+    Table& table = tables_[hop.source];
+    for (i64 e = begin; e < end; ++e) {
+      const Word id = table.insert(key_of(hop, e), static_cast<Word>(before + added));
+      hop.node[added] = hop.row[e];  // overwritten by the next edge unless the node is new
+      if (hop.batch) hop.batch[added] = hop.batches[hop.col[e]];
+      added += id == static_cast<Word>(before + added);
+      hop.row[e] = static_cast<i64>(id);
+    }
+    return added;
+  }
+
+  // Finds the edges and nodes of a hop, by one thread. Rows and entries of the table are prefetched one step before
+  // they are read, so memory is busy while edges are drawn.
+  i64 find(const Hop& hop, i64 before, i64 total) {
+    Table& table = tables_[hop.source];
+    table.reserve(table.size() + total / 2);
+    const auto end_of = [&](i64 step) { return std::min(hop.number, (step + 1) * STEP); };
+    const i64 steps = (hop.number + STEP - 1) / STEP;
+    i64 added = 0;
+    for (i64 step = 0; step < steps + 2; ++step) {
+      if (step < steps) draw_edges(hop, step * STEP, end_of(step));
+      if (step > 0 && step <= steps) {
+        const i64 begin = (step - 1) * STEP, end = end_of(step - 1);
+        if (!read_sources(hop, begin, end)) return added;
+        for (i64 e = starts_[begin]; e < starts_[end]; ++e) table.prefetch(key_of(hop, e));
+      }
+      if (step > 1) added = relabel(hop, starts_[(step - 2) * STEP], starts_[end_of(step - 2)], before, added);
+    }
+    return added;
+  }
+
+  // The same by several threads, each of which takes some of the nodes.
+  i64 find_together(const Hop& hop, i64 before, i64 total) {
+    const i64 blocks = (hop.number + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(request_.threads) if (blocks > 1) schedule(dynamic)
+    for (i64 block = 0; block < blocks; ++block) {
+      try {
+        const i64 begin = block * BLOCK, end = std::min(hop.number, begin + BLOCK);
+        draw_edges(hop, begin, end);
+        read_sources(hop, begin, end);
+      } catch (const std::bad_alloc&) {
+        fail(NO_MEMORY, hop.relation, 0);
+      }
+    }
+    if (failing_.load() != OK) return 0;
+    if (request_.threads >= ENOUGH && total >= SEVERAL) return relabel_together(hop, before, total);
+    Table& table = tables_[hop.source];
+    table.reserve(table.size() + total / 2);
+    i64 added = 0;
+    for (i64 e = 0; e < total; e += AHEAD) {
+      const i64 end = std::min(total, e + AHEAD);
+      for (i64 next = end; next < std::min(total, end + AHEAD); ++next) table.prefetch(key_of(hop, next));
+      added = relabel(hop, e, end, before, added);
+    }
+    return added;
   }
 
   // The same by several threads. Each edge offers its own position as the id of its node, and the lowest is kept. Then
   // the edges whose offer was kept are counted, which gives the ids.
-  template <typename Key>
-  i64 relabel_together(i64 source, i64 before, Key key_of, i64* row, const i64* col, i64 total, i64* node, i64* batch,
-                       const i64* batches) {
-    Table<Word>& table = tables_[source];
-    const i64 most = std::min(table.size() + total, request_.num_batches * request_.num_nodes[source]);
-    table.reserve(most);
+  i64 relabel_together(const Hop& hop, i64 before, i64 total) {
+    Table& table = tables_[hop.source];
+    table.reserve(std::min(table.size() + total, request_.num_batches * request_.num_nodes[hop.source]));
     const i64 threads = request_.threads, share = (total + threads - 1) / threads;
     slots_.resize(total);
     firsts_.assign(threads + 1, 0);
@@ -522,8 +655,8 @@ class Sampler {
     for (i64 thread = 0; thread < threads; ++thread) {
       const i64 end = std::min(total, (thread + 1) * share);
       for (i64 e = thread * share; e < end; ++e) {
-        if (e + AHEAD < end) table.prefetch(key_of(e + AHEAD));
-        slots_[e] = table.offer(key_of(e), static_cast<Word>(before + e));
+        if (e + AHEAD < end) table.prefetch(key_of(hop, e + AHEAD));
+        slots_[e] = table.offer(key_of(hop, e), static_cast<Word>(before + e));
       }
     }
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -541,13 +674,13 @@ class Sampler {
       i64 next = firsts_[thread];
       for (i64 e = thread * share; e < end; ++e) {
         if (table.id(slots_[e]) != static_cast<Word>(before + e)) continue;
-        node[next] = row[e];
-        if (batch) batch[next] = batches[col[e]];
+        hop.node[next] = hop.row[e];
+        if (hop.batch) hop.batch[next] = hop.batches[hop.col[e]];
         table.set_id(slots_[e], static_cast<Word>(before + next++));
       }
     }
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (i64 e = 0; e < total; ++e) row[e] = table.id(slots_[e]);
+    for (i64 e = 0; e < total; ++e) hop.row[e] = table.id(slots_[e]);
     table.added(firsts_[threads]);
     return firsts_[threads];
   }
@@ -555,7 +688,7 @@ class Sampler {
   // Takes all edges of one relation between nodes that were sampled.
   void induce(i64 k) {
     const Relation& relation = request_.relations[k];
-    const Table<Word>& table = tables_[relation.source];
+    const Table& table = tables_[relation.source];
     const i64 number = answer_.node[relation.target].size;
     const i64* node = answer_.node[relation.target].data;
     const auto each = [&](i64 i, auto&& take) {
@@ -566,7 +699,7 @@ class Sampler {
           continue;
         }
         const Word id = table.lookup(static_cast<Word>(from));
-        if (id != Table<Word>::EMPTY) take(static_cast<i64>(id), edge);
+        if (id != Table::EMPTY) take(static_cast<i64>(id), edge);
       }
     };
     starts_.resize(number + 1);
@@ -601,7 +734,7 @@ class Sampler {
 
   // Kept between the calls of a thread: new memory would cost a page fault per 4 KiB in each.
   struct Scratch {
-    std::vector<Table<Word>> tables;
+    std::vector<Table> tables;
     std::vector<Range> ranges;
     std::vector<i64> starts, slots, firsts;
   };
@@ -611,7 +744,7 @@ class Sampler {
   }
   // References, since a name of thread_local memory would mean other memory in each thread of a loop.
   Scratch& scratch_;
-  std::vector<Table<Word>>& tables_ = scratch_.tables;
+  std::vector<Table>& tables_ = scratch_.tables;
   std::vector<Range>& ranges_ = scratch_.ranges;                                         // edges per target
   std::vector<i64>&starts_ = scratch_.starts, &slots_ = scratch_.slots, &firsts_ = scratch_.firsts;
 };
@@ -623,7 +756,9 @@ extern "C" i64 sample_neighborhood(const Request* request, Answer* answer) {
     i64 most = 0;
     for (i64 type = 0; type < request->num_types; ++type) most = std::max(most, request->num_nodes[type]);
     const bool is_narrow = most < std::numeric_limits<u32>::max() / std::max<i64>(request->num_batches, 1);
-    return is_narrow ? Sampler<u32>(*request, *answer).run() : Sampler<u64>(*request, *answer).run();
+    if (!request->disjoint && most <= Array::MOST_KEYS) return Sampler<Array>(*request, *answer).run();
+    return is_narrow ? Sampler<HashTable<u32>>(*request, *answer).run()
+                     : Sampler<HashTable<u64>>(*request, *answer).run();
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }

@@ -71,13 +71,14 @@ class NeighborSampler(torch_geometric.sampler.NeighborSampler):
         return made
 
     def _prepare(self) -> None:
-        """Does once what each call would have to do: moves the graph, converts times and weights, checks the order."""
+        """Does once what each call would have to do: converts the graph, times and weights, and checks the order."""
+        self.colptr: Any
+        self.row: Any
+        self.colptr_dict: Any
+        self.row_dict: Any
         self._node_time: Any
         self._edge_time: Any
         self._weight: Any
-        graph = (*self.colptr_dict.values(), *self.row_dict.values()) if self.is_hetero else (self.colptr, self.row)
-        for tensor in graph:
-            prefer_huge_pages(tensor)
         if self.is_hetero:
             self._node_time = _each(self.node_time, lambda name, time: _time(time))
             self._edge_time = _each(self.edge_time, lambda name, time: _time(time))
@@ -85,12 +86,15 @@ class NeighborSampler(torch_geometric.sampler.NeighborSampler):
             for name, kind in self.to_edge_type.items():
                 node_time, edge_time = (self._node_time or {}).get(kind[0]), (self._edge_time or {}).get(name)
                 _check_sorted(self.colptr_dict[name], self.row_dict[name], node_time, edge_time)
+            self.colptr_dict = {name: _narrow(colptr) for name, colptr in self.colptr_dict.items()}
+            self.row_dict = {name: _narrow(row) for name, row in self.row_dict.items()}
             return
         self._node_time, self._edge_time = (
             None if time is None else _time(time) for time in (self.node_time, self.edge_time)
         )
         self._weight = None if self.edge_weight is None else _weight(self.edge_weight)
         _check_sorted(self.colptr, self.row, self._node_time, self._edge_time)
+        self.colptr, self.row = _narrow(self.colptr), _narrow(self.row)
 
     def _sample(
         self,
@@ -216,6 +220,15 @@ def replaced(sampler: Any) -> Any:
 
 def _each(values: Mapping[Any, Tensor] | None, change: Any) -> dict[Any, Tensor] | None:
     return None if values is None else {name: change(name, value) for name, value in values.items()}
+
+
+def _narrow(index: Tensor) -> Tensor:
+    """Returns indices as int32 if all fit, in huge pages: random reads of them then miss the caches less often."""
+    low, high = map(int, index.aminmax()) if index.numel() else (0, 0)
+    # Entries that are no nodes stay as they are, for the error that names them.
+    found = index.to(torch.int32) if low >= 0 and high <= torch.iinfo(torch.int32).max else index
+    prefer_huge_pages(found)
+    return found
 
 
 def _time(time: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from benchmarks.commands.sampled import CHECKED_STEPS, Measurement, format_case,
 from benchmarks.measuring.losses import Loss, Step
 from benchmarks.rows.sampled import ROWS, SampledRow
 from tests import triton_regions
+from tests.e2e.test_distributed import torchrun
 from tests.harness import light
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*without a 'pyg-lib' installation")
@@ -95,6 +96,20 @@ def test_rows_of_gpus_load_right_mini_batches(row: SampledRow) -> None:
     assert batch.x.device.type == triton_regions.DEVICE
 
 
+def test_samplers_alone() -> None:
+    results = Measurement(SMALL, ROWS, 2, 0, 0, lambda message: None).run_alone()
+    assert [result.row.name for result in results] == ["eager + NumPy", "eager + our sampler", "gnncompile"]
+    assert all(result.edge_ns > 0 and result.epoch_s is None for result in results)  # type: ignore[operator]
+    assert "ns per edge" in format_case(results)
+
+
 def test_other_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sampled", "--quick", "--device", "meta"]) == 2
     assert "expected cpu or cuda: no row trains on another device" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_quick_run_on_two_processes() -> None:
+    written = torchrun("-m", "benchmarks", "sampled", "--quick", "--device", "cpu")
+    assert "on 2 processes" in written and "eager + our sampler" in written and "WRONG" not in written
+    assert "4, 2" in written  # mini-batches of an epoch: of one process, and of each of two

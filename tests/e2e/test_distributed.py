@@ -1,4 +1,4 @@
-"""Two processes: ``DistributedDataParallel`` (tests/replicas.py and the example), ``fully_shard`` (tests/shards.py)."""
+"""Two processes: ``DistributedDataParallel`` (tests/replicas.py, the examples), ``fully_shard`` (tests/shards.py)."""
 
 from __future__ import annotations
 
@@ -63,3 +63,11 @@ def test_the_example() -> None:
     device = "cuda" if torch.cuda.device_count() > 1 else "cpu"
     written = torchrun("examples/distributed.py", "--quick", "--device", device)
     assert "2 processes" in written and "Losses agree" in written, written
+
+
+def test_the_example_of_sampled_training() -> None:
+    device = "cuda" if torch.cuda.device_count() > 1 else "cpu"
+    written = torchrun("examples/sampled_two_gpus.py", "--quick", "--device", device, timeout=300)
+    assert "2 processes" in written and "One process has the same losses" in written, written
+    losses = [float(found) for found in written.split("mean losses:")[1].splitlines()[0].split()]
+    assert losses[-1] < 0.95 * losses[0]

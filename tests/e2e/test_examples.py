@@ -1,6 +1,6 @@
 """Every example runs: ``--quick``, without a network, in a process of its own; numbers agree, and something is learned.
 
-demo.py, distributed.py and partitioned.py have tests of their own.
+demo.py, distributed.py, partitioned.py and sampled_two_gpus.py have tests of their own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def table(written: str) -> list[tuple[str, list[float]]]:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found == {*LEARNED, "serving", "explain", "common", "demo", "distributed", "partitioned"}
+    others = {"serving", "explain", "common", "demo", "distributed", "partitioned", "sampled_two_gpus"}
+    assert found == {*LEARNED, *others}
     listed = (ROOT / "examples" / "README.md").read_text()
     assert all(f"{name}.py" in listed for name in found - {"common"})
 

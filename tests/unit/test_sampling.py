@@ -14,6 +14,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from gnncompile import testing
+from gnncompile.codegen.cpp.compiler import load
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
 from gnncompile.sampling import cpu
 from gnncompile.sampling.neighborhood import Neighborhood
@@ -96,6 +97,35 @@ def test_all_neighbours_of_a_large_graph(threads: Any, number: int) -> None:
     threads(number)
     for seeds in (torch.tensor([5]), torch.arange(500)):
         same(sample_neighbors(colptr, row, seeds, [-1, -1], seed=0), reference(colptr, row, seeds, [-1, -1]))
+
+
+@pytest.mark.slow
+def test_local_ids_in_an_array_and_in_a_hash_table(threads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of up to 2**26 nodes have an array of local ids, larger ones a hash table, and results are the same.
+
+    Entries of the array are of many calls, and of several graphs. It is cleared when its numbers run out.
+    """
+    graphs = [power_law(), power_law(500, 3000), csc(AWKWARD["hub"], 5)]
+
+    def results() -> list[Neighborhood]:
+        found = []
+        for k in range(60):
+            colptr, row, _ = graphs[k % 3]
+            seeds = torch.arange(k % 5, 5)
+            threads(1 if k % 4 else 3)
+            found.append(sample_neighbors(colptr, row, seeds, [20, 30], directed=k % 7 > 0, seed=k))
+        return found
+
+    expected, source = results(), cpu._SOURCE.read_text(encoding="utf-8")
+    changed = {"MOST_KEYS = i64(1) << 26": "MOST_KEYS = 3", "MOST_IDS = Word(1) << 31": "MOST_IDS = Word(1) << 13"}
+    for old, new in changed.items():
+        assert source.count(old) == 1
+        made = cpu.declared(load(source.replace(old, new), contract=False))
+        monkeypatch.setattr(cpu, "library", lambda made=made: made)
+        assert all(map(equal, results(), expected))
+    colptr, row, _ = power_law()
+    with pytest.raises(ArgumentError, match="seeds: found a subgraph of"):
+        sample_neighbors(colptr, row, torch.arange(3000), [30], seed=1)
 
 
 def test_memory_is_used_again_only_after_its_tensor() -> None:
