@@ -110,7 +110,7 @@ class TileTable:
     """Where a region reads more weights than :attr:`weights`."""
 
     step_of_shared_heads: Step
-    """Where programs share the heads of a row, without a softmax. Measured."""
+    """Where programs share the heads of a row. Measured."""
 
     step_of_edge_values: Step
     """Where wide values per edge are written, without dot products. Measured."""
@@ -400,7 +400,7 @@ H200 = TileTable(
     step_of_packed=Step(512, 1),
     step_of_heavy=Step(128, 1),
     step_of_weights=Step(512, 1),
-    step_of_shared_heads=Step(256, 2),
+    step_of_shared_heads=Step(256, 1),
     step_of_edge_values=Step(256, 1),
     step_of_softmax=Step(512, 1),
     step_of_streams=Step(256, 1),

@@ -157,6 +157,12 @@ def wide_streams(region: Region, plan: Schedule) -> int:
     return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
 
 
+def streams_edges(region: Region) -> bool:
+    """Whether a region gathers rows, and also reads rows of edges that are so wide that programs share them."""
+    wide = any(n.space is Space.EDGE and n.shape[0] * n.shape[1] > tuning.TILES.heads_width for n in region.inputs)
+    return wide and any(n.space is region.by.opposite for n in region.inputs)
+
+
 def wide_lanes(region: Region, plan: Schedule) -> bool:
     """Whether a pass keeps an accumulator about as large as its tile in registers."""
     ends = {i for loop in plan.loops for i in loop.reductions} - plan.shared_maxima
@@ -309,7 +315,7 @@ def _step(region: Region, plan: Schedule, width: int) -> Step:
         return tiles.step_of_heavy
     if reads_many_weights(region):
         return tiles.step_of_weights
-    if _shares_heads(region, plan) and not region.softmaxes:
+    if _shares_heads(region, plan):
         return tiles.step_of_shared_heads
     if width > tiles.heads_width and any(map(region.per_edge, region.outputs)) and not dots_per_edge(region, plan):
         return tiles.step_of_edge_values
@@ -323,7 +329,7 @@ def _step(region: Region, plan: Schedule, width: int) -> Step:
 
 def _step_of_heads(region: Region, plan: Schedule) -> Step:
     """The same if several wide rows are gathered, or channels are reduced, as in attention with several heads."""
-    if region.grid[0] > 1 and not _shares_heads(region, plan):
+    if region.grid[0] > 1:
         if region.softmaxes:
             return tuning.TILES.step_of_softmax
         if has_vectors(region):
