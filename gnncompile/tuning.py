@@ -44,7 +44,8 @@ class TileTable:
     """Elements per row from which on a reduction combines the edges of each step, rather than after the loop."""
 
     rows_of_sums: Choices
-    """Rows per program, if a region does little but reduce rows, by the width of a row; in 16 bits by half of it."""
+    """Rows per program, if a region does little but reduce rows, by their width; in 16 bits by half of it, unless the
+    row has :attr:`sum_width` elements and the graph :attr:`several_edges`. Measured."""
 
     rows_of_others: Choices
     """Rows per program of other regions, by the width of a row."""
@@ -80,8 +81,7 @@ class TileTable:
     """Elements of the heads of one program, if programs share the heads of a row. Measured."""
 
     pair_arithmetic: float
-    """Most instructions per element of an edge in a step of two edges, if one warp sums rows with several heads. Beyond
-    it, the values of two edges do not fit in the registers of a warp. Measured."""
+    """Most instructions per element of an edge in a step of two, if one warp sums rows with several heads. Measured."""
 
     most_steps: int
     """Most steps that the generator unrolls."""

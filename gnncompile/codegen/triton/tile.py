@@ -257,9 +257,10 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
         return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
     if num_warps > 1 and not shared and _sums_heads(region):
+        # with more arithmetic, the values of two edges do not fit in the registers of a warp
         pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
         return Tile(1, 2 if pair else 1, channels, 1)
-    rows = _rows(region, plan, width)
+    rows = _rows(region, plan, width, most == tiles.sum_width)
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
@@ -277,14 +278,15 @@ def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
     return min(max(tuning.TILES.counted_edges // edges, 1), tuning.TILES.most_steps)
 
 
-def _rows(region: Region, plan: Schedule, width: int) -> int:
-    """Returns the number of rows per program.
+def _rows(region: Region, plan: Schedule, width: int, several_edges: bool) -> int:
+    """Returns the number of rows per program, for any graph or for graphs with several edges per row.
 
     A program with one narrow row leaves most of its warp idle, and a GPU starts at most about 1.6 programs per
     nanosecond. On the other hand, all rows of a program wait for the row with the most edges.
     """
     if is_bandwidth_bound(region, plan):
-        words = width // 2 if is_16bit(region) else width
+        alone = several_edges and width >= tuning.TILES.sum_width
+        words = width // 2 if is_16bit(region) and not alone else width
         return tuning.choice(tuning.TILES.rows_of_sums, words)
     if width == tuning.TILES.combined_width and region.softmaxes and dots_per_edge(region, plan):
         return tuning.TILES.rows_of_attention
@@ -297,6 +299,9 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
     if is_heavy(region, plan):
         return tiles.elements_of_several_heavy
     gathers_little = wide_streams(region, plan) == 1 and not dots_per_edge(region, plan)
+    several_streams = region.grid[0] > 1 and wide_streams(region, plan) > 1
+    if is_16bit(region) and is_bandwidth_bound(region, plan) and several_streams:
+        return 4 * tiles.elements_of_several  # two edges of each row
     if width <= tiles.narrow or is_bandwidth_bound(region, plan) or not (region.softmaxes or gathers_little):
         return tiles.elements_of_several
     return tiles.elements_of_several_softmaxes

@@ -231,11 +231,12 @@ class Writer(ReductionWriter):
                 self.line(f"next_{table} = tl.load({table} + {at}, mask={at} < end, other=0)")
 
     def _reads_ahead(self) -> bool:
-        """Whether a step loads the indices of the next step.
+        """Whether a step loads the indices of the next step: in attention with heads, if a program walks one row.
 
-        A step of one edge would otherwise wait twice: for the index, then for the rows that it points to.
+        The step would otherwise wait twice: for the indices, then for the rows that they point to.
         """
-        return self.tile.rows == self.tile.edges == self.tile.stages == 1
+        one_row = self.tile.rows == self.tile.stages == 1
+        return one_row and (self.tile.heads > 0 or (self.region.grid[0] > 1 and bool(self.region.softmaxes)))
 
     def _load_index(self, table: str) -> str:
         """Returns the text of a step's indices in ``col`` or ``edge``. Writes the load of the first step's indices."""
