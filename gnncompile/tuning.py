@@ -44,7 +44,8 @@ class TileTable:
     """Elements per row from which on a reduction combines the edges of each step, rather than after the loop."""
 
     rows_of_sums: Choices
-    """Rows per program, if a region does little but reduce rows, by the width of a row; in 16 bits by half of it."""
+    """Rows per program, if a region does little but reduce rows, by their width; in 16 bits by half of it, unless the
+    row has :attr:`sum_width` elements and the graph :attr:`several_edges`. Measured."""
 
     rows_of_others: Choices
     """Rows per program of other regions, by the width of a row."""
@@ -80,8 +81,7 @@ class TileTable:
     """Elements of the heads of one program, if programs share the heads of a row. Measured."""
 
     pair_arithmetic: float
-    """Most instructions per element of an edge in a step of two edges, if one warp sums rows with several heads. Beyond
-    it, the values of two edges do not fit in the registers of a warp. Measured."""
+    """Most instructions per element of an edge in a step of two, if one warp sums rows with several heads. Measured."""
 
     most_steps: int
     """Most steps that the generator unrolls."""
@@ -110,7 +110,7 @@ class TileTable:
     """Where a region reads more weights than :attr:`weights`."""
 
     step_of_shared_heads: Step
-    """Where programs share the heads of a row, without a softmax. Measured."""
+    """Where programs share the heads of a row. Measured."""
 
     step_of_edge_values: Step
     """Where wide values per edge are written, without dot products. Measured."""
@@ -400,7 +400,7 @@ H200 = TileTable(
     step_of_packed=Step(512, 1),
     step_of_heavy=Step(128, 1),
     step_of_weights=Step(512, 1),
-    step_of_shared_heads=Step(256, 2),
+    step_of_shared_heads=Step(256, 1),
     step_of_edge_values=Step(256, 1),
     step_of_softmax=Step(512, 1),
     step_of_streams=Step(256, 1),

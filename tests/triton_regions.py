@@ -178,6 +178,16 @@ def dot_attention(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish([Output(y, dtype, (heads, channels))])
 
 
+def edge_attention(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """Dot-product attention whose keys and values have features of the edges added."""
+    b = Builder(by)
+    q, k, v = (b.input(i, by if i == 0 else by.opposite, (heads, channels), dtype) for i in range(3))
+    features = b.input(3, E, (heads, channels), dtype)
+    logits = b.op("mul", b.sum_axis(b.op("mul", q, b.op("add", k, features)), 1), b.const(channels**-0.5))
+    y = b.reduce("sum", b.op("mul", b.softmax(logits), b.op("add", v, features)))
+    return b.finish([Output(y, dtype, (heads, channels))])
+
+
 def attention_gradient(by: Space, dtype: str, heads: int, channels: int) -> Region:
     """The gradient of the logits per edge, and its sum per row. A reduction must finish before the edges are stored."""
     b = Builder(by)

@@ -17,6 +17,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.vjp import vjp
+from tests.harness import tune
 from tests.triton_regions import (
     CASES,
     GRAPHS,
@@ -33,6 +34,7 @@ from tests.triton_regions import (
     check,
     degree_and_constants,
     dot_attention,
+    edge_attention,
     edge_relu,
     edge_values,
     gated,
@@ -120,13 +122,42 @@ def test_channels_over_a_second_grid_axis(device: str) -> None:
 
 
 @pytest.mark.parametrize("case", [dot_attention, attention_gradient])
-def test_heads_over_a_second_grid_axis(case: Case, device: str) -> None:
+def test_heads_over_a_second_grid_axis(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five heads of 100 channels, two of them in a program: the last one has one. Narrow results beside wide ones."""
     region = case(D, "float32", 5, 100)
     tile = choose_tile(region, schedule(region))
     assert (tile.heads, tile.across(region.grid), tile.num_warps) == (2, 3, 1)
-    for g in GRAPHS.values():
-        check(region, g, device)
+    for name, g in GRAPHS.items():
+        if name != "hub":
+            check(region, g, device)
+    tune(monkeypatch, hub_edges=2)
+    check(region, MIXED, device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_with_wide_rows_of_edges_and_its_gradient(
+    dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five heads of 64 channels, four of them in a program. Rows of edges and of the walk leave the L2 cache first.
+
+    Indices are read one edge ahead: in rows without edges, on the last edge of a row, and in pieces of hubs.
+    """
+    region = with_residuals(edge_attention(D, dtype, 5, 64))
+    stages = [stage.region for stage in vjp(region, (True,) * 4, (True, False, False)).stages]
+    assert [one.by for one in stages if one.walks_edges] == [D, S]
+    for one in (region, *stages[:1]):
+        text = source(one)
+        assert "next_col = tl.load(col + position + 1, mask=position + 1 < end, other=0)" in text
+        assert 'eviction_policy="evict_first"' in text
+        gathered = [line for line in text.splitlines() if "other * " in line]
+        assert gathered and not any("evict" in line for line in gathered)
+    for one in (region, *stages):
+        for name in ("mixed", "no_edge", "one_node", "one_loop"):
+            tensors = [0.1 + 0.2 * t.abs() for t in random_tensors(one, GRAPHS[name])]
+            check(one, GRAPHS[name], device, tensors)
+    tune(monkeypatch, hub_edges=2)
+    for one in (region, *stages):
+        check(one, MIXED, device, [0.1 + 0.2 * t.abs() for t in random_tensors(one, MIXED)])
 
 
 def test_rows_of_several_heads_are_read_whole(device: str) -> None:

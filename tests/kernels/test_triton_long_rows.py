@@ -148,10 +148,26 @@ def test_packed_bools_are_read_by_whole_rows(channels: int, device: str) -> None
 def test_tiles_for_long_rows() -> None:
     whole, split = (0, Tile(1, 4, 256, 1)), (SEVERAL, Tile(1, 8, 128, 1))
     assert tiles_of(neighbour_sum(D, "float32", 1, 256)) == [whole, split, (MANY, Tile(1, 16, 64, 1))]
-    halves = (SEVERAL, Tile(2, 1, 128, 1)), (MANY, Tile(1, 16, 128, 1))
+    halves = (SEVERAL, Tile(1, 8, 128, 1)), (MANY, Tile(1, 16, 128, 1))
     assert tiles_of(neighbour_sum(D, "bfloat16", 1, 256)) == [whole, *halves]
     assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [(0, Tile(2, 1, 64, 1)), (MANY, Tile(1, 16, 64, 1))]
     assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY, Tile(1, 32, 16, 1))]
+
+
+def _two_sums(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """The gradients of keys and values, from numbers per edge and head."""
+    b = Builder(by)
+    rows = [b.input(k, by.opposite, (heads, channels), dtype) for k in range(2)]
+    sums = [b.reduce("sum", b.op("mul", x, b.input(2 + k, E, (heads, 1), "float32"))) for k, x in enumerate(rows)]
+    return b.finish([Output(one, dtype, (heads, channels)) for one in sums])
+
+
+def test_two_sums_of_16_bits_take_two_edges_of_two_rows(device: str) -> None:
+    region = _two_sums(S, "bfloat16", 4, 32)
+    assert tiles_of(region) == [(0, Tile(2, 2, 32, 1))]
+    assert tiles_of(_two_sums(S, "float32", 4, 32)) == [(0, Tile(1, 2, 32, 1))]
+    for g in (GRAPHS["mixed"], GRAPHS["no_edge"], GRAPHS["one_loop"], with_edges(9)):
+        check(region, g, device)
 
 
 @pytest.mark.parametrize("case", [attention, dot_attention, max_and_min, several, row_wise, mixed_widths, edge_relu])

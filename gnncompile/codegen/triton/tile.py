@@ -157,6 +157,12 @@ def wide_streams(region: Region, plan: Schedule) -> int:
     return max(sum(2 * n.shape[0] * n.shape[1] >= region.grid[0] * region.grid[1] for n in nodes), 1)
 
 
+def streams_edges(region: Region) -> bool:
+    """Whether a region gathers rows, and also reads rows of edges that are so wide that programs share them."""
+    wide = any(n.space is Space.EDGE and n.shape[0] * n.shape[1] > tuning.TILES.heads_width for n in region.inputs)
+    return wide and any(n.space is region.by.opposite for n in region.inputs)
+
+
 def wide_lanes(region: Region, plan: Schedule) -> bool:
     """Whether a pass keeps an accumulator about as large as its tile in registers."""
     ends = {i for loop in plan.loops for i in loop.reductions} - plan.shared_maxima
@@ -251,9 +257,10 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
         return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
     if num_warps > 1 and not shared and _sums_heads(region):
+        # with more arithmetic, the values of two edges do not fit in the registers of a warp
         pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
         return Tile(1, 2 if pair else 1, channels, 1)
-    rows = _rows(region, plan, width)
+    rows = _rows(region, plan, width, most == tiles.sum_width)
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
@@ -271,14 +278,15 @@ def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
     return min(max(tuning.TILES.counted_edges // edges, 1), tuning.TILES.most_steps)
 
 
-def _rows(region: Region, plan: Schedule, width: int) -> int:
-    """Returns the number of rows per program.
+def _rows(region: Region, plan: Schedule, width: int, several_edges: bool) -> int:
+    """Returns the number of rows per program, for any graph or for graphs with several edges per row.
 
     A program with one narrow row leaves most of its warp idle, and a GPU starts at most about 1.6 programs per
     nanosecond. On the other hand, all rows of a program wait for the row with the most edges.
     """
     if is_bandwidth_bound(region, plan):
-        words = width // 2 if is_16bit(region) else width
+        alone = several_edges and width >= tuning.TILES.sum_width
+        words = width // 2 if is_16bit(region) and not alone else width
         return tuning.choice(tuning.TILES.rows_of_sums, words)
     if width == tuning.TILES.combined_width and region.softmaxes and dots_per_edge(region, plan):
         return tuning.TILES.rows_of_attention
@@ -291,6 +299,9 @@ def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
     if is_heavy(region, plan):
         return tiles.elements_of_several_heavy
     gathers_little = wide_streams(region, plan) == 1 and not dots_per_edge(region, plan)
+    several_streams = region.grid[0] > 1 and wide_streams(region, plan) > 1
+    if is_16bit(region) and is_bandwidth_bound(region, plan) and several_streams:
+        return 4 * tiles.elements_of_several  # two edges of each row
     if width <= tiles.narrow or is_bandwidth_bound(region, plan) or not (region.softmaxes or gathers_little):
         return tiles.elements_of_several
     return tiles.elements_of_several_softmaxes
@@ -309,7 +320,7 @@ def _step(region: Region, plan: Schedule, width: int) -> Step:
         return tiles.step_of_heavy
     if reads_many_weights(region):
         return tiles.step_of_weights
-    if _shares_heads(region, plan) and not region.softmaxes:
+    if _shares_heads(region, plan):
         return tiles.step_of_shared_heads
     if width > tiles.heads_width and any(map(region.per_edge, region.outputs)) and not dots_per_edge(region, plan):
         return tiles.step_of_edge_values
@@ -323,7 +334,7 @@ def _step(region: Region, plan: Schedule, width: int) -> Step:
 
 def _step_of_heads(region: Region, plan: Schedule) -> Step:
     """The same if several wide rows are gathered, or channels are reduced, as in attention with several heads."""
-    if region.grid[0] > 1 and not _shares_heads(region, plan):
+    if region.grid[0] > 1:
         if region.softmaxes:
             return tuning.TILES.step_of_softmax
         if has_vectors(region):

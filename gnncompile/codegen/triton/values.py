@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from gnncompile.codegen.triton.plan import Part, Schedule
 from gnncompile.codegen.triton.text import constant, masked, pointwise_arguments, pointwise_text
-from gnncompile.codegen.triton.tile import Tile, power_of_two
+from gnncompile.codegen.triton.tile import Tile, power_of_two, streams_edges
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, packable, words
@@ -166,15 +166,24 @@ class ValueWriter:
         else:
             raise UnsupportedRegion(f"no Triton code for the operation {node.op!r}")
 
+    def _eviction(self, node: Node) -> str:
+        """Returns the argument of a load or store by which rows leave the L2 cache first; ``""`` for other rows.
+
+        Rows of edges and rows that are walked are read and written once. If the rows of edges are wide, they would push
+        the rows that are gathered out of the cache.
+        """
+        once = node.space in (Space.EDGE, Space.ORDERED, self.region.by) and min(node.shape) > 1
+        return ', eviction_policy="evict_first"' if once and streams_edges(self.region) else ""
+
     def _load(self, node: Node) -> str:
-        width = node.shape[0] * node.shape[1]
+        width, eviction = node.shape[0] * node.shape[1], self._eviction(node)
         if self.is_flat(node):
             place = f"t{node.value} + flat_{self.index[node.space]} * {width} + element{width}"
-            rows = f"tl.load({place}, mask=flat_alive, other=0)"
+            rows = f"tl.load({place}, mask=flat_alive, other=0{eviction})"
             text = f"tl.reshape({rows}, {self.tile_shape(node.shape, self.tile.edges)})"
         else:
             offset, masks = self.place(node.space, width, node.shape)
-            text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')})"
+            text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')}{eviction})"
         if node.dtype == SEED:
             return text
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
@@ -229,7 +238,7 @@ class ValueWriter:
         space = self.region.by if node.space is Space.PARAMETER else node.space
         offset, masks = self.place(space, node.shape[0] * node.shape[1], node.shape)
         # If programs share a row, each program stores a value that is not split: the same bits, by the same code.
-        self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)})")
+        self.line(f"tl.store(out{k}{offset}, {text}{masked(masks)}{self._eviction(node)})")
 
     # -- packed bools (see gnncompile.ir.bits) --------------------------------------------------------------------
 

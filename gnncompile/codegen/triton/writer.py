@@ -202,6 +202,51 @@ class Writer(ReductionWriter):
                 self._store(k, out)
 
     def _open_loop(self, loop: Pass) -> None:
+        """Writes the head of a loop over the edges of the rows, and the indices of a step."""
+        nodes = [self.region.nodes[i] for i in loop.values]
+        read = {n.space for n in nodes if n.op == "input"}
+        numbered = bool(loop.stores) or any(n.numbers_edges for n in nodes)
+        tables = {"col": self.region.by.opposite in read, "edge": numbered}
+        loads = {table: self._load_index(table) for table, used in tables.items() if used}
+        self._open_steps()
+        over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
+        self.line(f"alive = {self.expand('inside', *over)}")
+        flat = {n.space for n in nodes if self.is_flat(n)}
+        if flat:
+            self.line(f"flat_alive = {self.flat('inside')}")
+        texts = {self.region.by.opposite: loads.get("col"), Space.EDGE: loads.get("edge")}
+        texts[Space.ORDERED] = "position" if Space.ORDERED in read else None
+        for space, text in texts.items():
+            if text is None:
+                continue
+            name = self.index[space]
+            self.line(f"{name} = {text}.to(tl.int64)")
+            if space in flat:
+                self.line(f"flat_{name} = {self.flat(name)}")
+            if (shown := self.expand(name, *over)) != name:
+                self.line(f"{name} = {shown}")
+        if self._reads_ahead():
+            for table in loads:
+                at = f"position + {self.tile.edges}"
+                self.line(f"next_{table} = tl.load({table} + {at}, mask={at} < end, other=0)")
+
+    def _reads_ahead(self) -> bool:
+        """Whether a step loads the indices of the next step: in attention with heads, if a program walks one row.
+
+        The step would otherwise wait twice: for the indices, then for the rows that they point to.
+        """
+        one_row = self.tile.rows == self.tile.stages == 1
+        return one_row and (self.tile.heads > 0 or (self.region.grid[0] > 1 and bool(self.region.softmaxes)))
+
+    def _load_index(self, table: str) -> str:
+        """Returns the text of a step's indices in ``col`` or ``edge``. Writes the load of the first step's indices."""
+        if not self._reads_ahead():
+            return f"tl.load({table} + position, mask=inside, other=0)"
+        self.line(f"next_{table} = tl.load({table} + begin + lane, mask=begin + lane < end, other=0)")
+        return f"next_{table}"
+
+    def _open_steps(self) -> None:
+        """Writes the head of the loop, and the positions of a step's edges."""
         edges = self.tile.edges
         if self.tile.rows > 1:
             at_once, first = edges * self.tile.steps, "begin + start"
@@ -219,26 +264,6 @@ class Writer(ReductionWriter):
             self.indent += 1
             self.line("position = start + lane")
             self.line("inside = position < end")
-        over = ("row", "edge") if self.tile.rows > 1 else ("edge",)
-        self.line(f"alive = {self.expand('inside', *over)}")
-        nodes = [self.region.nodes[i] for i in loop.values]
-        flat = {n.space for n in nodes if self.is_flat(n)}
-        if flat:
-            self.line(f"flat_alive = {self.flat('inside')}")
-        read = {n.space for n in nodes if n.op == "input"}
-        numbered = bool(loop.stores) or any(n.numbers_edges for n in nodes)
-        for space, text, used in (
-            (self.region.by.opposite, "tl.load(col + position, mask=inside, other=0)", self.region.by.opposite in read),
-            (Space.EDGE, "tl.load(edge + position, mask=inside, other=0)", numbered),
-            (Space.ORDERED, "position", Space.ORDERED in read),
-        ):
-            if used:
-                name = self.index[space]
-                self.line(f"{name} = {text}.to(tl.int64)")
-                if space in flat:
-                    self.line(f"flat_{name} = {self.flat(name)}")
-                if (shown := self.expand(name, *over)) != name:
-                    self.line(f"{name} = {shown}")
 
 
 class HubWriter(Writer):
