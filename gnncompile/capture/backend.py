@@ -27,7 +27,7 @@ from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, gemm, gradient, packaged, prepared, region_lowering, stored
+from gnncompile.ops import embedding, gemm, gradient, packaged, prepared, region_lowering, seal, stored
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -352,5 +352,6 @@ def prepare_torch() -> None:
     gemm.install()
     region_lowering.install()
     packaged.install()
+    seal.install()
     stored.install()
     prepared.install()
