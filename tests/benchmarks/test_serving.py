@@ -1,6 +1,9 @@
 """``python -m benchmarks serving``: answers are checked before they are timed, and clients are threads."""
 
+import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,8 @@ SINGLE = next(case for case in CASES if case.name == "GINE-single")
 
 
 def measured(row, clients=(1,)):
-    return _Measurement(SINGLE, [row], clients, 0.02, None, 0, lambda message: None).run()
+    with tempfile.TemporaryDirectory() as folder:
+        return _Measurement(SINGLE, [row], clients, 0.02, None, 0, lambda message: None, Path(folder)).run()
 
 
 def test_requests_are_graphs_of_different_sizes():
@@ -59,4 +63,24 @@ def test_a_row_that_can_not_be_built_does_not_stop_the_others():
 
 def test_other_devices_are_refused():
     assert main(["serving", "--quick", "--device", "meta"]) == 2
-    assert [row.name for row in ROWS][-2:] == ["package", "package in C++"] and torch.is_grad_enabled()
+    assert next(row.name for row in ROWS if row.options is not None) == "package in C++" and torch.is_grad_enabled()
+
+
+def test_the_servers_answers_are_checked_too(tmp_path):
+    """The server is a script that answers each request with its features, or with an error."""
+    server = tmp_path / "server"
+    server.write_text(f"#!{sys.executable}\n{SERVER}")
+    server.chmod(0o700)
+    row = ServingRow("in C++", lambda model, *_: model, is_ours=True, options=("--layout", "once"))
+    found = _Measurement(SINGLE, [row], (2,), 0.02, server, 0, lambda message: None, tmp_path).run()
+    assert (found[0].status, found[0].p50_us) == ("WRONG", None) and (tmp_path / "options.txt").read_text() == "2 once"
+
+
+SERVER = """
+import sys, torch
+from pathlib import Path
+requests, answers = sys.argv[2:4]
+torch.save([[x] for x, *_ in torch.load(requests)], answers)
+Path(answers).with_name("options.txt").write_text(f"{sys.argv[5]} {sys.argv[7]}")
+print('{"p50": 1, "p99": 2, "per second": 3}')
+"""
