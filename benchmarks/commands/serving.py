@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._inductor.package.package import load_package
+from torch.utils import _pytree as pytree
 
 from benchmarks.cases.names import UnknownNameError, chosen
 from benchmarks.cases.serving import CASES, Request, ServingCase, dynamic_shapes
@@ -83,18 +84,15 @@ def _package(model: nn.Module, request: Request, folder: Path) -> Serve:
     return _loaded(_packaged(model, request, folder), "model")
 
 
-def _kept(model: nn.Module, request: Request, folder: Path) -> Serve:
-    path = _packaged(model, request, folder)
-    layout_of, served = _loaded(path, "layout"), _loaded(path, "with_layout")
-    layouts: dict[int, Any] = {}  # each is a list of tensors
+class _Kept:
+    """A package whose caller keeps the layouts: called with a layout before the arguments of the model."""
 
-    def serve(x: Tensor, edge_index: Tensor, *rest: Tensor) -> Tensor:
-        count = edge_index.size(1)  # the graphs of all requests differ in it, and the package compares the rest
-        if count not in layouts:
-            layouts[count] = layout_of(x, edge_index, *rest)
-        return served(layouts[count], x, edge_index, *rest)
+    def __init__(self, model: nn.Module, request: Request, folder: Path) -> None:
+        path = _packaged(model, request, folder)
+        self.layout_of, self.served = _loaded(path, "layout"), _loaded(path, "with_layout")
 
-    return serve
+    def __call__(self, *given: Any) -> Tensor:
+        return self.served(*given)
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,9 @@ ROWS = (
     ServingRow("AOTInductor", _aot),
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", _package, is_ours=True),
-    ServingRow("package, layout kept", _kept, is_ours=True),
+    ServingRow("package, layout kept", _Kept, is_ours=True),
     ServingRow("package in C++", _package, is_ours=True, options=()),
-    ServingRow("package in C++, layout kept", _kept, is_ours=True, options=("--layout", "once")),
+    ServingRow("package in C++, layout kept", _Kept, is_ours=True, options=("--layout", "once")),
 )
 
 
@@ -216,11 +214,16 @@ class _Measurement:
         self.progress("")
         return results
 
+    def _given(self, serve: Serve) -> list[tuple[Any, ...]]:
+        if not isinstance(serve, _Kept):
+            return list(self.requests)
+        return [(serve.layout_of(*request), *request) for request in self.requests]
+
     def _prepare(self, result: ServingResult, model: nn.Module) -> Serve | None:
         """Makes and checks one row; returns None if it failed or is wrong."""
         try:
             serve = result.row.make(copy.deepcopy(model), self.requests[0], self.folder)
-            found = torch.cat([serve(*request) for request in self.requests])
+            found = torch.cat([serve(*given) for given in self._given(serve)])
         except Exception as error:
             result.status, result.message = "FAILED", first_line(error)
             return None
@@ -236,13 +239,14 @@ class _Measurement:
 
     def _in_python(self, result: ServingResult, serve: Serve) -> None:
         times: list[list[float]] = [[] for _ in range(result.clients)]
+        given = self._given(serve)
         stop = time.perf_counter() + self.seconds
 
         def ask(own: list[float], first: int) -> None:
             with torch.no_grad():
                 at = first
                 while time.perf_counter() < stop:
-                    request = [one.clone() for one in self.requests[at % REQUESTS]]  # a new graph to the server
+                    request = pytree.tree_map(torch.clone, given[at % REQUESTS])  # a new graph to the server
                     start = time.perf_counter()
                     serve(*request)
                     own.append(time.perf_counter() - start)
