@@ -245,7 +245,7 @@ class _Measurement:
         def ask(own: list[float], first: int) -> None:
             with torch.no_grad():
                 at = first
-                while time.perf_counter() < stop:
+                while not own or time.perf_counter() < stop:
                     request = pytree.tree_map(torch.clone, given[at % REQUESTS])  # a new graph to the server
                     start = time.perf_counter()
                     serve(*request)

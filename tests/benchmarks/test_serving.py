@@ -34,7 +34,7 @@ def test_eager_is_timed_with_each_number_of_clients():
 
     def make(model, request, folder):
         def serve(*given):
-            seen.add(threading.get_ident())
+            seen.add(threading.current_thread())
             return model(*given)
 
         return serve
@@ -66,21 +66,26 @@ def test_other_devices_are_refused():
     assert next(row.name for row in ROWS if row.options is not None) == "package in C++" and torch.is_grad_enabled()
 
 
+SERVER = """
+import shutil, sys
+from pathlib import Path
+answers = Path(sys.argv[3])
+shutil.copy(answers.with_name("prepared.pt"), answers)
+answers.with_name("options.txt").write_text(f"{sys.argv[5]} {sys.argv[7]}")
+print('{"p50": 1, "p99": 2, "per second": 3}')
+"""
+
+
 def test_the_servers_answers_are_checked_too(tmp_path):
-    """The server is a script that answers each request with its features, or with an error."""
+    """The server is a script that gives answers which were prepared: the features of nodes, or an error."""
     server = tmp_path / "server"
     server.write_text(f"#!{sys.executable}\n{SERVER}")
     server.chmod(0o700)
     row = ServingRow("in C++", lambda model, *_: model, is_ours=True, options=("--layout", "once"))
-    found = _Measurement(SINGLE, [row], (2,), 0.02, server, 0, lambda message: None, tmp_path).run()
-    assert (found[0].status, found[0].p50_us) == ("WRONG", None) and (tmp_path / "options.txt").read_text() == "2 once"
-
-
-SERVER = """
-import sys, torch
-from pathlib import Path
-requests, answers = sys.argv[2:4]
-torch.save([[x] for x, *_ in torch.load(requests)], answers)
-Path(answers).with_name("options.txt").write_text(f"{sys.argv[5]} {sys.argv[7]}")
-print('{"p50": 1, "p99": 2, "per second": 3}')
-"""
+    measurement = _Measurement(SINGLE, [row], (2,), 0.02, server, 0, lambda message: None, tmp_path)
+    given = [[request[0]] for request in measurement.requests]
+    for answers, status in ((given, "WRONG"), (["no answer", *given[1:]], "FAILED")):
+        torch.save(answers, tmp_path / "prepared.pt")
+        (found,) = measurement.run()
+        assert (found.status, found.p50_us) == (status, None)
+    assert (tmp_path / "options.txt").read_text() == "2 once"
