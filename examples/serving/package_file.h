@@ -24,11 +24,14 @@ class PackageFile {
   // Throws std::runtime_error if a file in the archive has other bytes than were written.
   void check() {
     uint64_t at = 0, entries = directory(at);
-    if (!entries) refuse("no files");
+    bool has_model = false;
     for (; entries; --entries) {
       const std::vector<char> entry = bytes(at, 46);
       if (number<uint32_t>(entry, 0) != 0x02014b50) refuse("a damaged list of files");
       const uint64_t name = number<uint16_t>(entry, 28), extra = number<uint16_t>(entry, 30);
+      const std::vector<char> text = bytes(at + 46, name);
+      const std::string path(text.begin(), text.end());
+      has_model |= path.find("/aotinductor/") != std::string::npos;
       const std::vector<char> more = bytes(at + 46 + name, extra);
       // Larger numbers than 32 bits hold follow in this order.
       uint64_t values[3] = {number<uint32_t>(entry, 24), number<uint32_t>(entry, 20), number<uint32_t>(entry, 42)};
@@ -38,12 +41,11 @@ class PackageFile {
           if (number<uint16_t>(more, e) == 1 && value == 0xffffffff) value = number<uint64_t>(more, next), next += 8;
       }
       if (number<uint16_t>(entry, 10) || values[0] != values[1]) refuse("a compressed file");
-      if (checksum(values[2], values[0]) != number<uint32_t>(entry, 16)) {
-        const std::vector<char> text = bytes(at + 46, name);
-        refuse("other bytes than were written in " + std::string(text.begin(), text.end()));
-      }
+      if (checksum(values[2], values[0]) != number<uint32_t>(entry, 16))
+        refuse("other bytes than were written in " + path);
       at += 46 + name + extra + number<uint16_t>(entry, 32);
     }
+    if (!has_model) refuse("an archive without a model");
   }
 
  private:

@@ -336,8 +336,7 @@ def test_the_server_in_cpp_refuses_damaged_files(both, tmp_path):
         (tmp_path / "wrong.pt2").write_bytes(damaged(both, damage))
         command = [server(), tmp_path / "wrong.pt2", tmp_path / "requests.pt", tmp_path / "answers.pt"]
         done = subprocess.run(command, capture_output=True, text=True)
-        expected = "not found" if damage == "another archive" else "is no package, or damaged"
-        assert done.returncode == 1 and expected in done.stderr
+        assert done.returncode == 1 and "is no package, or damaged" in done.stderr
 
 
 def test_the_file_says_what_made_it(both):
