@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from gnncompile._compat.aoti import Sealed
+from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, CaptureError
 from gnncompile.serving.program import Program
 
@@ -77,12 +78,17 @@ def sealed_inputs(program: Program, count: int) -> Sealed:
     return Sealed(0, tensors, tuple((first + at, axis) for at, axis in sizes))
 
 
-def refuse_without_structure(program: Program) -> None:
-    """Raises ArgumentError if the model has no layout to keep."""
+def refuse_to_keep(program: Program, devices: Sequence[torch.device]) -> None:
+    """Raises ArgumentError if the model has no layout to keep, or if an input is not on a CPU."""
     if program.structure is None:
         raise ArgumentError(
             "keep_layout: the model sorts no edges, so there is no layout to keep. Leave the argument out."
         )
+    for device in devices:
+        if not device_of(device).is_cpp_in_inductor:
+            raise ArgumentError(
+                f"keep_layout: an input is on {device}, expected a CPU, which compares seals. Leave the argument out."
+            )
 
 
 def refuse_layout_made_anew(exported: ExportedProgram) -> None:

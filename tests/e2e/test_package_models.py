@@ -12,7 +12,8 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 import gnncompile
-from gnncompile.serving.kept_layout import Layout, WithLayout
+from gnncompile.serving.kept_layout import Layout, WithLayout, refuse_layout_made_anew, refuse_to_keep
+from gnncompile.serving.package import _Call
 from gnncompile.serving.program import Program, capture
 from tests.e2e.package_cpp import serve_in_cpp, server
 from tests.e2e.test_package import (
@@ -100,6 +101,17 @@ def test_the_layout_of_another_graph_is_refused(tmp_path):
         torch.testing.assert_close(served(layout, *call)["out"], model(*call)["out"], rtol=1e-4, atol=1e-5)
     x, edge_index = call
     torch.testing.assert_close(served(layout, x + 1, edge_index)["out"], model(x + 1, edge_index)["out"])
+
+
+def test_a_layout_that_can_not_be_kept_is_an_error():
+    model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval()
+    call = inputs_of(EDGES, (40, 160, 1))
+    captured = capture(model, call, {}, {})
+    with pytest.raises(ValueError, match="keep_layout: an input is on meta, expected a CPU"):
+        refuse_to_keep(Program(captured, model, call, {}), [torch.device("cpu"), torch.device("meta")])
+    sorts = _Call(captured, model, call, {}, ["x", "edge_index"]).plain().program
+    with pytest.raises(RuntimeError, match="keep_layout: a size of the layout depends on the entries of a tensor"):
+        refuse_layout_made_anew(sorts)
 
 
 def test_a_model_without_edges_has_no_layout_to_keep(tmp_path):
