@@ -1,7 +1,9 @@
 """Latencies of answers to requests: eager, torch.compile, AOTInductor, gnncompile in the process, and its package.
 
-Each request is a new graph to the server: its edge list is another tensor in every call, so nothing is remembered.
-Answers are compared with eager in float64 before any time is reported. With several clients, each is a thread.
+Each request is a new graph to the server: its edge list is another tensor in every call, so nothing is remembered. In
+the rows "layout kept", the caller keeps the layouts of the graphs. Answers are compared with eager in float64 before
+any time is reported. With several clients, each is a thread. A package is made once for each model, and serves all of
+its cases.
 """
 
 import argparse
@@ -19,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.package.package import load_package
+from torch.utils import _pytree as pytree
 
 from benchmarks.cases.names import UnknownNameError, chosen
 from benchmarks.cases.serving import CASES, Request, ServingCase, dynamic_shapes
@@ -32,6 +36,7 @@ HELP = "latencies of a served model: eager, torch.compile, AOTInductor, and pack
 
 TOLERANCE = 1e-4
 REQUESTS = 8
+MOST_CLIENTS = 4
 
 Serve = Callable[..., Tensor]
 
@@ -44,10 +49,17 @@ def _compiled(model: nn.Module, request: Request, folder: Path) -> Serve:
     return torch.compile(model, dynamic=True)
 
 
+def _loaded(path: str, name: str) -> Serve:
+    # One runner for each thread: calls of one runner wait for each other.
+    return load_package(path, name, num_runners=MOST_CLIENTS)
+
+
 def _aot(model: nn.Module, request: Request, folder: Path) -> Serve:
-    program = torch.export.export(model, request, dynamic_shapes=dynamic_shapes(request))  # type: ignore[arg-type]
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "aot.pt2"))
-    return torch._inductor.aoti_load_package(path)
+    path = folder / "aot.pt2"
+    if not path.exists():
+        program = torch.export.export(model, request, dynamic_shapes=dynamic_shapes(request))  # type: ignore[arg-type]
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return _loaded(str(path), "model")
 
 
 def _gnncompile(model: nn.Module, request: Request, folder: Path) -> Serve:
@@ -56,21 +68,46 @@ def _gnncompile(model: nn.Module, request: Request, folder: Path) -> Serve:
     return gnncompile.compile(model)
 
 
-def _package(model: nn.Module, request: Request, folder: Path) -> Serve:
+PACKAGE = "package.pt2"
+
+
+def _packaged(model: nn.Module, request: Request, folder: Path) -> str:
     import gnncompile
 
-    path = folder / "package.pt2"
-    gnncompile.package(model, request, path)
-    return torch._inductor.aoti_load_package(str(path))
+    path = folder / PACKAGE
+    if not path.exists():
+        gnncompile.package(model, request, path, keep_layout=True)
+    return str(path)
+
+
+def _package(model: nn.Module, request: Request, folder: Path) -> Serve:
+    return _loaded(_packaged(model, request, folder), "model")
+
+
+class _Kept:
+    """A package whose caller keeps the layouts: called with a layout before the arguments of the model."""
+
+    def __init__(self, model: nn.Module, request: Request, folder: Path) -> None:
+        path = _packaged(model, request, folder)
+        self.layout_of, self.served = _loaded(path, "layout"), _loaded(path, "with_layout")
+
+    def __call__(self, *given: Any) -> Tensor:
+        return self.served(*given)
 
 
 @dataclass(frozen=True)
 class ServingRow:
-    """One way to serve: `make` makes a function that answers requests."""
+    """One way to serve.
+
+    Attributes:
+        make: makes a function that answers requests.
+        options: the options of the server in C++, which answers in place of Python; None for a row in Python.
+    """
 
     name: str
     make: Callable[[nn.Module, Request, Path], Serve]
     is_ours: bool = False
+    options: tuple[str, ...] | None = None
 
 
 ROWS = (
@@ -79,7 +116,9 @@ ROWS = (
     ServingRow("AOTInductor", _aot),
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", _package, is_ours=True),
-    ServingRow("package in C++", _package, is_ours=True),
+    ServingRow("package, layout kept", _Kept, is_ours=True),
+    ServingRow("package in C++", _package, is_ours=True, options=()),
+    ServingRow("package in C++, layout kept", _Kept, is_ours=True, options=("--layout", "once")),
 )
 
 
@@ -116,16 +155,20 @@ def run(args: argparse.Namespace) -> int:
         raise UnknownNameError(f"--device: got {args.device}, expected cpu, for which packages are made")
     names = args.cases or ("GCN-single" if args.quick else "")
     cases = chosen(CASES, names)
-    rows = [row for row in chosen(ROWS, args.rows) if args.server is not None or row.name != ROWS[-1].name]
+    rows = [row for row in chosen(ROWS, args.rows) if args.server is not None or row.options is None]
     clients = [int(text) for text in args.clients.split(",")]
     seconds = 0.2 if args.quick else args.seconds
 
-    def measure_case(case: ServingCase, progress: driver.Progress) -> tuple[str, driver.Records]:
-        results = _Measurement(case, rows, clients, seconds, args.server, args.seed, progress).run()
-        return format_case(results), [record(case, result, results) for result in results]
+    with tempfile.TemporaryDirectory() as made:
 
-    more = {"latencies": f"{seconds} s for each row and number of clients"}
-    return driver.run(args, "serving-cpu", cases, measure_case, key=("case",), more=more)
+        def measure_case(case: ServingCase, progress: driver.Progress) -> tuple[str, driver.Records]:
+            folder = Path(made) / case.model_name
+            folder.mkdir(exist_ok=True)
+            results = _Measurement(case, rows, clients, seconds, args.server, args.seed, progress, folder).run()
+            return format_case(results), [record(case, result, results) for result in results]
+
+        more = {"latencies": f"{seconds} s for each row and number of clients"}
+        return driver.run(args, "serving-cpu", cases, measure_case, key=("case",), more=more)
 
 
 class _Measurement:
@@ -140,8 +183,9 @@ class _Measurement:
         server: Path | None,
         seed: int,
         progress: driver.Progress,
+        folder: Path,
     ) -> None:
-        self.case, self.rows, self.clients, self.seconds = case, rows, clients, seconds
+        self.case, self.rows, self.clients, self.seconds, self.folder = case, rows, clients, seconds, folder
         self.server, self.progress = server, progress
         self.requests = case.requests(REQUESTS, seed)
 
@@ -150,50 +194,59 @@ class _Measurement:
         """Measures all rows."""
         model = self.case.model()
         exact = copy.deepcopy(model).double()
-        expected = torch.cat([exact(*_double(request)) for request in self.requests])
+        self.expected = torch.cat([exact(*_double(request)) for request in self.requests])
         results = []
         for row in self.rows:
-            with tempfile.TemporaryDirectory() as name:
-                self.progress(f"{row.name}: build and check")
-                first = ServingResult(row=row)
-                serve = self._prepare(first, model, expected, Path(name))
-                if serve is None:
-                    results.append(first)
-                    continue
-                for clients in self.clients:
-                    self.progress(f"{row.name}: {clients} clients")
-                    made = ServingResult(row=row, clients=clients, error=first.error)
-                    if row is ROWS[-1]:
-                        self._in_cpp(made, Path(name))
-                    else:
-                        self._in_python(made, serve)
-                    results.append(made)
+            self.progress(f"{row.name}: build and check")
+            first = ServingResult(row=row)
+            serve = self._prepare(first, model)
+            if serve is None:
+                results.append(first)
+                continue
+            for clients in self.clients:
+                self.progress(f"{row.name}: {clients} clients")
+                made = ServingResult(row=row, clients=clients, error=first.error)
+                if row.options is None:
+                    self._in_python(made, serve)
+                else:
+                    self._in_cpp(made, row.options)
+                results.append(made)
         self.progress("")
         return results
 
-    def _prepare(self, result: ServingResult, model: nn.Module, expected: Tensor, folder: Path) -> Serve | None:
+    def _given(self, serve: Serve) -> list[tuple[Any, ...]]:
+        if not isinstance(serve, _Kept):
+            return list(self.requests)
+        return [(serve.layout_of(*request), *request) for request in self.requests]
+
+    def _prepare(self, result: ServingResult, model: nn.Module) -> Serve | None:
         """Makes and checks one row; returns None if it failed or is wrong."""
         try:
-            serve = result.row.make(copy.deepcopy(model), self.requests[0], folder)
-            found = torch.cat([serve(*request) for request in self.requests])
+            serve = result.row.make(copy.deepcopy(model), self.requests[0], self.folder)
+            found = torch.cat([serve(*given) for given in self._given(serve)])
         except Exception as error:
             result.status, result.message = "FAILED", first_line(error)
             return None
-        result.error = float((found - expected).abs().max() / expected.abs().max())
-        if not result.error <= TOLERANCE:  # a NaN is wrong too
-            result.status, result.message = "WRONG", f"answers differ by {result.error:.1e}, tolerance {TOLERANCE:.0e}"
-            return None
-        return serve
+        return serve if self._is_right(result, found) else None
+
+    def _is_right(self, result: ServingResult, found: Tensor) -> bool:
+        """Compares answers with eager in float64, and says so in the result if they differ."""
+        result.error = float((found - self.expected).abs().max() / self.expected.abs().max())
+        if result.error <= TOLERANCE:  # a NaN is wrong too
+            return True
+        result.status, result.message = "WRONG", f"answers differ by {result.error:.1e}, tolerance {TOLERANCE:.0e}"
+        return False
 
     def _in_python(self, result: ServingResult, serve: Serve) -> None:
         times: list[list[float]] = [[] for _ in range(result.clients)]
+        given = self._given(serve)
         stop = time.perf_counter() + self.seconds
 
         def ask(own: list[float], first: int) -> None:
             with torch.no_grad():
                 at = first
-                while time.perf_counter() < stop:
-                    request = [one.clone() for one in self.requests[at % REQUESTS]]  # a new graph to the server
+                while not own or time.perf_counter() < stop:
+                    request = pytree.tree_map(torch.clone, given[at % REQUESTS])  # a new graph to the server
                     start = time.perf_counter()
                     serve(*request)
                     own.append(time.perf_counter() - start)
@@ -210,19 +263,25 @@ class _Measurement:
         result.p50_us, result.p99_us = statistics.median(found), found[int(0.99 * len(found))]
         result.per_s = len(found) / took
 
-    def _in_cpp(self, result: ServingResult, folder: Path) -> None:
+    def _in_cpp(self, result: ServingResult, options: tuple[str, ...]) -> None:
         assert self.server is not None
-        torch.save([list(request) for request in self.requests], folder / "requests.pt")
-        command = [self.server, folder / "package.pt2", folder / "requests.pt", folder / "answers.pt"]
+        requests, answers = self.folder / "requests.pt", self.folder / "answers.pt"
+        torch.save([list(request) for request in self.requests], requests)
+        files = [self.server, self.folder / PACKAGE, requests, answers]
+        command = [*map(str, files), "--threads", str(result.clients), *options]
 
         def ask(repeat: int) -> dict[str, float]:
-            options = ["--threads", str(result.clients), "--repeat", str(repeat)]
-            done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+            done = subprocess.run([*command, "--repeat", str(repeat)], check=True, capture_output=True, text=True)
             return json.loads(done.stdout)  # type: ignore[no-any-return]
 
         repeat = max(int(self.seconds * ask(3)["per second"] / REQUESTS), 1)
         found = ask(repeat)
-        result.p50_us, result.p99_us, result.per_s = found["p50"], found["p99"], found["per second"]
+        given = torch.load(answers, weights_only=False)
+        refused = next((one for one in given if isinstance(one, str)), None)
+        if refused is not None:
+            result.status, result.message = "FAILED", refused.splitlines()[0]
+        elif self._is_right(result, torch.cat([one for (one,) in given])):
+            result.p50_us, result.p99_us, result.per_s = found["p50"], found["p99"], found["per second"]
 
 
 def _double(request: Request) -> list[Tensor]:

@@ -1,10 +1,11 @@
 // A server without Python: loads a package, answers requests from several threads, and reports latencies.
 //
-//   server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu]
+//   server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu] [--layout each|once]
 //
-// REQUESTS holds lists of tensors, as `torch.save([[x, edge_index], ...], REQUESTS)` writes them. ANSWERS gets a list of
-// tensors for each request, or the text of the error; `torch.load(ANSWERS, weights_only=False)` reads it. Each thread answers every N-th
-// request, `repeat` times. The numbers are written to stdout as JSON, times in microseconds.
+// With `--layout once`, the edges of each request are sorted before the first answer, by the models of a package that
+// was written with `keep_layout=True`. REQUESTS holds lists of tensors, as `torch.save([[x, edge_index], ...], REQUESTS)` writes them. ANSWERS gets a list of
+// tensors for each request, or the text of the error; `torch.load(ANSWERS, weights_only=False)` reads it. Each thread
+// answers every N-th request, `repeat` times. The numbers are written to stdout as JSON, times in microseconds.
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,8 +22,12 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/serialize.h>
+
+#include "fixed_graph.h"
+#include "package_file.h"
 
 namespace {
 
@@ -32,18 +38,22 @@ struct Options {
   std::string package, requests, answers;
   int64_t threads = 1, repeat = 1;
   at::Device device = at::kCPU;
+  bool once = false;
 };
 
 Options parse(const std::vector<std::string>& arguments) {
   if (arguments.size() < 3 || arguments.size() % 2 == 0)
-    throw std::invalid_argument("usage: server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu]");
+    throw std::invalid_argument("usage: server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu] "
+                                "[--layout each|once]");
   Options options{arguments[0], arguments[1], arguments[2]};
   for (size_t i = 3; i < arguments.size(); i += 2) {
     const std::string& value = arguments[i + 1];
     if (arguments[i] == "--threads") options.threads = std::stoll(value);
     else if (arguments[i] == "--repeat") options.repeat = std::stoll(value);
     else if (arguments[i] == "--device") options.device = at::Device(value);
-    else throw std::invalid_argument("found " + arguments[i] + ", expected --threads, --repeat or --device");
+    else if (arguments[i] == "--layout" && (value == "each" || value == "once")) options.once = value == "once";
+    else throw std::invalid_argument("found " + arguments[i] + " " + value +
+                                     ", expected --threads N, --repeat N, --device cpu or --layout each|once");
   }
   if (options.threads < 1 || options.repeat < 1) throw std::invalid_argument("--threads and --repeat must be positive");
   return options;
@@ -63,24 +73,53 @@ std::vector<Request> read(const Options& options) {
   return requests;
 }
 
+// Answers requests: each on its own, or with layouts that were made before.
+class Server {
+ public:
+  Server(const Options& options, const std::vector<Request>& requests) : requests_(requests) {
+    // One runner for each thread: calls of one runner wait for each other.
+    if (!options.once) {
+      plain_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(options.package, "model", false, options.threads);
+      return;
+    }
+    fixed_ = std::make_unique<FixedGraph>(options.package, options.threads);
+    for (const Request& request : requests) layouts_.push_back(fixed_->layout(request));
+  }
+
+  std::vector<at::Tensor> answer(size_t at) {
+    return plain_ ? plain_->run(requests_[at]) : fixed_->run(layouts_[at], requests_[at]);
+  }
+
+ private:
+  const std::vector<Request>& requests_;
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> plain_;
+  std::unique_ptr<FixedGraph> fixed_;
+  std::vector<std::vector<at::Tensor>> layouts_;
+};
+
+// The words of an error, without torch's stack.
+std::string words(const std::exception& error) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+  return torchs ? torchs->what_without_backtrace() : error.what();
+}
+
 // What one thread did: the answer to each of its requests, and the time of each call that was answered.
 struct Work {
   std::vector<std::pair<size_t, c10::IValue>> answers;
   std::vector<double> times;
 };
 
-Work serve(torch::inductor::AOTIModelPackageLoader& model, const std::vector<Request>& requests, int64_t thread,
-           const Options& options) {
+Work serve(Server& server, size_t requests, int64_t thread, const Options& options) {
   const c10::InferenceMode inference;
   // Threads that serve at the same time share the cores.
   at::set_num_threads(std::max<int>(1, std::thread::hardware_concurrency() / options.threads));
   Work work;
   for (int64_t round = 0; round < options.repeat; ++round) {
-    for (size_t at = thread; at < requests.size(); at += options.threads) {
+    for (size_t at = thread; at < requests; at += options.threads) {
       const auto start = Clock::now();
       c10::IValue answer;
       try {
-        std::vector<at::Tensor> found = model.run(requests[at]);
+        std::vector<at::Tensor> found = server.answer(at);
         if (options.device.is_cuda())
           for (at::Tensor& one : found) one = one.cpu();  // waits for the device
         work.times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
@@ -88,7 +127,7 @@ Work serve(torch::inductor::AOTIModelPackageLoader& model, const std::vector<Req
         for (const at::Tensor& one : found) tensors.push_back(one.cpu());
         answer = tensors;
       } catch (const std::exception& error) {
-        answer = std::string(error.what());
+        answer = words(error);
       }
       if (round + 1 == options.repeat) work.answers.emplace_back(at, std::move(answer));
     }
@@ -109,12 +148,12 @@ int64_t resident() {
 }
 
 void run(const Options& options) {
+  PackageFile(options.package).check();
   const std::vector<Request> requests = read(options);
-  // One runner for each thread: calls of one runner wait for each other.
-  torch::inductor::AOTIModelPackageLoader model(options.package, "model", false, options.threads);
-  for (const Request& request : requests) {
+  Server server(options, requests);
+  for (size_t at = 0; at < requests.size(); ++at) {
     try {
-      model.run(request);
+      server.answer(at);
     } catch (const std::exception&) {  // answered below
     }
   }
@@ -123,7 +162,7 @@ void run(const Options& options) {
   const auto start = Clock::now();
   std::vector<std::thread> threads;
   for (int64_t t = 0; t < options.threads; ++t)
-    threads.emplace_back([&, t] { works[t] = serve(model, requests, t, options); });
+    threads.emplace_back([&, t] { works[t] = serve(server, requests.size(), t, options); });
   for (std::thread& thread : threads) thread.join();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
 
@@ -149,7 +188,7 @@ int main(int count, char** arguments) {
   try {
     run(parse({arguments + 1, arguments + count}));
   } catch (const std::exception& error) {
-    std::cerr << "server: " << error.what() << '\n';
+    std::cerr << "server: " << words(error) << '\n';
     return 1;
   }
   return 0;

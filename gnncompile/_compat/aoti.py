@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CUDACodeCache
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
@@ -34,6 +35,21 @@ PRODUCTS = SUPPORT.with_name("aoti_products.h")
 """Torch's products of matrices, for kernels."""
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """Which inputs a seal depends on: see :mod:`gnncompile.ops.seal`.
+
+    Attributes:
+        seal: The position of the seal among the inputs.
+        tensors: The positions of the tensors.
+        sizes: The sizes, as positions of inputs and their axes.
+    """
+
+    seal: int
+    tensors: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
+
+
 @dataclass
 class Build:
     """A package that is being compiled.
@@ -41,12 +57,16 @@ class Build:
     Attributes:
         names: The name of each input, as errors tell it.
         folder: Where object files are written.
+        cpu: The CPU that code is compiled for, as the compiler's ``-march`` names it.
+        sealed: The inputs whose seal each call compares, or None.
         objects: The object files of kernels, which may be compiling still, by the name of their function.
         declared: The lines that the code of the model begins with.
     """
 
     names: Sequence[str]
     folder: str
+    cpu: str = "native"
+    sealed: Sealed | None = None
     objects: dict[str, Future[Path]] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
 
@@ -68,6 +88,11 @@ def declare(wrapper: Any, text: str) -> None:
         wrapper.header.splice(text)
 
 
+def declare_support(wrapper: Any) -> None:
+    """Declares the functions of :data:`SUPPORT` in a model's code."""
+    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+
+
 def call_kernel(wrapper: Any, name: str, arguments: Sequence[str], what: str) -> None:
     """Writes the call of a linked kernel, ``int name(const int64_t*)``.
 
@@ -85,7 +110,7 @@ def link(wrapper: Any, name: str) -> None:
     """Declares a kernel's function in a model's code, and adds its object file to the files that Inductor links."""
     build = _build.get()
     assert build is not None
-    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    declare_support(wrapper)
     line = f'extern "C" int {name}(const int64_t*);'
     if line not in build.declared:
         declare(wrapper, line)
@@ -94,7 +119,7 @@ def link(wrapper: Any, name: str) -> None:
 
 def declare_products(wrapper: Any) -> None:
     """Declares ``gnncompile::products_float()`` and ``products_double()``: see :mod:`cpu_products`."""
-    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    declare_support(wrapper)
     declare(wrapper, PRODUCTS.read_text(encoding="utf-8"))
 
 
@@ -131,9 +156,9 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def _building(names: Sequence[str]) -> Iterator[Build]:
+def _building(names: Sequence[str], cpu: str, sealed: Sealed | None) -> Iterator[Build]:
     with _lock, tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
-        build = Build(names, folder)
+        build = Build(names, folder, cpu, sealed)
         token = _build.set(build)
         try:
             yield build
@@ -193,6 +218,8 @@ def compile_program(
     settings: dict[str, Any],
     metadata: dict[str, str],
     decompositions: dict[Any, Callable[..., Any]],
+    cpu: str = "native",
+    sealed: Sealed | None = None,
 ) -> list[Any]:
     """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
 
@@ -202,6 +229,8 @@ def compile_program(
         settings: Settings of Inductor.
         metadata: What the package says of itself.
         decompositions: How our ops without a lowering are written with torch's.
+        cpu: The CPU that code is compiled for: "native", or one of :data:`VECTOR_BITS`.
+        sealed: The inputs whose seal each call compares, if one of them is a seal.
     """
     with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
@@ -214,15 +243,29 @@ def compile_program(
         "size_asserts": False,
         # The machine that serves has other cores than this one.
         "cpp.dynamic_threads": True,
+        **_cpu_settings(cpu),
         **settings,
     }
     module, environment = plain.module(), _environment(plain)
-    with _building(names), symbolic_trace():
+    with _building(names, cpu, sealed), symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
     assumed = [] if environment is None else conditions(environment)
     if assumed:
         raise InternalError(f"a package would only serve sizes with {assumed[0].text}; please report it")
     return list(files)
+
+
+VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+"""The CPUs other than this machine's that code can be compiled for, and the bits of their vectors."""
+
+
+def can_choose_cpus() -> bool:
+    """Whether Inductor's code can be compiled for another CPU than this machine's: from torch 2.13 on."""
+    return hasattr(inductor_config.cpp, "march")
+
+
+def _cpu_settings(cpu: str) -> dict[str, Any]:
+    return {} if cpu == "native" else {"cpp.march": cpu, "cpp.simdlen": VECTOR_BITS[cpu]}
 
 
 def _environment(program: ExportedProgram) -> Any:
@@ -250,14 +293,14 @@ def patch_input_checks() -> None:
         if build is None:
             theirs(self)
             return
-        declare(self, SUPPORT.read_text(encoding="utf-8"))
+        declare_support(self)
         write = getattr(self.prefix, "splice_aot", self.prefix.splice)
-        write("\n".join(_check_lines(build.names)))
+        write("\n".join(_check_lines(build.names, build.sealed)))
 
     CppWrapperCpu.generate_input_output_runtime_checks = generate  # type: ignore[method-assign]
 
 
-def _check_lines(names: Sequence[str]) -> list[str]:
+def _check_lines(names: Sequence[str], sealed: Sealed | None) -> list[str]:
     """Returns the C++ function that checks a model's inputs before anything reads them."""
     inputs: list[Any] = list(V.graph.graph_inputs.values())
     if len(inputs) != len(names):
@@ -279,6 +322,10 @@ def _check_lines(names: Sequence[str]) -> list[str]:
             f'  given.check({at}, {quoted}, aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
             f'"{device}", {{{sizes}}});'
         )
+    if sealed is not None:
+        tensors = ", ".join(map(str, sealed.tensors))
+        sizes = ", ".join(f"given.size({at}, {axis})" for at, axis in sealed.sizes)
+        lines.append(f"  given.check_layout({sealed.seal}, {{{tensors}}}, {{{sizes}}});")
     return [*lines, "  given.passed = true;", "}"]
 
 

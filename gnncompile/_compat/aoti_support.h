@@ -33,10 +33,25 @@ inline void check_torch(int major, int minor) {
 inline void need_cpu(bool supported, const char* feature) {
   if (!supported)
     refuse(std::string("made for a CPU with ") + feature + ", which this one lacks; package the model on a machine " +
-           "like the server");
+           "like the server, or for a CPU such as cpu=\"x86-64-v3\"");
 }
 
-// The compiler used the instructions of the machine that made this code.
+// The loader of a system with glibc 2.33 or newer refuses a file for a CPU of a higher level: "CPU ISA level is lower
+// than required". Without this note the first instruction that the CPU lacks would end the process. The numbers are
+// those of the x86-64 psABI: GNU_PROPERTY_X86_ISA_1_NEEDED, and the bit of the level.
+#if defined(__x86_64__) && defined(__linux__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512CD__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define GNNCOMPILE_LEVEL "8"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__BMI2__) && defined(__F16C__) && defined(__LZCNT__) && defined(__MOVBE__)
+#define GNNCOMPILE_LEVEL "4"
+#endif
+#endif
+#ifdef GNNCOMPILE_LEVEL
+__asm__(".pushsection .note.gnu.property,\"a\",@note\n.p2align 3\n.long 4, 16, 5\n.asciz \"GNU\"\n"
+        ".long 0xc0008002, 4, " GNNCOMPILE_LEVEL ", 0\n.popsection");
+#endif
+
+// The compiler used the instructions of the machine that made this code, or of the stated CPU.
 inline void check_cpu() {
 #ifdef __AVX2__
   need_cpu(__builtin_cpu_supports("avx2"), "AVX2");
@@ -59,12 +74,74 @@ inline void check_cpu() {
 #ifdef __AVX512VL__
   need_cpu(__builtin_cpu_supports("avx512vl"), "AVX512VL");
 #endif
+#ifdef __AVX512IFMA__
+  need_cpu(__builtin_cpu_supports("avx512ifma"), "AVX512IFMA");
+#endif
 #ifdef __AVX512VNNI__
   need_cpu(__builtin_cpu_supports("avx512vnni"), "AVX512VNNI");
 #endif
 #ifdef __AVX512VBMI__
   need_cpu(__builtin_cpu_supports("avx512vbmi"), "AVX512VBMI");
 #endif
+#ifdef __AVX512VBMI2__
+  need_cpu(__builtin_cpu_supports("avx512vbmi2"), "AVX512VBMI2");
+#endif
+#ifdef __AVX512BITALG__
+  need_cpu(__builtin_cpu_supports("avx512bitalg"), "AVX512BITALG");
+#endif
+#ifdef __AVX512VPOPCNTDQ__
+  need_cpu(__builtin_cpu_supports("avx512vpopcntdq"), "AVX512VPOPCNTDQ");
+#endif
+#if defined(__GNUC__) && __GNUC__ >= 12
+#ifdef __AVX512BF16__
+  need_cpu(__builtin_cpu_supports("avx512bf16"), "AVX512BF16");
+#endif
+#ifdef __AVX512FP16__
+  need_cpu(__builtin_cpu_supports("avx512fp16"), "AVX512FP16");
+#endif
+#ifdef __AVXVNNI__
+  need_cpu(__builtin_cpu_supports("avxvnni"), "AVX-VNNI");
+#endif
+#endif
+}
+
+// A number for tensors and sizes: see gnncompile/ops/seal.py, which computes the same.
+template <typename T>
+uint64_t seal_of(const T* data, int64_t count, uint64_t at) {
+  const uint64_t start = (at << 40) + 1;
+  uint64_t total = 0;
+#pragma omp parallel for simd reduction(+ : total) if (count > 32768)
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t mixed = (start + uint64_t(i)) * 0x9E3779B97F4A7C15u;
+    mixed = ((mixed ^ (mixed >> 32)) * 0xC4CEB9FE1A85EC53u) | 1;
+    total += mixed * uint64_t(int64_t(data[i]));
+  }
+  return total;
+}
+
+inline int64_t seal(const std::vector<AtenTensorHandle>& tensors, std::vector<int64_t> sizes) {
+  uint64_t total = 0, at = 0;
+  for (AtenTensorHandle tensor : tensors) {
+    int32_t dtype = 0;
+    int64_t count = 0;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(tensor, &count));
+    const void* data = reinterpret_cast<void*>(address(tensor));
+    ++at;
+    switch (aoti_torch_dtype_element_size(dtype)) {
+      case 1: total += seal_of(static_cast<const uint8_t*>(data), count, at); break;
+      case 2: total += seal_of(static_cast<const int16_t*>(data), count, at); break;
+      case 4: total += seal_of(static_cast<const int32_t*>(data), count, at); break;
+      default: total += seal_of(static_cast<const int64_t*>(data), count, at);
+    }
+    sizes.push_back(count);
+  }
+  return int64_t(total + seal_of(sizes.data(), int64_t(sizes.size()), 0));
+}
+
+inline void write_seal(const std::vector<AtenTensorHandle>& tensors, std::vector<int64_t> sizes,
+                       AtenTensorHandle out) {
+  *reinterpret_cast<int64_t*>(address(out)) = seal(tensors, std::move(sizes));
 }
 
 inline const char* dtype_name(int32_t dtype) {
@@ -99,10 +176,12 @@ struct Inputs {
   void check(int64_t at, const std::string& name, int32_t dtype, const char* type, int32_t device, const char* place,
              std::initializer_list<int64_t> expected) {
     AtenTensorHandle tensor = tensors[at];
-    int32_t found_dtype = 0, found_device = 0;
+    int32_t found_dtype = 0, found_device = 0, layout = 0;
     int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &found_device));
     if (found_device != device) refuse(name + ": found another device, expected " + place + "; copy it there");
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor, &layout));
+    if (layout != aoti_torch_layout_strided()) refuse(name + ": found a sparse tensor, expected a dense one; call to_dense()");
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &found_dtype));
     if (found_dtype != dtype)
       refuse(name + ": found dtype " + dtype_name(found_dtype) + ", expected " + type + "; convert it");
@@ -126,6 +205,21 @@ struct Inputs {
         refuse(name + ": found strides " + shape(strides, dims) + ", expected a contiguous tensor; call contiguous()");
       elements *= sizes[d];
     }
+  }
+
+  // A layout that the caller kept is that of this call's graph.
+  void check_layout(int64_t at, std::initializer_list<int64_t> sealed, std::vector<int64_t> sizes) {
+    std::vector<AtenTensorHandle> found;
+    for (int64_t one : sealed) found.push_back(tensors[one]);
+    if (seal(found, std::move(sizes)) != *reinterpret_cast<int64_t*>(address(tensors[at])))
+      refuse("layout: found the layout of another graph, or tensors in another order; call the model \"layout\" of " +
+             std::string("this package with the same graph, and pass its results as they are"));
+  }
+
+  int64_t size(int64_t at, int64_t d) const {
+    int64_t* sizes = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensors[at], &sizes));
+    return sizes[d];
   }
 
   // Sizes of one symbol are equal in all inputs.

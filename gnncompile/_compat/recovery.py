@@ -19,7 +19,14 @@ import torch
 import torch._dynamo.config as dynamo_config
 from torch._dynamo import convert_frame
 from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, RestartAnalysis, SkipFrame, Unsupported
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    RestartAnalysis,
+    SkipFrame,
+    TorchDynamoException,
+    Unsupported,
+)
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import NumpyTensorSource
 from torch._dynamo.utils import get_optimize_ddp_mode
@@ -178,6 +185,11 @@ def holds_nothing(error: BaseException) -> bool:
 def steers_dynamo(error: BaseException) -> bool:
     """Whether an exception only tells Dynamo to trace a frame again, or not at all. It is no failure then."""
     return isinstance(error, (RestartAnalysis, SkipFrame))
+
+
+def is_of_a_capture(error: BaseException) -> bool:
+    """Whether Dynamo raised an error because it can't capture a model as one graph."""
+    return isinstance(error, TorchDynamoException)
 
 
 def is_limit(error: BaseException) -> bool:

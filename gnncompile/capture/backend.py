@@ -28,7 +28,17 @@ from gnncompile.exc import PartitionError
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
-from gnncompile.ops import embedding, exchange_lowering, gemm, gradient, packaged, prepared, region_lowering, stored
+from gnncompile.ops import (
+    embedding,
+    exchange_lowering,
+    gemm,
+    gradient,
+    packaged,
+    prepared,
+    region_lowering,
+    seal,
+    stored,
+)
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -378,5 +388,6 @@ def prepare_torch() -> None:
     region_lowering.install()
     exchange_lowering.install()
     packaged.install()
+    seal.install()
     stored.install()
     prepared.install()

@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this command."""
     add_model(parser)
     parser.add_argument("--out", metavar="PATH", default="model.pt2", help="the file to write (default: %(default)s)")
+    parser.add_argument("--keep-layout", action="store_true", help="hold models that sort the edges of a graph once")
+    parser.add_argument("--cpu", metavar="CPU", default="native", help="native, x86-64-v3 or x86-64-v4")
     add_json(parser)
 
 
@@ -56,7 +58,7 @@ def _write(args: argparse.Namespace) -> int:
     from gnncompile.serving.package import package
 
     try:
-        package(model, arguments, args.out, example_kwargs=keywords)
+        package(model, arguments, args.out, example_kwargs=keywords, keep_layout=args.keep_layout, cpu=args.cpu)
     except GnncompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ import gnncompile.ops.opaque
 import gnncompile.ops.prepared
 import gnncompile.ops.region
 import gnncompile.ops.sampling
+import gnncompile.ops.seal
 import gnncompile.ops.segment
 import gnncompile.ops.segment_gradients
 import gnncompile.ops.stored

@@ -31,7 +31,16 @@ HELD = {
     *DECOMPOSITIONS,
     *(
         getattr(_own, name).default
-        for name in ("region", "csr", "csr_with_loops", "stored", "rounded", "embedding_gradient", "add_product")
+        for name in (
+            "region",
+            "csr",
+            "csr_with_loops",
+            "stored",
+            "rounded",
+            "embedding_gradient",
+            "add_product",
+            "seal",
+        )
     ),
 }
 """Our ops that a package can hold."""
@@ -54,7 +63,7 @@ def _start(text: str, contract: bool) -> str:
     build, name = aoti.current_build(), entry_name(text)
     assert build is not None
     if name not in build.objects:
-        build.objects[name] = start_object(text, contract, build.folder)
+        build.objects[name] = start_object(text, contract, build.folder, build.cpu)
     return name
 
 

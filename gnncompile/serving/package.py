@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import platform
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,11 +27,22 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged
 from gnncompile.options import Options, resolve
-from gnncompile.serving.program import Captured, Program, capture, dynamic_axes
+from gnncompile.serving.kept_layout import (
+    LAYOUT,
+    WITH_LAYOUT,
+    Layout,
+    WithLayout,
+    refuse_layout_made_anew,
+    refuse_to_keep,
+    sealed_inputs,
+)
+from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of
 from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
 MODEL = "model"
 """The name of the model in a package."""
+
+_METADATA = re.compile(rf"/{MODEL}/[^/]*wrapper_metadata\.json$")
 
 
 def package(
@@ -37,6 +52,8 @@ def package(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     options: dict[str, Any] | None = None,
+    keep_layout: bool = False,
+    cpu: str = "native",
 ) -> str:
     """Writes a trained model as one file, which a server loads without Python, gnncompile, PyG or a compiler.
 
@@ -45,7 +62,8 @@ def package(
     ``torch._inductor.aoti_load_package(path)``, a C++ program with ``torch::inductor::AOTIModelPackageLoader``. Each
     call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
 
-    The code is compiled for the CPU of this machine (``-march=native``), and for this release of torch.
+    The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. A
+    server whose CPU lacks an instruction refuses the file in words.
 
     Args:
         model: The model, in evaluation mode, on a CPU. It may be a compiled one. Its forward takes and returns
@@ -55,6 +73,13 @@ def package(
         path: The file to write; its name ends with ``.pt2``.
         example_kwargs: The arguments of the call that are given by name.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
+        keep_layout: Whether the file also serves graphs that stay the same, whose edges are sorted once. It then holds
+            two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
+            of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
+            layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``. It
+            takes about three times as long to write.
+        cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
+            for any one with these instructions. The last two need torch 2.13.
 
     Returns:
         The path of the file.
@@ -64,12 +89,13 @@ def package(
             another library.
         TypeError: `model` is no module, or an argument or a result of the model is no tensor.
         ValueError: The model is in training mode, is not on a CPU, or has more than one graph; one tensor is given
-            twice; or `path` has another ending.
+            twice; there is no layout to keep; `cpu` is unknown; or `path` has another ending.
     """
     _check_types(model, example_inputs)
     path = os.fspath(path)
     if not path.endswith(".pt2"):
         raise ArgumentError(f"path: found {path!r}, expected a name that ends with .pt2.")
+    _check_cpu(cpu)
     program = callable_of(model)
     target: Any = model if program is None else program.target
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
@@ -81,29 +107,42 @@ def package(
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
     refuse_operations([*structure, captured.rest.graph])
-    exported = _export(captured, target, args, kwargs)
-    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)))
-    files = aoti.compile_program(exported, names, _settings(ours, theirs), metadata, packaged.DECOMPOSITIONS)
-    aoti.write_package(path, {MODEL: files})
+    call = _Call(captured, target, args, kwargs, names)
+    traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
+    settings = _settings(ours, theirs)
+    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu)
+    files = {
+        name: aoti.compile_program(one.program, one.names, settings, metadata, packaged.DECOMPOSITIONS, cpu, one.sealed)
+        for name, one in traced.items()
+    }
+    aoti.write_package(path, files)
     return path
 
 
 def package_info(path: str | os.PathLike[str]) -> dict[str, str]:
     """Returns what a package says of itself, without loading it: versions, flags, and its inputs.
 
+    All bytes of the file are compared with their checksums, which torch's loader does not do. A server without
+    gnncompile compares them with ``zipfile.ZipFile(path).testzip()``, which must return None.
+
     Args:
         path: A file that :func:`package` wrote.
 
     Raises:
-        ValueError: The file is no package.
+        ValueError: The file is no package, or is damaged.
         OSError: The file can't be read.
     """
+    where = os.fspath(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [name for name in archive.namelist() if name.endswith("wrapper_metadata.json")]
-            return dict(json.loads(archive.read(found[0])))
-    except (zipfile.BadZipFile, IndexError, ValueError) as error:
-        raise ArgumentError(f"path: {os.fspath(path)} is no package ({error}). Write one with package().") from error
+            found = [name for name in archive.namelist() if _METADATA.search(name)]
+            told = json.loads(archive.read(found[0]))
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, IndexError, ValueError, EOFError, RuntimeError) as error:
+        raise ArgumentError(f"path: {where} is no package ({error}). Write one with package().") from error
+    if damaged is not None:
+        raise ArgumentError(f"path: {where} is damaged: {damaged} has another checksum. Copy or write the file again.")
+    return dict(told)
 
 
 def _check_types(model: Any, example_inputs: Any) -> None:
@@ -115,6 +154,17 @@ def _check_types(model: Any, example_inputs: Any) -> None:
         raise ArgumentTypeError(
             "example_inputs: found a tensor, expected the arguments of one call, as in (x, edge_index)."
         )
+
+
+def _check_cpu(cpu: str) -> None:
+    if cpu == "native":
+        return
+    if cpu not in aoti.VECTOR_BITS:
+        raise ArgumentError(f'cpu: found {cpu!r}, expected "native" or one of {", ".join(aoti.VECTOR_BITS)}.')
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise ArgumentError(f"cpu: found {cpu} on a machine of kind {platform.machine()}. Package the model on x86-64.")
+    if not aoti.can_choose_cpus():
+        raise ArgumentError(f"cpu: found {cpu}, which needs torch 2.13; this is torch {torch.__version__}.")
 
 
 def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None:
@@ -145,22 +195,82 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None
             )
 
 
-def _export(captured: Captured, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Traces the captured model with symbols for all numbers of rows."""
-    wrapped = Program(captured, model, args, kwargs).eval()
-    shapes: Any = ShapesCollection()
-    for leaf, axes in zip(pytree.tree_leaves((args, kwargs)), dynamic_axes(captured, args, kwargs), strict=True):
-        if axes:
-            shapes[leaf] = dict.fromkeys(axes, Dim.DYNAMIC)
-    with torch.no_grad(), symbolic_trace():
-        return export(wrapped, args, kwargs, dynamic_shapes=shapes, strict=False)
+@dataclass
+class _Traced:
+    """A model of a package, as ``torch.export`` traced it.
+
+    Attributes:
+        program: The traced model.
+        names: The name of each input.
+        sealed: The inputs whose seal each call compares, or None.
+    """
+
+    program: ExportedProgram
+    names: list[str]
+    sealed: aoti.Sealed | None = None
+
+
+class _Call:
+    """A captured call of a model, which is traced with symbols for all numbers of rows.
+
+    Args:
+        captured: The captured model.
+        model: The model.
+        args: The arguments of the call.
+        kwargs: Its arguments by name.
+        names: The name of each tensor among them.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: list[str],
+    ) -> None:
+        self.captured, self.model, self.args, self.kwargs, self.names = captured, model, args, kwargs, names
+        axes = dynamic_axes(captured, args, kwargs)
+        self.axes = list(zip(pytree.tree_leaves((args, kwargs)), axes, strict=True))
+
+    def plain(self) -> _Traced:
+        """Traces the model as it is called."""
+        return _Traced(self._export(self._program(), self.args, self.axes), self.names)
+
+    def with_kept_layout(self) -> dict[str, _Traced]:
+        """Traces the model that returns a layout, and the model that takes it."""
+        program = self._program()
+        refuse_to_keep(program, [leaf.device for leaf, _ in self.axes])
+        given, fakes = layout_of(self.captured)
+        layout = [torch.zeros(1, dtype=torch.int64), *given]
+        axes = [(), *(dynamic_dimensions(one) for one in fakes)]
+        names = [f"layout[{at}]" for at in range(len(layout))]
+        maker = self._export(Layout(self._program(only_structure=True)), self.args, self.axes)
+        args, all_axes = (layout, *self.args), [*zip(layout, axes, strict=True), *self.axes]
+        taker = self._export(WithLayout(program), args, all_axes)
+        refuse_layout_made_anew(taker)
+        return {
+            LAYOUT: _Traced(maker, self.names),
+            WITH_LAYOUT: _Traced(taker, [*names, *self.names], sealed_inputs(program, len(given))),
+        }
+
+    def _program(self, only_structure: bool = False) -> Program:
+        return Program(self.captured, self.model, self.args, self.kwargs, only_structure)
+
+    def _export(self, module: nn.Module, args: tuple[Any, ...], axes: Iterable[Any]) -> ExportedProgram:
+        shapes: Any = ShapesCollection()
+        for leaf, dynamic in axes:
+            if dynamic:
+                shapes[leaf] = dict.fromkeys(dynamic, Dim.DYNAMIC)
+        with torch.no_grad(), symbolic_trace():
+            return export(module.eval(), args, self.kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def _settings(ours: Options, theirs: dict[str, Any]) -> dict[str, Any]:
     return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}
 
 
-def _metadata(model: nn.Module, names: list[str], leaves: list[Any]) -> dict[str, str]:
+def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str) -> dict[str, str]:
     inputs = {
         name: f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
         for name, leaf in zip(names, leaves, strict=True)
@@ -171,7 +281,8 @@ def _metadata(model: nn.Module, names: list[str], leaves: list[Any]) -> dict[str
         "torch": torch.__version__,
         "model": type(model).__qualname__,
         "inputs": json.dumps(inputs),
-        "compiler": flags_text(),
+        "models": ", ".join(models),
+        "compiler": flags_text(cpu),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import SymInt, Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from gnncompile import _compat
 from gnncompile._compat.aoti import Condition, conditions
 from gnncompile.capture.compile import callable_of, compile
 from gnncompile.exc import ArgumentError, ArgumentTypeError, CaptureError, InternalError
@@ -63,7 +64,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
 
     Raises:
         ArgumentError: The model is captured as several graphs.
-        CaptureError: The model asks whether a tensor is empty. Dynamo's error for a graph break names the line.
+        CaptureError: The model has a graph break, or asks whether a tensor is empty.
     """
     compiled = compile(model, fullgraph=True, options=options)
     program = callable_of(compiled)
@@ -86,8 +87,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
         return run
 
     backend.observer, backend.finish = observer, finish
-    with torch.no_grad():
-        returned = compiled(*args, **kwargs)
+    returned = _captured_call(compiled, args, kwargs)
     if program.empty_is_special:
         raise CaptureError(
             "model: can't be packaged: it asks whether a tensor is empty, and a package has the code of one answer. "
@@ -98,8 +98,28 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
             f"model: found {len(seen)} captured graphs, expected one. A package holds a model that computes with "
             "tensors alone; call gnncompile.explain(model) to see what is captured."
         )
+    if observers[-1].environment is None:
+        raise CaptureError(
+            "model: can't be packaged: it reads no tensor among its arguments, at most their sizes. Leave it to the "
+            "program that serves."
+        )
     seen[0].returned, seen[0].conditions = returned, conditions(observers[-1].environment)
     return seen[0]
+
+
+def _captured_call(compiled: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a model, which captures it. A graph break is a CaptureError, for which the caller needs no Dynamo."""
+    try:
+        with torch.no_grad():
+            return compiled(*args, **kwargs)
+    except Exception as error:
+        if not _compat.is_of_a_capture(error):
+            raise
+        raise CaptureError(
+            f"model: can't be packaged at {_compat.place_of(error)}: it is not captured as one graph "
+            f"({_compat.reason_of(error)}). Write the line with torch's operations, without a decision by values, or "
+            "leave it out of the packaged model."
+        ) from error
 
 
 class Program(nn.Module):
@@ -110,51 +130,83 @@ class Program(nn.Module):
         model: The model, for the names of its parameters and buffers.
         args: The arguments of the captured call.
         kwargs: Its arguments by name.
+        only_structure: Whether only the structure program will run, so that other inputs are not kept.
 
     Raises:
         ArgumentTypeError: The model takes or returns something other than tensors.
     """
 
-    def __init__(self, captured: Captured, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        only_structure: bool = False,
+    ) -> None:
         super().__init__()
-        self.rest = captured.rest
+        self.rest = None if only_structure else captured.rest
         self.structure = None if captured.structure is None else captured.structure.module
         self.structural = () if captured.structure is None else captured.structure.inputs
         self._constants: dict[Any, str] = {}
         leaves = pytree.tree_leaves((args, kwargs))
         self.equal = _equal_sizes(captured, _paths(args, kwargs))
-        self.inputs = self._sources(captured, _paths(args, kwargs), _names(model))
+        read = self.structural if only_structure else range(len(captured.sources))
+        self.inputs = self._sources(captured, read, _paths(args, kwargs), _names(model))
         flat, self.returned = pytree.tree_flatten(captured.returned)
         self.results = [_origin(one, captured.results, leaves) for one in flat]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the graph's inputs, the structure of the graph, and the model's results."""
         leaves = pytree.tree_leaves((args, kwargs))
+        self.check_sizes(leaves)
+        return self.results_of(leaves, self.layout(leaves))
+
+    def check_sizes(self, leaves: list[Any]) -> None:
+        """Tells the trace which sizes of arguments are equal."""
         for part, other in self.equal:
             torch._check(part(leaves) == other(leaves))
-        values: list[Any] = [source(leaves) for source in self.inputs]
-        if self.structure is not None:
-            made = self.structure(*(values[at] for at in self.structural))
-            values += [one.contiguous() for one in made]
-        results = self.rest(*values)
+
+    def layout(self, leaves: list[Any]) -> list[Tensor]:
+        """Computes the structure of the graph: the inputs that the rest gains."""
+        if self.structure is None:
+            return []
+        return [one.contiguous() for one in self.structure(*(self.inputs[at](leaves) for at in self.structural))]
+
+    def results_of(self, leaves: list[Any], layout: list[Tensor]) -> Any:
+        """Computes the model's results, given the structure of the graph."""
+        assert self.rest is not None
+        results = self.rest(*(self.inputs[at](leaves) for at in sorted(self.inputs)), *layout)
         found = [results[at] if inside else leaves[at] for inside, at in self.results]
         return pytree.tree_unflatten(found, self.returned)
 
-    def _sources(self, captured: Captured, paths: dict[str, int], names: dict[Any, str]) -> list[Source]:
-        found: list[Source] = []
-        for text, given in zip(captured.sources, captured.given, strict=False):
+    def structural_parts(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the leaves whose entries the structure program reads, and the sizes that it reads."""
+        parts = [one for one in (self.inputs[at] for at in self.structural) if isinstance(one, _Part)]
+        read = sorted({one.leaf for one in parts if one.axis is None or one.counts})
+        sizes = {
+            (one.leaf, one.axis + (one.row is not None)) for one in parts if one.axis is not None and not one.counts
+        }
+        return read, sorted(sizes)
+
+    def _sources(
+        self, captured: Captured, read: Iterable[int], paths: dict[str, int], names: dict[Any, str]
+    ) -> dict[int, Source]:
+        found: dict[int, Source] = {}
+        for at in read:
+            text, given = captured.sources[at], captured.given[at]
             where = _find(text, paths)
             if where is not None:
-                found.append(where)
+                found[at] = where
             elif text.startswith(("L['args']", "L['kwargs']")):
                 raise ArgumentTypeError(
                     f"example_inputs: {text} is part of an object. A package takes dense tensors: pass edge_index in "
                     "place of a sparse matrix, and the tensors of data objects."
                 )
             elif isinstance(given, Tensor):
-                found.append(self._constant(given, names))
+                found[at] = self._constant(given, names)
             else:
-                found.append(_Number(given))
+                found[at] = _Number(given)
         return found
 
     def _constant(self, value: Tensor, names: dict[Any, str]) -> Source:
@@ -292,12 +344,25 @@ def dynamic_axes(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, An
         read.add(part.leaf)
         before = 0 if part.row is None else 1
         if isinstance(fake, Tensor):
-            sizes: Any = fake.shape
-            found[part.leaf] |= {before + axis for axis, size in enumerate(sizes) if not isinstance(size, int)}
+            found[part.leaf] |= {before + axis for axis in dynamic_dimensions(fake)}
         elif isinstance(fake, SymInt) and part.axis is not None:
             found[part.leaf].add(before + part.axis)
     # Nothing reads the other arguments, so their rows may be any number.
     return [tuple(sorted(found[at])) if at in read else _rows(leaf) for at, leaf in enumerate(leaves)]
+
+
+def dynamic_dimensions(fake: Tensor) -> tuple[int, ...]:
+    """Returns the dimensions of a fake tensor whose sizes are no numbers."""
+    sizes: Any = fake.shape
+    return tuple(axis for axis, size in enumerate(sizes) if not isinstance(size, int))
+
+
+def layout_of(captured: Captured) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the results of the structure program in the captured call, and their fake values."""
+    assert captured.structure is not None
+    count = len(captured.sources)
+    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][count:]
+    return list(captured.given[count:]), [node.meta["val"] for node in placeholders]
 
 
 def _rows(value: Tensor) -> tuple[int, ...]:

@@ -1,6 +1,9 @@
 """``python -m benchmarks serving``: answers are checked before they are timed, and clients are threads."""
 
+import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,8 @@ SINGLE = next(case for case in CASES if case.name == "GINE-single")
 
 
 def measured(row, clients=(1,)):
-    return _Measurement(SINGLE, [row], clients, 0.02, None, 0, lambda message: None).run()
+    with tempfile.TemporaryDirectory() as folder:
+        return _Measurement(SINGLE, [row], clients, 0.02, None, 0, lambda message: None, Path(folder)).run()
 
 
 def test_requests_are_graphs_of_different_sizes():
@@ -30,7 +34,7 @@ def test_eager_is_timed_with_each_number_of_clients():
 
     def make(model, request, folder):
         def serve(*given):
-            seen.add(threading.get_ident())
+            seen.add(threading.current_thread())
             return model(*given)
 
         return serve
@@ -59,4 +63,29 @@ def test_a_row_that_can_not_be_built_does_not_stop_the_others():
 
 def test_other_devices_are_refused():
     assert main(["serving", "--quick", "--device", "meta"]) == 2
-    assert [row.name for row in ROWS][-2:] == ["package", "package in C++"] and torch.is_grad_enabled()
+    assert next(row.name for row in ROWS if row.options is not None) == "package in C++" and torch.is_grad_enabled()
+
+
+SERVER = """
+import shutil, sys
+from pathlib import Path
+answers = Path(sys.argv[3])
+shutil.copy(answers.with_name("prepared.pt"), answers)
+answers.with_name("options.txt").write_text(f"{sys.argv[5]} {sys.argv[7]}")
+print('{"p50": 1, "p99": 2, "per second": 3}')
+"""
+
+
+def test_the_servers_answers_are_checked_too(tmp_path):
+    """The server is a script that gives answers which were prepared: the features of nodes, or an error."""
+    server = tmp_path / "server"
+    server.write_text(f"#!{sys.executable}\n{SERVER}")
+    server.chmod(0o700)
+    row = ServingRow("in C++", lambda model, *_: model, is_ours=True, options=("--layout", "once"))
+    measurement = _Measurement(SINGLE, [row], (2,), 0.02, server, 0, lambda message: None, tmp_path)
+    given = [[request[0]] for request in measurement.requests]
+    for answers, status in ((given, "WRONG"), (["no answer", *given[1:]], "FAILED")):
+        torch.save(answers, tmp_path / "prepared.pt")
+        (found,) = measurement.run()
+        assert (found.status, found.p50_us) == (status, None)
+    assert (tmp_path / "options.txt").read_text() == "2 once"

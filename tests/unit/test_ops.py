@@ -60,6 +60,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "opaque": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
     "opaque_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),
     "embedding_gradient": ((randn(4, 3), torch.tensor([0, 2, 1, 2]), 5, 1, False), None),
+    "seal": (([EDGES, *WALK, randn(3), ALIVE], [5, 7]), FEW),
     "stored": ((randn(4, 3, wanted=True),), None),
     "rounded": ((randn(4, 3, wanted=True),), None),
     "mark_dead": ((EDGES[0], ALIVE), FEW),

@@ -20,31 +20,33 @@ def entry_name(source: str) -> str:
     return f"gnncompile_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def start_object(source: str, contract: bool, folder: str) -> Future[Path]:
+def start_object(source: str, contract: bool, folder: str, cpu: str) -> Future[Path]:
     """Starts to compile a kernel to an object file. Its only symbol is that of :func:`entry_name`.
 
     Args:
         source: One C++17 translation unit with the entry point ``run``.
         contract: Whether the compiler may fuse a product and a sum into one rounding.
         folder: Where the object file is written.
+        cpu: The CPU that the code is compiled for, as ``-march`` names it.
 
     Returns:
         The object file, once it is compiled; or the error :class:`UnsupportedRegion`.
     """
-    return _builders().submit(_compile, source, contract, folder)
+    return _builders().submit(_compile, source, contract, folder, cpu)
 
 
-def _compile(source: str, contract: bool, folder: str) -> Path:
+def _compile(source: str, contract: bool, folder: str, cpu: str) -> Path:
     name = entry_name(source)
     path = Path(folder) / f"{name}.o"
-    flags = (*kernel_flags(contract), "-fvisibility=hidden")
+    flags = (*kernel_flags(contract), f"-march={cpu}", "-fvisibility=hidden")  # the last -march counts
     compile_to([*compiler(), *flags], source.replace(_ENTRY, f'extern "C" int {name}('), path)
     return path
 
 
-def flags_text() -> str:
-    """Returns the compiler's command of a kernel as text, for the package's metadata."""
-    return shlex.join([*compiler(), *FLAGS, *wide_vectors()])
+def flags_text(cpu: str) -> str:
+    """Returns the compiler's command of a kernel for a CPU as text, for the package's metadata."""
+    flags = [f"-march={cpu}" if flag.startswith("-march=") else flag for flag in FLAGS]
+    return shlex.join([*compiler(), *flags, *wide_vectors()])
 
 
 @lru_cache(maxsize=1)
