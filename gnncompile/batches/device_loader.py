@@ -7,6 +7,7 @@ used again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, UnsupportedSampling
+from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import AHEAD, SamplesAhead, Sampling, sampling
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, moved, moved_types, sampler_of
 from gnncompile.sampling.features import FeatureReport
@@ -35,6 +37,8 @@ from gnncompile.sampling.reads import expected_reads
 from gnncompile.sampling.rows_ahead import Hosted
 from gnncompile.sampling.sampled import Sampled
 from gnncompile.sampling.seeds import SeedsOf
+
+logger = logging.getLogger(__name__)
 
 MOST_MEMORIES = 3
 """The most memories of one size that are kept. A loop alternates between two of them."""
@@ -92,6 +96,7 @@ class DeviceLoader:
         if device_of(device).has_streams:
             torch.cuda.current_stream(device).synchronize()  # epochs may run on other streams
         self._idle: list[Sampling] = []
+        self._is_told = False
         self._memories: dict[Any, _Memories] = {}
 
     def report(self) -> FeatureReport:
@@ -154,6 +159,8 @@ class DeviceLoader:
         sampled = samples.take()
         kinds = kinds_of(self._columns, sampled, self._buckets is not None)
         sizes = None if self._buckets is None else self._buckets.choose(kinds)
+        if self._buckets is not None and sizes is None:
+            self._tell_unpadded(kinds)
         if sizes is None:
             kinds = kinds_of(self._columns, sampled, False)
             batch, is_kept = DeviceBatch(self._columns, kinds, kinds.counts, sampled.seeds, sampled), False
@@ -164,6 +171,19 @@ class DeviceLoader:
             batch, (memory, is_kept) = memories.batch, memories.fill(sampled)
         samples.release(sampled)
         return batch.finish(memory, sampled, kinds, sizes is not None, is_kept)
+
+    def _tell_unpadded(self, kinds: RowTypes) -> None:
+        """Logs once that a mini-batch of several node types was not padded."""
+        if self._is_told or not isinstance(self._graph, HeteroDeviceGraph):
+            return
+        self._is_told = True
+        few = [name for name, count in zip(kinds.names, kinds.counts, strict=True) if count < ENOUGH]
+        why = (
+            f"it has fewer than {ENOUGH} rows of {few[0]!r}"
+            if few
+            else f"it has {len(kinds.names)} node types and edge types"
+        )
+        logger.warning("a mini-batch was not padded, and the step over it is not recorded: %s", why)
 
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
         """Returns the memories of a padded size. Forgets the sizes that buckets had before they grew."""

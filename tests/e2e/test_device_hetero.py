@@ -247,6 +247,14 @@ def test_padding_is_that_of_the_cpu(device: str) -> None:
                     assert ours is not None and theirs is not None and torch.equal(ours.padded.cpu(), theirs.padded)
 
 
+def test_a_mini_batch_that_is_not_padded_is_told_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    source = NeighborLoader(graph(), [2], input_nodes=("paper", torch.arange(40)), batch_size=20)
+    with caplog.at_level(logging.WARNING, logger="gnncompile"):
+        load(source, device, buckets=True)
+    (message,) = [record.message for record in caplog.records]
+    assert message.endswith("and the step over it is not recorded: it has fewer than 2 rows of 'nodes venue'")
+
+
 class Model(nn.Module):
     """Two layers over three edge types."""
 
