@@ -75,6 +75,15 @@ def test_regions_that_others_read_run_at_once() -> None:
     assert found == ["region", "return_start", "mul", "return_wait", "mm"]
 
 
+def test_regions_with_several_rows_per_node_run_at_once() -> None:
+    made = Graph()
+    x, spec = made.input("x", ROWS, 2), neighbour_sum(S, "float32", 1, 2).spec
+    call = made.graph.call_function(OPS.region.default, ([x], [x, x, x], spec))
+    dy = made.call(operator.getitem, (2 * (ROWS + HALO), 2), call, 0)
+    back = made.returned(made.call(ATEN.view.default, (ROWS + HALO, 4), dy, [-1, 4]), "one")
+    assert made.run(back) == ["region", "view", "return_start", "return_wait"]
+
+
 def test_exchanges_keep_their_order_without_keeping_rows() -> None:
     made = Graph()
     first = made.returned(made.input("x", ROWS + HALO, COLUMNS), "one")
