@@ -42,7 +42,7 @@ def test_all_models(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_with_inductor(tmp_path: Path) -> None:
-    names = ("gcn", "gin", "gat", "awkward_graphs", "reductions_over_nodes", "features_have_room", "poisoned")
+    names = ("gcn", "gin", "gat", "rgcn", "awkward_graphs", "reductions_over_nodes", "features_have_room", "poisoned")
     run(2, names, tmp_path, inductor=True)
 
 

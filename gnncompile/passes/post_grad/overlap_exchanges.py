@@ -9,6 +9,7 @@ Why it pays: rows travel while the device computes. A region first computes the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,10 +100,15 @@ def _send_first(graph: fx.Graph, region: fx.Node) -> None:
         wait.args = (*wait.args[:-1], [rest])
 
 
+def _row_length(node: fx.Node) -> Any:
+    """The number of elements in a row: a view that changes it joins rows, as those of all relations of a node."""
+    return math.prod(value(node).shape[1:])
+
+
 def _ends(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that read a result through views."""
+    """The nodes that read the rows of a result, also through views."""
     for user in node.users:
-        if user.target in _VIEWS:
+        if user.target in _VIEWS and _row_length(user) == _row_length(node):
             yield from _ends(user)
         elif not only_follows(user, node):
             yield user

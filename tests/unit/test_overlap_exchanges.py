@@ -1,0 +1,104 @@
+"""Work that does not need the rows of an exchange runs between its start and its end, and no other work moves."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.passes.post_grad import order_exchanges, overlap_exchanges
+from tests.triton_regions import S, attention_gradient, neighbour_sum
+
+OPS, ATEN = torch.ops.gnncompile, torch.ops.aten
+ROWS, HALO, SENT, COLUMNS = 5, 2, 3, 4
+
+
+class Graph:
+    """A graph whose nodes have real tensors as values."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+
+    def input(self, name: str, *size: int) -> fx.Node:
+        """Adds an input. All inputs come before the calls, as in captured graphs."""
+        first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
+        if first is None:
+            node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_before(first):
+                node = self.graph.placeholder(name)
+        node.meta["val"] = torch.zeros(size)
+        return node
+
+    def call(self, target: Any, size: tuple[int, ...], *args: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta["val"] = torch.zeros(size)
+        return node
+
+    def returned(self, x: fx.Node, name: str) -> fx.Node:
+        send, halo = self.input(f"send_{name}", SENT), self.input(f"halo_{name}", HALO, 0)
+        return self.call(OPS.halo_return.default, (ROWS, COLUMNS), x, send, halo, "0", [])
+
+    def run(self, *results: fx.Node) -> list[str]:
+        """Runs the passes. Returns the names of the calls in their order."""
+        self.graph.output(results)
+        order_exchanges.run(self.graph)
+        overlap_exchanges.run(self.graph)
+        self.graph.lint()
+        calls = [n for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+        return [str(n.target).split(".")[-2] for n in calls]
+
+
+def _backward(region: Any, reader: Any = None) -> list[str]:
+    made = Graph()
+    x, weight = made.input("x", ROWS, COLUMNS), made.input("weight", COLUMNS, COLUMNS)
+    call = made.graph.call_function(OPS.region.default, ([x], [x, x, x], region.spec))
+    dy = made.call(operator.getitem, (ROWS + HALO, COLUMNS), call, 0)
+    back = made.returned(dy, "one")
+    needs = made.call(ATEN.mm.default, (ROWS, COLUMNS), back, weight)
+    free = made.call(ATEN.mul.Tensor, (ROWS, COLUMNS), x, x)
+    more = [] if reader is None else [made.call(reader, (ROWS + HALO, COLUMNS), dy)]
+    return made.run(needs, free, *more)
+
+
+def test_halo_rows_leave_first() -> None:
+    found = _backward(neighbour_sum(S, "float32", 1, COLUMNS))
+    assert found == ["halo_rows", "return_start", "own_rows", "mul", "return_wait", "mm"]
+
+
+def test_regions_that_others_read_run_at_once() -> None:
+    found = _backward(neighbour_sum(S, "float32", 1, COLUMNS), ATEN.relu.default)
+    assert found == ["region", "return_start", "mul", "relu", "return_wait", "mm"]
+    found = _backward(attention_gradient(S, "float32", 1, COLUMNS))  # it has values per edge
+    assert found == ["region", "return_start", "mul", "return_wait", "mm"]
+
+
+def test_regions_with_several_rows_per_node_run_at_once() -> None:
+    made = Graph()
+    x, spec = made.input("x", ROWS, 2), neighbour_sum(S, "float32", 1, 2).spec
+    call = made.graph.call_function(OPS.region.default, ([x], [x, x, x], spec))
+    dy = made.call(operator.getitem, (2 * (ROWS + HALO), 2), call, 0)
+    back = made.returned(made.call(ATEN.view.default, (ROWS + HALO, 4), dy, [-1, 4]), "one")
+    assert made.run(back) == ["region", "view", "return_start", "return_wait"]
+
+
+def test_exchanges_keep_their_order_without_keeping_rows() -> None:
+    made = Graph()
+    first = made.returned(made.input("x", ROWS + HALO, COLUMNS), "one")
+    second = made.returned(made.input("y", ROWS + HALO, COLUMNS), "two")
+    assert made.run(first, second) == ["return_start", "exchange_order", "return_start", *["return_wait"] * 2]
+    (order,) = made.graph.find_nodes(op="call_function", target=OPS.exchange_order.default)
+    assert [user.target for user in order.users] == [OPS.return_start.default]
+
+
+def test_work_stays_before_writes_and_before_the_next_exchange() -> None:
+    made = Graph()
+    first = made.returned(made.input("x", ROWS + HALO, COLUMNS), "one")
+    joined = made.call(ATEN.cat.default, (ROWS + HALO, COLUMNS), [first, first])
+    second = made.returned(joined, "two")
+    late = made.call(ATEN.mul.Tensor, (ROWS, COLUMNS), made.input("w", ROWS, COLUMNS), 2)
+    found = made.run(second, late)
+    # The product overlaps with the second exchange, which needs the rows of the first.
+    assert found == ["return_start", "exchange_order", "return_wait", "cat", "return_start", "mul", "return_wait"]
