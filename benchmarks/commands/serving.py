@@ -1,9 +1,9 @@
 """Latencies of answers to requests: eager, torch.compile, AOTInductor, gnncompile in the process, and its package.
 
 Each request is a new graph to the server: its edge list is another tensor in every call, so nothing is remembered. In
-the rows "layout kept", the caller keeps the layouts of the graphs. Answers are compared with eager in float64 before
-any time is reported. With several clients, each is a thread. A package is made once for each model, and serves all of
-its cases.
+the rows "with kept layout", the caller keeps the layouts of the graphs. Answers are compared with eager in float64
+before any time is reported. With several clients, each is a thread. A package is made once for each model, and serves
+all of its cases.
 """
 
 import argparse
@@ -116,9 +116,9 @@ ROWS = (
     ServingRow("AOTInductor", _aot),
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", _package, is_ours=True),
-    ServingRow("package, layout kept", _Kept, is_ours=True),
+    ServingRow("package with kept layout", _Kept, is_ours=True),
     ServingRow("package in C++", _package, is_ours=True, options=()),
-    ServingRow("package in C++, layout kept", _Kept, is_ours=True, options=("--layout", "once")),
+    ServingRow("package with kept layout in C++", _Kept, is_ours=True, options=("--layout", "once")),
 )
 
 

@@ -126,6 +126,7 @@ _PNA = {
 }
 EDGES = ("x", "edge_index")
 MODELS = {
+    "GCN": (lambda: TwoLayers(GCNConv(16, 32), GCNConv(32, 8)), EDGES),
     "SAGE": (lambda: TwoLayers(SAGEConv(16, 32), SAGEConv(32, 8)), EDGES),
     "GAT": (lambda: TwoLayers(GATConv(16, 8, heads=4), GATConv(32, 8)), EDGES),
     "GATv2": (lambda: TwoLayers(GATv2Conv(16, 8, heads=4), GATv2Conv(32, 8)), EDGES),
