@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.codegen.wrapper import WrapperLine
 from torch._inductor.lowering import fallback_handler
 from torch.fx.node import has_side_effect
 
@@ -40,6 +41,21 @@ class Result(ir.ExternKernel):
     def get_defining_op(self) -> Any:
         """Returns the call that fills the buffer."""
         return self.call
+
+
+class _Allocation(WrapperLine):
+    """The allocation of a result that nobody reads.
+
+    In C++, an allocation declares its sizes when its text is made. Made in the order of the lines, no line uses sizes
+    that are declared after it.
+    """
+
+    def __init__(self, wrapper: Any, result: Result) -> None:
+        self.wrapper, self.result = wrapper, result
+
+    def codegen(self, code: Any) -> None:
+        """Writes the line."""
+        code.writeline(self.wrapper.make_buffer_allocation(self.result))
 
 
 class Call(ir.ExternKernel):
@@ -81,7 +97,7 @@ class Call(ir.ExternKernel):
         """
         for result in self.results:
             if result.get_name() in V.graph.removed_buffers:
-                wrapper.writeline(wrapper.make_buffer_allocation(result))
+                wrapper.writeline(_Allocation(wrapper, result))
         return [result.codegen_reference() for result in self.results]
 
     def get_outputs(self) -> list[Any]:
