@@ -22,7 +22,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import LinkLoader, NodeLoader
 
 from gnncompile import _compat
-from gnncompile.batches.buckets import Buckets
+from gnncompile.batches.buckets import MOST_KINDS, Buckets
 from gnncompile.batches.device_batch import Columns, DeviceBatch, Placing, kinds_of
 from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
@@ -95,6 +95,7 @@ class DeviceLoader:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
         if device_of(device).has_streams:
             torch.cuda.current_stream(device).synchronize()  # epochs may run on other streams
+        self._lock = threading.Lock()  # iterators in several threads share what follows
         self._idle: list[Sampling] = []
         self._is_told = False
         self._memories: dict[Any, _Memories] = {}
@@ -121,7 +122,7 @@ class DeviceLoader:
         source, transform = self._source, self._source.transform
         # Iterators at the same time sample in memory of their own.
         with _ordinary():
-            samples = self._idle.pop() if self._idle else self._sampling()
+            samples = self._idle_or_new()
         ahead = AHEAD if isinstance(samples, SamplesAhead) else 0
         seeds = iter(source.batch_sampler)
         try:
@@ -137,6 +138,10 @@ class DeviceLoader:
         finally:
             samples.drop()
             self._idle.append(samples)
+
+    def _idle_or_new(self) -> Sampling:
+        with self._lock:
+            return self._idle.pop() if self._idle else self._sampling()
 
     def _sampling(self) -> Sampling:
         hosted = []
@@ -179,9 +184,9 @@ class DeviceLoader:
         self._is_told = True
         few = [name for name, count in zip(kinds.names, kinds.counts, strict=True) if count < ENOUGH]
         why = (
-            f"it has fewer than {ENOUGH} rows of {few[0]!r}"
+            f"it has fewer than {ENOUGH} rows of {few[0]!r}; leave that type out of the graph, or sample more of it"
             if few
-            else f"it has {len(kinds.names)} node types and edge types"
+            else f"it has {len(kinds.names)} node types and edge types, expected at most {MOST_KINDS}; leave some out"
         )
         logger.warning("a mini-batch was not padded, and the step over it is not recorded: %s", why)
 
@@ -190,11 +195,12 @@ class DeviceLoader:
         assert self._buckets is not None
         most = self._seeds.most
         key = kinds.names, sizes, sampled.seeds if most is None else sum(most.values())
-        if key not in self._memories:
-            known = self._buckets.sizes()
-            self._memories = {other: kept for other, kept in self._memories.items() if other[1] in known}
-            self._memories[key] = _Memories(DeviceBatch(self._columns, kinds, sizes, key[2], sampled))
-        return self._memories[key]
+        with self._lock:
+            if key not in self._memories:
+                known = self._buckets.sizes()
+                self._memories = {other: kept for other, kept in self._memories.items() if other[1] in known}
+                self._memories[key] = _Memories(DeviceBatch(self._columns, kinds, sizes, key[2], sampled))
+            return self._memories[key]
 
 
 @contextmanager

@@ -70,9 +70,10 @@ def loader(
     :attr:`Loader.not_on_device` holds it.
 
     Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
-    of each mini-batch there, by way of the bus. A `cache` on the GPU holds the rows of nodes that are expected to be
-    read most (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found
-    there.
+    of each mini-batch there, by way of the bus, while the model trains on the mini-batch before. This takes memory on
+    the GPU for the most rows of two mini-batches; a log message names attributes for which there is no room. A `cache`
+    on the GPU holds the rows of nodes that are expected to be read most
+    (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found there.
 
     A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
     the same device; the CPU and the GPU draw different neighbours.

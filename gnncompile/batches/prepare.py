@@ -252,7 +252,7 @@ class _Preparation:
         return sort(self.data.stores[at], rows, self.ends_highest[at], (counts[ends[0]], counts[ends[1]]))
 
     def _find_hop_prefixes(self) -> tuple[HopPrefix, ...]:
-        """Those around the seeds, if it was sampled around some."""
+        """Returns the hop prefixes around the seeds of a sampled mini-batch; none without seeds."""
         seeds, ends = self.data.stores[0].get(SEEDS), self.kinds.ends[0]
         if self.is_sorted != [True] or isinstance(self.data, Batch) or type(seeds) is not int or ends is None:
             return ()

@@ -28,8 +28,8 @@ AHEAD = 1
 MOST_EDGES = 2**23
 """Mini-batches that may have more edges than this are not sampled ahead, which takes 64 bytes for each edge."""
 
-
 Drawing = OneType | SeveralTypes
+"""What draws a mini-batch into memory of a fixed size."""
 
 
 class SamplesAhead:
@@ -126,7 +126,11 @@ class _Place:
         assert self._seeds is not None
         rows = {} if self._rows is None else self._rows.rows
         more = {**of_seeds(self._seeds, self._device), "place": place, "rows": rows}
-        return self._draws.sampled(self._found.tolist(), self._given, self._seeds, more)
+        try:
+            return self._draws.sampled(self._found.tolist(), self._given, self._seeds, more)
+        except (IndexError, ValueError):
+            self.release()  # the problem is cleared on this stream, before the memory is used again
+            raise
 
     def follow(self) -> None:
         """Makes the current stream wait for the sampler and for the rows that were gathered ahead."""

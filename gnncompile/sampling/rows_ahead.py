@@ -22,12 +22,11 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 2**31
 """The most memory for rows that are gathered ahead, for each mini-batch that is sampled ahead."""
 
+MOST_OF_FREE = 1 / 8
+"""The same as a share of the free memory of a GPU. The smaller of the two counts."""
+
 _LAST = 2**62
 """The row that stands for rows that are not valid, after all others."""
-
-MOST_OF_FREE = 1 / 8
-"""The most memory for them, as a share of the free memory of a GPU."""
-
 
 Key = tuple[bool, int, str]
 """Whether the rows of an attribute are nodes (or else edges), the position of their type, and the attribute's name."""
