@@ -16,6 +16,7 @@ counts the halo rows of up to 1,024 parts, without running a model. It estimates
 import argparse
 import copy
 import gc
+import math
 import os
 import statistics
 import sys
@@ -169,7 +170,7 @@ class _Row:
             parameter.data.copy_(torch.randn(parameter.shape) / max(parameter.size(-1), 1) ** 0.5)
         self.nodes, self.edges = part.nodes[""], part.edges[""]
         part.data.x = self._inputs(self.nodes, self.edges)[0].cpu()
-        self.part = part.to(device)
+        self.part = part
 
     def run(self) -> int:
         """Measures the row, and returns 1 if it is wrong."""
@@ -210,8 +211,9 @@ class _Row:
     def _parts(self) -> tuple[dict[str, Tensor], float, float, str]:
         """The results over this part, milliseconds, the peak of memory, and what waited for the device."""
         model = copy.deepcopy(self.model)
-        compiled, edges = gnncompile.compile(model, mesh=self.mesh), self.part.data.edge_index
-        x, (_, *more) = self.part.data.x, self._inputs(self.nodes, self.edges)
+        part = self.part.to(self.device)  # not earlier: the peak of memory of the whole graph is that of one process
+        compiled, edges = gnncompile.compile(model, mesh=self.mesh), part.data.edge_index
+        x, (_, *more) = part.data.x, self._inputs(self.nodes, self.edges)
         step = _Step(
             model, lambda: compiled(x, edges, *more), lambda values: gnncompile.mean_over_parts(values, self.mesh)
         )
@@ -321,12 +323,12 @@ class _Step:
 
 
 def _largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
-    """For each result, the largest difference over the largest value."""
+    """For each result, the largest difference over the largest value; infinity for NaN, which `max` may pass over."""
     differences = {}
     for name, expected in wanted.items():
         scale = expected.abs().max().clamp(min=1e-20) if expected.numel() else torch.ones(())
         difference = (found[name] - expected).abs().max() if expected.numel() else torch.zeros(())
-        differences[name] = float(difference / scale)
+        differences[name] = float((difference / scale).nan_to_num(math.inf))
     return differences
 
 
