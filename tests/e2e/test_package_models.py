@@ -102,6 +102,9 @@ def test_the_layout_of_another_graph_is_refused(tmp_path):
             served(given, *call)
         torch.testing.assert_close(served(layout, *call)["out"], model(*call)["out"], rtol=1e-4, atol=1e-5)
     x, edge_index = call
+    answers, _ = serve_in_cpp(path, [call, (x, edge_index + 40)], tmp_path, "--layout", "once")
+    agree(model, [call], answers[:1])
+    assert isinstance(answers[1], str)
     expected = model(x + 1, edge_index)["out"]
     torch.testing.assert_close(served(layout, x + 1, edge_index)["out"], expected, rtol=1e-4, atol=1e-5)
 
