@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(device="cpu")
     parser.add_argument("--cases", help="comma-separated, as GAT-guide (default: all; with --quick: GCN-single)")
     parser.add_argument("--clients", default="1,4", help="comma-separated numbers of threads (default: %(default)s)")
-    parser.add_argument("--server", type=Path, help="examples/serving/server as built by CMake, for the row in C++")
+    parser.add_argument("--server", type=Path, help="examples/serving/server as built by CMake, for the rows in C++")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,10 +2,11 @@
 //
 //   server PACKAGE REQUESTS ANSWERS [--threads N] [--repeat N] [--device cpu] [--layout each|once]
 //
-// With `--layout once`, the edges of each request are sorted before the first answer, by the models of a package that
-// was written with `keep_layout=True`. REQUESTS holds lists of tensors, as `torch.save([[x, edge_index], ...], REQUESTS)` writes them. ANSWERS gets a list of
-// tensors for each request, or the text of the error; `torch.load(ANSWERS, weights_only=False)` reads it. Each thread
-// answers every N-th request, `repeat` times. The numbers are written to stdout as JSON, times in microseconds.
+// REQUESTS holds lists of tensors, as `torch.save([[x, edge_index], ...], REQUESTS)` writes them. ANSWERS gets a list
+// of tensors for each request, or the text of the error; `torch.load(ANSWERS, weights_only=False)` reads it. Each thread
+// answers every N-th request, `repeat` times. With `--layout once`, the edges of each request are sorted once, by the
+// models of a package that was written with `keep_layout=True`. The numbers are written to stdout as JSON, times in
+// microseconds.
 
 #include <algorithm>
 #include <chrono>
@@ -73,7 +74,7 @@ std::vector<Request> read(const Options& options) {
   return requests;
 }
 
-// Answers requests: each on its own, or with layouts that were made before.
+// Answers requests: each on its own, or with layouts that their first answers leave.
 class Server {
  public:
   Server(const Options& options, const std::vector<Request>& requests) : requests_(requests) {
@@ -83,11 +84,14 @@ class Server {
       return;
     }
     fixed_ = std::make_unique<FixedGraph>(options.package, options.threads);
-    for (const Request& request : requests) layouts_.push_back(fixed_->layout(request));
+    layouts_.resize(requests.size());
   }
 
+  // One thread at a time may ask for the same request.
   std::vector<at::Tensor> answer(size_t at) {
-    return plain_ ? plain_->run(requests_[at]) : fixed_->run(layouts_[at], requests_[at]);
+    if (plain_) return plain_->run(requests_[at]);
+    if (layouts_[at].empty()) layouts_[at] = fixed_->layout(requests_[at]);
+    return fixed_->run(layouts_[at], requests_[at]);
   }
 
  private:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import json
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import config as inductor_config
+from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
@@ -266,6 +268,32 @@ def can_choose_cpus() -> bool:
 
 def _cpu_settings(cpu: str) -> dict[str, Any]:
     return {} if cpu == "native" else {"cpp.march": cpu, "cpp.simdlen": VECTOR_BITS[cpu]}
+
+
+class _AVX512(cpu_vec_isa.VecAVX512):
+    """The instructions of x86-64-v4, without the later ones of this machine."""
+
+    def build_arch_flags(self) -> str:
+        """Returns the compiler's flags."""
+        return self._arch_flags
+
+
+def patch_vector_sets() -> None:
+    """Makes a package for another CPU use the vector instructions of that CPU's level alone.
+
+    Inductor takes the largest set of this machine with as many bits: with AVX512-VNNI, the code would need it too.
+    """
+    theirs: Any = cpu_vec_isa.valid_vec_isa_list
+
+    @functools.wraps(theirs)
+    def listed() -> list[Any]:
+        build = _build.get()
+        if build is None or build.cpu == "native":
+            return theirs()  # type: ignore[no-any-return]
+        levels = {cpu_vec_isa.VecAVX512: _AVX512, cpu_vec_isa.VecAVX2: cpu_vec_isa.VecAVX2}
+        return [levels[type(one)]() for one in theirs() if type(one) in levels]
+
+    cpu_vec_isa.valid_vec_isa_list = listed  # type: ignore[assignment]
 
 
 def _environment(program: ExportedProgram) -> Any:

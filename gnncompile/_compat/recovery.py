@@ -22,9 +22,11 @@ from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
+    InternalTorchDynamoError,
     RestartAnalysis,
     SkipFrame,
     TorchDynamoException,
+    TorchRuntimeError,
     Unsupported,
 )
 from torch._dynamo.guards import GuardBuilder
@@ -188,8 +190,14 @@ def steers_dynamo(error: BaseException) -> bool:
 
 
 def is_of_a_capture(error: BaseException) -> bool:
-    """Whether Dynamo raised an error because it can't capture a model as one graph."""
-    return isinstance(error, TorchDynamoException)
+    """Whether Dynamo raised an error because it can't capture a model as one graph. Faults of Dynamo are others."""
+    faults = (BackendCompilerFailed, InternalTorchDynamoError)
+    return isinstance(error, TorchDynamoException) and not isinstance(error, faults)
+
+
+def is_of_an_operation(error: BaseException) -> bool:
+    """Whether an operation of the model failed in a capture, as it does for inputs of wrong shapes."""
+    return isinstance(error, TorchRuntimeError)
 
 
 def is_limit(error: BaseException) -> bool:

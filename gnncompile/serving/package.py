@@ -62,8 +62,8 @@ def package(
     ``torch._inductor.aoti_load_package(path)``, a C++ program with ``torch::inductor::AOTIModelPackageLoader``. Each
     call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
 
-    The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. A
-    server whose CPU lacks an instruction refuses the file in words.
+    The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
+    Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words.
 
     Args:
         model: The model, in evaluation mode, on a CPU. It may be a compiled one. Its forward takes and returns
@@ -76,8 +76,8 @@ def package(
         keep_layout: Whether the file also serves graphs that stay the same, whose edges are sorted once. It then holds
             two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
             of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
-            layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``. It
-            takes about three times as long to write.
+            layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``.
+            Such a file takes about three times as long to write.
         cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
             for any one with these instructions. The last two need torch 2.13.
 
@@ -85,8 +85,8 @@ def package(
         The path of the file.
 
     Raises:
-        CaptureError: The model draws random numbers, decides by a size, writes to an input, or needs an operation of
-            another library.
+        CaptureError: The model has a graph break, does not run with these arguments, draws random numbers, decides by a
+            size, writes to an input, or needs an operation of another library.
         TypeError: `model` is no module, or an argument or a result of the model is no tensor.
         ValueError: The model is in training mode, is not on a CPU, or has more than one graph; one tensor is given
             twice; there is no layout to keep; `cpu` is unknown; or `path` has another ending.

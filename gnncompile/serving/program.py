@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from gnncompile import _compat
 from gnncompile._compat.aoti import Condition, conditions
 from gnncompile.capture.compile import callable_of, compile
-from gnncompile.exc import ArgumentError, ArgumentTypeError, CaptureError, InternalError
+from gnncompile.exc import ArgumentError, ArgumentTypeError, CaptureError, GnncompileError, InternalError
 from gnncompile.layout.structure_program import StructureProgram
 
 Source = Callable[[list[Any]], Any]
@@ -64,7 +64,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
 
     Raises:
         ArgumentError: The model is captured as several graphs.
-        CaptureError: The model has a graph break, or asks whether a tensor is empty.
+        CaptureError: The model has a graph break, asks whether a tensor is empty, reads no tensor, or does not run with
+            these arguments.
     """
     compiled = compile(model, fullgraph=True, options=options)
     program = callable_of(compiled)
@@ -108,18 +109,31 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
 
 
 def _captured_call(compiled: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a model, which captures it. A graph break is a CaptureError, for which the caller needs no Dynamo."""
+    """Calls a model, which captures it. Errors of a capture become a CaptureError, which names the line."""
     try:
         with torch.no_grad():
             return compiled(*args, **kwargs)
     except Exception as error:
+        found = _compat.backend_error(error)
+        if found is not error and isinstance(found, GnncompileError):
+            raise found from None
         if not _compat.is_of_a_capture(error):
             raise
-        raise CaptureError(
-            f"model: can't be packaged at {_compat.place_of(error)}: it is not captured as one graph "
-            f"({_compat.reason_of(error)}). Write the line with torch's operations, without a decision by values, or "
-            "leave it out of the packaged model."
-        ) from error
+        why, advice = _OPERATION if _compat.is_of_an_operation(error) else _BREAK
+        place = _compat.place_of(error)
+        where = "" if place == "?" else f" at {place}"
+        raise CaptureError(f"model: can't be packaged{where}: {why} ({_compat.reason_of(error)}). {advice}") from error
+
+
+_BREAK = (
+    "it is not captured as one graph",
+    "Write the line with torch's operations, without a decision by values, or leave it out of the packaged model.",
+)
+_OPERATION = (
+    "an operation refuses the example inputs",
+    "Pass inputs with which the model itself runs.",
+)
+"""Why a model is not captured, and what to do."""
 
 
 class Program(nn.Module):

@@ -9,9 +9,11 @@ import subprocess
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config, cpu_vec_isa
 from torch_geometric.nn import GCNConv
 
 import gnncompile
+from gnncompile._compat.aoti import VECTOR_BITS, _building
 from gnncompile.serving.kept_layout import Layout, WithLayout, refuse_layout_made_anew, refuse_to_keep
 from gnncompile.serving.package import _Call
 from gnncompile.serving.program import Program, capture
@@ -100,6 +102,9 @@ def test_the_layout_of_another_graph_is_refused(tmp_path):
             served(given, *call)
         torch.testing.assert_close(served(layout, *call)["out"], model(*call)["out"], rtol=1e-4, atol=1e-5)
     x, edge_index = call
+    answers, _ = serve_in_cpp(path, [call, (x, edge_index + 40)], tmp_path, "--layout", "once")
+    agree(model, [call], answers[:1])
+    assert isinstance(answers[1], str)
     expected = model(x + 1, edge_index)["out"]
     torch.testing.assert_close(served(layout, x + 1, edge_index)["out"], expected, rtol=1e-4, atol=1e-5)
 
@@ -118,6 +123,17 @@ def test_a_layout_that_can_not_be_kept_is_an_error():
 def test_a_model_without_edges_has_no_layout_to_keep(tmp_path):
     with pytest.raises(ValueError, match="keep_layout: the model sorts no edges"):
         gnncompile.package(nn.ReLU().eval(), (torch.zeros(3, 4),), tmp_path / "model.pt2", keep_layout=True)
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_code_for_another_cpu_needs_no_instructions_of_a_higher_level(name):
+    gnncompile.compile(nn.ReLU())  # patches torch
+    with _building([], name, None), config.patch({"cpp.simdlen": VECTOR_BITS[name]}):
+        chosen = cpu_vec_isa.pick_vec_isa()
+    if not isinstance(chosen, (cpu_vec_isa.VecAVX2, cpu_vec_isa.VecAVX512)):
+        pytest.skip("needs a CPU of this level")
+    level = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl") if name == "x86-64-v4" else ()
+    assert set(chosen.build_arch_flags().split()) <= {"-mavx2", "-mfma", "-mf16c", *level}
 
 
 @pytest.mark.slow
