@@ -92,8 +92,8 @@ class Device:
     def walks_layers(self, dtype: torch.dtype) -> bool:
         """Whether layers of a type are faster in a region than in the library, though a backward computes them again.
 
-        On a CPU a walk multiplies 16-bit values in float32, and the library in half the time. SchNet in bfloat16 with
-        6,000 edges takes 62 ms of a core in regions, and 38 ms with the library.
+        On a CPU a walk multiplies 16-bit values in float32. A library that multiplies bfloat16 itself takes half the
+        time. Measured on a CPU with AVX512-BF16, with SchNet in bfloat16; float16 and other CPUs follow it unmeasured.
         """
         return self.runs_triton or dtype not in HALVES
 

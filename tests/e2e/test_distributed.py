@@ -65,6 +65,7 @@ def test_the_example() -> None:
     assert "2 processes" in written and "Losses agree" in written, written
 
 
+@pytest.mark.slow
 def test_the_example_of_sampled_training() -> None:
     device = "cuda" if torch.cuda.device_count() > 1 else "cpu"
     written = torchrun("examples/sampled_two_gpus.py", "--quick", "--device", device, timeout=300)
