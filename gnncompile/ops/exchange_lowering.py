@@ -1,7 +1,7 @@
 """Lowers exchanges for Inductor: no copy of the rows, and other work between the start of an exchange and its end.
 
 One buffer holds own rows, then halo rows. The producer of the own rows writes into its front, and the collective
-receives into its tail. Features of a part have room for halo rows behind them. In the backward, the gradients that
+receives into its tail. Features of a part have room for halo rows after them. In the backward, the gradients that
 arrive are added to the front of the region's result.
 """
 
@@ -97,7 +97,7 @@ _READERS = (_own.region_kernel.default, _own.halo_rows.default, _own.exchange_or
 
 
 def _may_borrow(node: fx.Node) -> bool:
-    """Whether an exchange may receive behind an input's rows: only regions of this graph read the result."""
+    """Whether an exchange may receive into memory after an input's rows: only regions of this graph read the result."""
     source: Any = node.args[0]
     return source.op == "placeholder" and all(_only_read(user) for user in node.users)
 
@@ -138,10 +138,12 @@ def _lower_return_start(gradient: Any, send: Any, halo: Any, group: str, after: 
 
 def _lower_return_wait(gradient: Any, arrived: Any, send: Any, halo: Any, group: str, after: Sequence[Any]) -> Any:
     own = gradient.get_size()[0] - halo.get_size()[0]
-    _, start, *_, earlier = inductor_call.node_now().args
-    rows = writable(gradient, 0, besides=(start, *earlier, *_ordered_after(inductor_call.node_now().args[0])))
-    given = [rows, realized(arrived), contiguous(send), *map(realized, after)]
-    Wait(given, written=[rows], constants=(arrived.data.data.call.handle, group))
+    source, started, *_, earlier = inductor_call.node_now().args
+    rows = writable(gradient, 0, besides=(started, *earlier, *_ordered_after(source)))
+    start = arrived.data.data.call
+    # The rows that leave may be another buffer, which Inductor must not use again before they have left.
+    given = [rows, realized(arrived), contiguous(send), start.inputs[0], *map(realized, after)]
+    Wait(given, written=[rows], constants=(start.handle, group))
     return front(tensor_of(rows), own)
 
 
