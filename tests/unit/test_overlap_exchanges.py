@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
@@ -73,6 +75,20 @@ def test_regions_that_others_read_run_at_once() -> None:
     assert found == ["region", "return_start", "mul", "relu", "return_wait", "mm"]
     found = _backward(attention_gradient(S, "float32", 1, COLUMNS))  # it has values per edge
     assert found == ["region", "return_start", "mul", "return_wait", "mm"]
+
+
+@pytest.mark.parametrize("read", [(1, 0), (1,)])
+def test_own_rows_take_all_outputs_in_their_order(read: tuple[int, ...]) -> None:
+    made, region = Graph(), neighbour_sum(S, "float32", 1, COLUMNS)
+    spec = replace(region, outputs=region.outputs * 2).spec
+    x, send, halo = made.input("x", ROWS, COLUMNS), made.input("send", SENT), made.input("halo", HALO, 0)
+    call = made.graph.call_function(OPS.region.default, ([x], [x, x, x], spec))
+    gradients = [made.call(operator.getitem, (ROWS + HALO, COLUMNS), call, k) for k in read]
+    backs = [made.call(OPS.halo_return.default, (ROWS, COLUMNS), g, send, halo, "0", []) for g in gradients]
+    found = made.run(*backs)
+    own = made.graph.find_nodes(op="call_function", target=OPS.own_rows.default)
+    assert [[out.args[1] for out in node.args[0]] for node in own] == ([[0, 1]] if len(read) == 2 else [])  # type: ignore[union-attr]
+    assert found[0] == ("halo_rows" if own else "region")
 
 
 def test_regions_with_several_rows_per_node_run_at_once() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from gnncompile.ir.region import parse
 from gnncompile.ops.exchange import splits_by_rows
 from gnncompile.ops.gemm import only_follows
 from gnncompile.passes.analysis import aten, depends_on_chance, own, value
@@ -83,7 +84,9 @@ def _put_work_before(wait: fx.Node) -> None:
 def _send_first(graph: fx.Graph, region: fx.Node) -> None:
     """Splits a region whose results are exchanged gradients: it computes the halo rows before the own rows."""
     *_, spec = region.args
-    outputs: list[fx.Node] = list(region.users)
+    outputs: list[Any] = sorted(region.users, key=lambda item: item.args[1])
+    if [item.args[1] for item in outputs] != list(range(len(parse(str(spec)).outputs))):
+        return  # own_rows takes all outputs, in their order
     ends = [end for out in outputs for end in _ends(out)]
     starts = [end for end in ends if end.target is own.return_start.default]
     waits = [end for end in ends if end.target is own.return_wait.default]
