@@ -91,11 +91,16 @@ def plan_of(edge_index: Tensor) -> HaloPlan | None:
 
 
 def with_room(rows: Tensor, num_halo: int) -> Tensor:
-    """Returns a copy of rows of own nodes, with memory behind it into which exchanges may receive halo rows.
+    """Returns a copy of rows of own nodes. After the rows comes memory into which exchanges may receive halo rows.
+
+    A write to the copy is seen by exchanges. A view or a clone of the copy has no such memory.
 
     Args:
-        rows: Rows of own nodes ``[own, ...]``.
+        rows: Rows of own nodes ``[own, ...]``, of any dtype that may be sent.
         num_halo: The number of halo rows.
+
+    Returns:
+        The copy ``[own, ...]``, contiguous; a leaf that requires grad if `rows` does.
     """
     joined = rows.new_empty((rows.size(0) + num_halo, *rows.shape[1:]))
     joined[: rows.size(0)] = rows.detach()

@@ -152,7 +152,7 @@ def run_rows(
         kernel: The region's :class:`gnncompile.runtime.launch.Call`.
         spec: The region as a string. All outputs have a row per row of the region.
         tensors: Its tensors.
-        layout: rowptr, col and edge of its walk, over own rows, then halo rows.
+        layout: rowptr ``[own + num_halo + 1]``, col and edge ``[num_edges]`` of its walk, int32: own rows come first.
         outputs: Its outputs ``[own + num_halo, ...]``.
         halo: The halo of a plan ``[num_halo, 0]``.
         which: 0 for own rows, 1 for halo rows.
