@@ -30,6 +30,7 @@ from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, has_rows
 from gnncompile.sampling.features import Features
 from gnncompile.sampling.gather import padded
+from gnncompile.sampling.neighborhood import steps
 from gnncompile.sampling.sampled import FoundEdges, Sampled
 from gnncompile.sampling.seeds import SeedsOf
 
@@ -409,7 +410,7 @@ class DeviceBatch:
             if kind.are_nodes and "num_nodes" in store:
                 store.num_nodes = ends[-1]
             name = "num_sampled_nodes" if kind.are_nodes else "num_sampled_edges"
-            store[name] = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+            store[name] = steps(ends)
         if self.columns.are_nodes:
             stores[self.columns.seed_store][SEEDS] = sampled.seeds
         for (name, key), value in sampled.labels.items():

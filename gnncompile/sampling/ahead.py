@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -249,7 +250,7 @@ def sampling(
     if isinstance(graph, HeteroDeviceGraph):
         by_type = {str(name): number for name, number in (most or {}).items()}
         edges = None if most is None else SeveralTypes.most_edges(graph, by_type)
-        draws = lambda: SeveralTypes(graph, by_type, has_times)  # noqa: E731
+        draws = partial(SeveralTypes, graph, by_type, has_times)
     else:
         if graph.how["edge_time"] is not None and not has_times:
             raise ArgumentError(
@@ -258,7 +259,7 @@ def sampling(
         batch_size = 1 if most is None else most[None]
         bound = OneType.most_edges(graph, batch_size)
         edges = None if most is None else bound
-        draws = lambda: OneType(graph, batch_size, has_times)  # noqa: E731
+        draws = partial(OneType, graph, batch_size, has_times)
     if edges is not None and edges <= MOST_EDGES:
         return SamplesAhead(graph, draws, hosted)
     return SamplesOnDemand(graph)

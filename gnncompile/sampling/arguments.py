@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,11 +10,15 @@ import torch
 from torch import Tensor
 
 from gnncompile.exc import ArgumentError, ArgumentTypeError
+from gnncompile.sampling.neighborhood import EdgeType
 
 STRATEGIES = ("uniform", "last")
 
 PLACES = ("device", "host")
 """Where attributes may lie while a GPU samples."""
+
+UNKNOWN = 2**40
+"""The bound of a node type whose number of nodes is not known: no edge leads to it, so nothing is read at its nodes."""
 
 
 def check_strategy(temporal_strategy: str) -> None:
@@ -32,6 +37,30 @@ def check_exclusive(node_time: Any, edge_time: Any, weight: Any, disjoint: bool,
         raise ArgumentError(f"weight{suffix}: found weights beside times, expected one of the two.")
     if not disjoint:
         raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
+
+
+def check_types(seed_dict: Iterable[str], node_types: Collection[str]) -> None:
+    """Raises a ValueError if seeds are of a node type that the graph does not have."""
+    unknown = [name for name in seed_dict if name not in node_types]
+    if unknown:
+        raise ArgumentError(f"seed_dict: found type {unknown[0]!r}, expected one of {', '.join(node_types)}.")
+
+
+def check_hops(fan_outs: Iterable[Sequence[int]]) -> None:
+    """Raises a ValueError if edge types have different numbers of hops."""
+    if len({len(hops) for hops in fan_outs}) > 1:
+        raise ArgumentError("num_neighbors_dict: found lists of different lengths, expected one number per hop.")
+
+
+def numbers_of_nodes(
+    node_types: Sequence[str],
+    edge_types: Sequence[EdgeType],
+    colptr_dict: Mapping[EdgeType, Tensor],
+    given: Mapping[str, int],
+) -> dict[str, int]:
+    """Returns the number of nodes of each type: of destinations by `colptr_dict`, of others as given, or a bound."""
+    known = {kind[2]: colptr_dict[kind].numel() - 1 for kind in edge_types}
+    return {name: int(known.get(name, given.get(name, UNKNOWN))) for name in node_types}
 
 
 def check_bytes(cache: Any) -> None:

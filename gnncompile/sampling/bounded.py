@@ -14,7 +14,7 @@ from gnncompile.exc import ArgumentError
 from gnncompile.sampling.arguments import vector
 from gnncompile.sampling.device_csc import MOST_DRAWS, Graph, checked, complain, needs_hash
 from gnncompile.sampling.launch import NODES, Buffers
-from gnncompile.sampling.neighborhood import Neighborhood
+from gnncompile.sampling.neighborhood import Neighborhood, steps
 
 PADDED_NODES = 2
 """The least number of padded nodes. Padded edges join them in a ring without self loops."""
@@ -90,8 +90,8 @@ def narrowed(
         col=col,
         edge=edge[:edges],
         batch=None if batch is None else batch[:nodes],
-        num_sampled_nodes=[end - begin for begin, end in zip([0, *node_ends], node_ends, strict=False)],
-        num_sampled_edges=[end - begin for begin, end in zip([0, *edge_ends], edge_ends, strict=False)],
+        num_sampled_nodes=steps(node_ends),
+        num_sampled_edges=steps(edge_ends),
     )
 
 

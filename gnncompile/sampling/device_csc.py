@@ -14,17 +14,13 @@ from torch import Tensor
 from gnncompile.codegen.triton.launcher import runs_on
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import kernels
-from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
+from gnncompile.sampling.arguments import UNKNOWN, check_exclusive, check_strategy, vector
 
 MOST_DRAWS = 1024
 """The largest fan-out besides "all". A program keeps the draws of a node in registers."""
 
 LARGEST_TABLE = 2**28
 """The most nodes of a graph for which a table has an entry per node; 1 GiB. Larger graphs use a hash table."""
-
-
-_UNKNOWN = 2**40
-"""The bound of sources whose number is not known, as keys of the hash table have it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +137,7 @@ def checked(
         disjoint,
         temporal_strategy == "last",
         name,
-        _UNKNOWN if known is None else known,
+        UNKNOWN if known is None else known,
     )
 
 

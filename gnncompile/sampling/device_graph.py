@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler.base import SubgraphType
 
-from gnncompile.sampling.arguments import check_exclusive
+from gnncompile.sampling.arguments import check_exclusive, numbers_of_nodes
 from gnncompile.sampling.neighborhood import EdgeType
 from gnncompile.sampling.pyg import NeighborSampler
 
@@ -101,7 +101,7 @@ def moved_types(sampler: NeighborSampler, device: torch.device) -> HeteroDeviceG
         ValueError: Times, weights and other settings exclude each other.
     """
     # Triton is imported only where it is used.
-    from gnncompile.sampling.hetero_device import numbers_of_nodes, relations_of
+    from gnncompile.sampling.hetero_device import relations_of
 
     def on(values: Any) -> dict[Any, Tensor] | None:
         return None if values is None else {key: value.to(device).contiguous() for key, value in values.items()}

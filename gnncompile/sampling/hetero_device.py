@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from gnncompile.exc import ArgumentError, UnsupportedSampling
-from gnncompile.sampling.arguments import check_exclusive, vector
+from gnncompile.sampling.arguments import (
+    UNKNOWN,
+    check_exclusive,
+    check_hops,
+    check_types,
+    numbers_of_nodes,
+    vector,
+)
 from gnncompile.sampling.bounded import seed_tensor
 from gnncompile.sampling.device import SMALL
 from gnncompile.sampling.device_csc import checked, fan_outs_of
@@ -22,10 +29,7 @@ from gnncompile.sampling.hetero_launch import (
     Sizes,
     hetero_bounds,
 )
-from gnncompile.sampling.neighborhood import EdgeType, HeteroNeighborhood
-
-UNKNOWN = 2**40
-"""The bound of a node type whose number of nodes is not known."""
+from gnncompile.sampling.neighborhood import EdgeType, HeteroNeighborhood, steps
 
 
 def sample_neighbors_hetero(
@@ -60,9 +64,7 @@ def sample_neighbors_hetero(
             exclude each other.
     """
     check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
-    unknown = [name for name in seed_dict if name not in node_types]
-    if unknown:
-        raise ArgumentError(f"seed_dict: found type {unknown[0]!r}, expected one of {', '.join(node_types)}.")
+    check_types(seed_dict, node_types)
     how = dict(replace=replace, disjoint=disjoint, temporal_strategy=temporal_strategy, directed=directed)
     times = dict(node_time=node_time_dict, edge_time=edge_time_dict, weight=weight_dict)
     number = numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})
@@ -79,17 +81,6 @@ def sample_neighbors_hetero(
     sampling = HeteroSampling(types, relations, disjoint, seed_tensor(seed, device))
     found = sampling.run([seed_dict.get(name) for name in node_types], [firsts.get(name) for name in node_types], limit)
     return neighborhood(sampling.buffers, found, node_types, edge_types)
-
-
-def numbers_of_nodes(
-    node_types: Sequence[str],
-    edge_types: Sequence[EdgeType],
-    colptr_dict: Mapping[EdgeType, Tensor],
-    given: Mapping[str, int],
-) -> dict[str, int]:
-    """Returns the number of nodes of each type: of destinations by `colptr_dict`, of others as given, or a bound."""
-    known = {kind[2]: colptr_dict[kind].numel() - 1 for kind in edge_types}
-    return {name: int(known.get(name, given.get(name, UNKNOWN))) for name in node_types}
 
 
 def relations_of(
@@ -127,8 +118,7 @@ def relations_of(
                 "than nodes of the destination's type."
             )
         found.append(Relation(place[source], place[target], graph, fan_outs_of(num_neighbors_dict[kind])))
-    if len({len(one.fan_outs) for one in found}) > 1:
-        raise ArgumentError("num_neighbors_dict: found lists of different lengths, expected one number per hop.")
+    check_hops(one.fan_outs for one in found)
     if not found:
         raise UnsupportedSampling("a graph without an edge type is sampled on the CPU only")
     return found
@@ -168,13 +158,9 @@ def neighborhood(
         col=columns[1],
         edge=columns[2],
         batch={name: found.batch[: ends[-1]] for name, (found, ends) in nodes.items()} if buffers.disjoint else None,
-        num_sampled_nodes={name: _steps(ends) for name, (_, ends) in nodes.items()},
-        num_sampled_edges={kind: _steps(ends) for kind, (_, ends) in edges.items()},
+        num_sampled_nodes={name: steps(ends) for name, (_, ends) in nodes.items()},
+        num_sampled_edges={kind: steps(ends) for kind, (_, ends) in edges.items()},
     )
-
-
-def _steps(ends: list[int]) -> list[int]:
-    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 class HeteroSampling:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 EdgeType = tuple[str, str, str]
+
+
+def steps(ends: Sequence[int]) -> list[int]:
+    """Returns how many each step has found, from the number after each step."""
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True)

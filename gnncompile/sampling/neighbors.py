@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_map_only
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, UnsupportedSampling
 from gnncompile.sampling import cpu
-from gnncompile.sampling.arguments import check_exclusive, check_strategy, vector
+from gnncompile.sampling.arguments import (
+    UNKNOWN,
+    check_exclusive,
+    check_hops,
+    check_strategy,
+    check_types,
+    numbers_of_nodes,
+    vector,
+)
 from gnncompile.sampling.neighborhood import EdgeType, HeteroNeighborhood, Neighborhood
 
 __all__ = ["EdgeType", "HeteroNeighborhood", "Neighborhood", "sample_neighbors", "sample_neighbors_hetero"]
@@ -23,9 +31,6 @@ __all__ = ["EdgeType", "HeteroNeighborhood", "Neighborhood", "sample_neighbors",
 logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
-
-UNKNOWN = 2**40
-"""The bound of a node type whose number of nodes is not known: no edge leads to it, so nothing is read at its nodes."""
 
 
 def sample_neighbors(
@@ -172,10 +177,8 @@ def sample_neighbors_hetero(
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
     check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
     place = {name: at for at, name in enumerate(node_types)}
-    unknown = [name for name in seed_dict if name not in place]
-    if unknown:
-        raise ArgumentError(f"seed_dict: found type {unknown[0]!r}, expected one of {', '.join(node_types)}.")
-    number = _numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})
+    check_types(seed_dict, node_types)
+    number = numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})
     relations = [
         _relation(
             cpu.Relation(
@@ -194,8 +197,7 @@ def sample_neighbors_hetero(
         )
         for kind in edge_types
     ]
-    if len({len(relation.fan_outs) for relation in relations}) > 1:
-        raise ArgumentError("num_neighbors_dict: found lists of different lengths, expected one number per hop.")
+    check_hops(relation.fan_outs for relation in relations)
     is_temporal = node_time_dict is not None or edge_time_dict is not None
     seeds = _hetero_seeds(seed_dict, seed_time_dict, node_time_dict, node_types, number, is_temporal)
     found = cpu.sample(relations, [number[name] for name in node_types], seeds, settings)
@@ -297,16 +299,6 @@ def _hetero_seeds(
         [first.get(name, 0) for name in node_types],
         torch.cat([none, *times]) if is_temporal else None,
     )
-
-
-def _numbers_of_nodes(
-    node_types: Sequence[str],
-    edge_types: Sequence[EdgeType],
-    colptr_dict: Mapping[EdgeType, Tensor],
-    given: Mapping[str, int],
-) -> dict[str, int]:
-    known = {kind[2]: colptr_dict[kind].numel() - 1 for kind in edge_types}
-    return {name: int(known.get(name, given.get(name, UNKNOWN))) for name in node_types}
 
 
 def _on_device(device: torch.device, module: str, sample: Callable[..., Any], args: tuple[Any, ...], given: Any) -> Any:
