@@ -29,6 +29,7 @@ ONLY_WITH_CUDA = "_cuda_"
 """Builds of torch for CPUs lack these."""
 
 OF_OBJECTS: dict[str, Any] = {
+    "_arch_flags": importlib.import_module("torch._inductor.cpu_vec_isa").VecAVX512,
     "_automatic_dynamic": importlib.import_module("torch._dynamo.variables.builder"),
     "_backward_hooks": torch.Tensor,
     "_cdata": torch.UntypedStorage,
