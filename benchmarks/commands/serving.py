@@ -68,7 +68,7 @@ def _gnncompile(model: nn.Module, request: Request, folder: Path) -> Serve:
     return gnncompile.compile(model)
 
 
-PACKAGE = "package.pt2"
+PACKAGE, REQUESTS_FILE, ANSWERS = "package.pt2", "requests.pt", "answers.pt"
 
 
 def _packaged(model: nn.Module, request: Request, folder: Path) -> str:
@@ -147,10 +147,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", help="comma-separated, as GAT-guide (default: all; with --quick: GCN-single)")
     parser.add_argument("--clients", default="1,4", help="comma-separated numbers of threads (default: %(default)s)")
     parser.add_argument("--server", type=Path, help="examples/serving/server as built by CMake, for the rows in C++")
+    parser.add_argument(
+        "--soak", type=int, default=0, help="also ask the server so many times, and tell its memory (needs --server)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
+    if args.soak and args.server is None:
+        raise UnknownNameError("--soak: got no --server, expected examples/serving/server as built by CMake")
     if args.device != "cpu":
         raise UnknownNameError(f"--device: got {args.device}, expected cpu, for which packages are made")
     names = args.cases or ("GCN-single" if args.quick else "")
@@ -164,8 +169,10 @@ def run(args: argparse.Namespace) -> int:
         def measure_case(case: ServingCase, progress: driver.Progress) -> tuple[str, driver.Records]:
             folder = Path(made) / case.model_name
             folder.mkdir(exist_ok=True)
-            results = _Measurement(case, rows, clients, seconds, args.server, args.seed, progress, folder).run()
-            return format_case(results), [record(case, result, results) for result in results]
+            measurement = _Measurement(case, rows, clients, seconds, args.server, args.seed, progress, folder)
+            results = measurement.run()
+            soaked = [measurement.soak(args.soak, clients[-1])] if args.soak else []
+            return "\n".join([format_case(results), *soaked]), [record(case, result, results) for result in results]
 
         more = {"latencies": f"{seconds} s for each row and number of clients"}
         return driver.run(args, "serving-cpu", cases, measure_case, key=("case",), more=more)
@@ -264,24 +271,42 @@ class _Measurement:
         result.per_s = len(found) / took
 
     def _in_cpp(self, result: ServingResult, options: tuple[str, ...]) -> None:
-        assert self.server is not None
-        requests, answers = self.folder / "requests.pt", self.folder / "answers.pt"
-        torch.save([list(request) for request in self.requests], requests)
-        files = [self.server, self.folder / PACKAGE, requests, answers]
-        command = [*map(str, files), "--threads", str(result.clients), *options]
-
-        def ask(repeat: int) -> dict[str, float]:
-            done = subprocess.run([*command, "--repeat", str(repeat)], check=True, capture_output=True, text=True)
-            return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-        repeat = max(int(self.seconds * ask(3)["per second"] / REQUESTS), 1)
-        found = ask(repeat)
-        given = torch.load(answers, weights_only=False)
+        options = ("--threads", str(result.clients), *options)
+        requests = [list(request) for request in self.requests]
+        speed = self._ask(requests, 3, options)["per second"]
+        found = self._ask(requests, max(int(self.seconds * speed / REQUESTS), 1), options)
+        given = torch.load(self.folder / ANSWERS, weights_only=False)
         refused = next((one for one in given if isinstance(one, str)), None)
         if refused is not None:
             result.status, result.message = "FAILED", refused.splitlines()[0]
         elif self._is_right(result, torch.cat([one for (one,) in given])):
             result.p50_us, result.p99_us, result.per_s = found["p50"], found["p99"], found["per second"]
+
+    def _ask(self, requests: list[list[Tensor]], repeat: int, options: Sequence[str]) -> dict[str, float]:
+        """Asks the server in C++ for the answers to all requests so many times; returns what it reports."""
+        assert self.server is not None
+        torch.save(requests, self.folder / REQUESTS_FILE)
+        files = [self.server, self.folder / PACKAGE, self.folder / REQUESTS_FILE, self.folder / ANSWERS]
+        command = [*map(str, files), "--repeat", str(repeat), *options]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def soak(self, times: int, clients: int) -> str:
+        """Returns a line about the server's memory after a tenth of so many requests, and after all.
+
+        One of nine requests has an edge to a node that is not there, and is refused.
+        """
+        x, edge_index, *rest = self.requests[0]
+        requests = [*map(list, self.requests), [x, edge_index + x.size(0), *rest]]
+        memory = []
+        for share in (times // 10, times):
+            self.progress(f"soak: {share:,} requests")
+            found = self._ask(requests, -(-share // len(requests)), ("--threads", str(clients)))
+            memory.append(found["MiB after"])
+        return (
+            f"soak: {times:,} requests of {clients} clients to the package in C++, a ninth refused: {memory[0]:,} MiB "
+            f"after {times // 10:,}, {memory[1]:,} MiB after all"
+        )
 
 
 def _double(request: Request) -> list[Tensor]:

@@ -8,6 +8,7 @@ from benchmarks.reporting.stored import Record, Stored
 QUANTITIES = {
     "median_ms": "median ms",
     "us": "us per call",
+    "p50_us": "median microseconds of an answer",
     "step_ms": "median ms of a step",
     "loop_ms": "ms of a mini-batch in the whole loop",
     "epoch_s": "seconds of an epoch, loading included",
