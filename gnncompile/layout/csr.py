@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -134,8 +135,7 @@ def csr(
         IndexError: An index is out of range (on a GPU: at a later call).
     """
     num_edges = index.numel()
-    if max(num_edges, num_rows, num_columns) > MAX_INDEX:
-        raise ArgumentError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
+    check_sizes(num_edges, num_rows, num_columns)
     lowest = -num_rows if wrap_rows else 0, -num_columns if wrap_columns else 0
     bad = (index < lowest[0]) | (index >= num_rows) | (other < lowest[1]) | (other >= num_columns)
     _report(bad, index, other, (num_rows, num_columns))
@@ -149,6 +149,12 @@ def csr(
     rowptr = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device, dtype=torch.int32), out_int32=True)
     _attach_hubs(rowptr, num_edges)
     return rowptr, other.clamp(0, max(num_columns - 1, 0)).to(torch.int32)[order], order.to(torch.int32)
+
+
+def check_sizes(num_edges: int, num_rows: int, num_columns: int) -> None:
+    """Raises ValueError if a graph has more edges, rows or columns than kernels can count."""
+    if max(num_edges, num_rows, num_columns) > MAX_INDEX:
+        raise ArgumentError(f"graph with {num_edges} edges: kernels index with int32, at most {MAX_INDEX} are possible")
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
@@ -209,7 +215,7 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
     if not device_of(bad.device).host_waits:
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
-            _raise((int(index[at]), int(other[at])), limits, at, index is other)
+            raise_out_of_range((int(index[at]), int(other[at])), limits, at, index is other)
         return
     if device_of(bad.device).is_capturing:
         flag = _flags.get(bad.device)
@@ -246,10 +252,20 @@ def check_pending(wait: bool = False) -> None:
         if bool(first.bad.host):
             for flag in _flags.values():
                 flag.zero_()
-            _raise(None, first.limits, None, False)
+            raise_out_of_range(None, first.limits, None, False)
 
 
-def _raise(found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool) -> None:
+def raise_out_of_range(
+    found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool
+) -> NoReturn:
+    """Raises IndexError for an edge with an end outside of the graph.
+
+    Args:
+        found: The row and the column of the edge; None if they are not known.
+        limits: The numbers of rows and columns; None if they are not known.
+        at: The position of the edge.
+        segments: Whether rows and columns are one index, such as a batch vector.
+    """
     if segments and found is not None and limits is not None:
         raise IndexOutOfRangeError(
             f"edge_index or batch: entry {at} is {found[0]}, outside the graph; expected indices from "

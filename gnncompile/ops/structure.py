@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.layout import csr
+from gnncompile.ops import counting_sort
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define(
@@ -42,6 +43,8 @@ def _fake_inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
 
 LIBRARY.impl("csr", csr.csr, "CompositeExplicitAutograd")
 LIBRARY.impl("csr_with_loops", csr.with_loops, "CompositeExplicitAutograd")
+LIBRARY.impl("csr", counting_sort.csr, "CPU")
+LIBRARY.impl("csr_with_loops", counting_sort.with_loops, "CPU")
 LIBRARY.impl("inverse_degree", csr.inverse_degree, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::csr", _fake_csr, lib=LIBRARY)
 torch.library.register_fake("gnncompile::csr_with_loops", _fake_csr_with_loops, lib=LIBRARY)

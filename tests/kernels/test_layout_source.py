@@ -1,4 +1,4 @@
-"""The counting sorts of packages give the layouts that torch's operations give in a process."""
+"""The counting sorts on a CPU, in packages and in a process, give the layouts that torch's operations give."""
 
 import ctypes
 from functools import lru_cache
@@ -9,6 +9,7 @@ import torch
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
 from gnncompile.layout import csr
+from gnncompile.ops import counting_sort
 
 
 @lru_cache
@@ -86,5 +87,53 @@ def test_self_loops_come_after_the_edges_of_their_row(name, masked):
     index, other = (torch.randint(max(rows, 1), (edges,)) for _ in range(2))
     alive = index != other if masked else None
     layout = csr.csr(index, other, rows, rows, None)
-    for ours, theirs in zip(loops(*layout, alive), csr.with_loops(*layout, index, alive), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    expected = csr.with_loops(*layout, index, alive)
+    for made in (loops(*layout, alive), torch.ops.gnncompile.csr_with_loops(*layout, index, alive)):
+        for ours, theirs in zip(made, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.fixture
+def in_cpp(monkeypatch):
+    """Makes ops run the generated C++ code, whatever the environment asks for."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
+    calls = []
+    monkeypatch.setattr(counting_sort, "_call", lambda *given: calls.append(given) or CALL(*given))
+    yield
+    assert calls, "torch's operations computed the layout"
+
+
+CALL = counting_sort._call
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_op_gives_the_layout_of_torch(in_cpp, name, masked):
+    rows, columns, edges = GRAPHS[name]
+    torch.manual_seed(2)
+    pairs = torch.stack([torch.randint(max(rows, 1), (edges,)), torch.randint(max(columns, 1), (edges,))], 1)
+    index, other = pairs.unbind(1)  # not contiguous
+    alive = torch.rand(edges) < 0.6 if masked else None
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        made = torch.ops.gnncompile.csr(index.to(dtype), other, rows, columns, alive)
+        for ours, theirs in zip(made, csr.csr(index, other, rows, columns, alive), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [(3, 0), (-1, 0), (0, 2), (0, -1)])
+def test_the_op_names_the_edge_outside_of_the_graph_as_torchs_operations_do(in_cpp, bad):
+    index, other = torch.tensor([0, bad[0], 2, 9]), torch.tensor([0, bad[1], 1, 9])
+    messages = []
+    for sort_edges in (torch.ops.gnncompile.csr, csr.csr):
+        with pytest.raises(IndexError) as error:
+            sort_edges(index, other, 3, 2, None)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "edge 1 joins" in messages[0]
+
+
+def test_without_a_compiler_torch_computes_the_layout(monkeypatch):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
+    monkeypatch.setattr(counting_sort, "_compiled", lambda source: None)
+    index, other = torch.tensor([2, 0, 2]), torch.tensor([1, 1, 0])
+    made = torch.ops.gnncompile.csr(index, other, 3, 2, None)
+    assert all(map(torch.equal, made, csr.csr(index, other, 3, 2, None)))

@@ -1,4 +1,4 @@
-"""The C++ code that sorts edges by row inside of a package: ``gnncompile::csr`` and ``gnncompile::csr_with_loops``.
+"""The C++ code that sorts edges by row on a CPU: ``gnncompile::csr`` and ``gnncompile::csr_with_loops``.
 
 Both are counting sorts, which keep the order of the edges of a row. They return the numbers of
 :func:`gnncompile.layout.csr.csr` and :func:`gnncompile.layout.csr.with_loops`.
