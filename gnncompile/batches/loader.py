@@ -27,7 +27,7 @@ from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
 from gnncompile.layout.streams import copying
 from gnncompile.sampling.arguments import PLACES, check_bytes
 from gnncompile.sampling.device_graph import unsupported
-from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
+from gnncompile.sampling.loaders import check_types_of, samples_neighbors, with_own_sampler
 
 if TYPE_CHECKING:
     from gnncompile.sampling.features import FeatureReport
@@ -72,7 +72,7 @@ def loader(
     Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
     of each mini-batch there, by way of the bus, while the model trains on the mini-batch before. This takes memory on
     the GPU for the most rows of two mini-batches; a log message names attributes for which there is no room. A `cache`
-    on the GPU holds the rows of nodes that are expected to be read most
+    on the GPU holds the rows of nodes that are expected to be read most for their bytes
     (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found there.
 
     A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
@@ -101,11 +101,12 @@ def loader(
         features: Where the attributes of nodes and edges lie while a GPU samples: ``"device"``, ``"host"``, or one of
             these by the name of an attribute, such as ``{"x": "host"}``; others are then on the device. The memory of
             attributes on the host is pinned.
-        cache: The bytes on the GPU that cache attributes of nodes on the host, of a graph with one node type.
+        cache: The bytes on the GPU that cache attributes of nodes on the host. Node types share them.
 
     Raises:
         TypeError: `source` can't be iterated over, the times that it samples by are not integers, or `cache` is no int.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
+            Or `num_neighbors` or the input of `source` lacks a type of the graph, or names one that is not there.
             Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
             known at the first mini-batch. While iterating: `device` is the CPU, and a GPU holds the mini-batches.
         MemoryError: The host has not enough memory that can be pinned, at the first mini-batch.
@@ -150,6 +151,8 @@ class Loader:
         self._sampler = sampler
         self._features, self._cache = features, cache
         _check_features(features, cache)
+        if sampler != "pyg":
+            check_types_of(source)
         self._on_device: Any = None  # a DeviceLoader, whose module imports Triton
         self._prepared: Any = None
         self.not_on_device = self._why_not_on_device(sampler)

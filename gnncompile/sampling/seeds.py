@@ -77,6 +77,19 @@ class SeedsOf:
         found[ends[1]] = found.get(ends[1], 0) + number + more
         return found
 
+    def every(self) -> dict[str | None, Tensor]:
+        """Returns the nodes that seeds are drawn from, by their node type; of a graph with one node type by None.
+
+        Negative links are drawn from all nodes and left out.
+        """
+        given = self._source.input_data
+        if self.are_nodes:
+            return {self.input_type: given.node}
+        ends = (None, None) if self.input_type is None else (self.input_type[0], self.input_type[-1])
+        found: dict[str | None, Tensor] = {ends[0]: given.row}
+        found[ends[1]] = torch.cat([found[ends[1]], given.col]) if ends[1] in found else given.col
+        return found
+
     @property
     def replaced(self) -> tuple[str, ...]:
         """The attributes of the graph that mini-batches do not have, unless the seeds bring them."""

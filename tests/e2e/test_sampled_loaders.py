@@ -14,7 +14,7 @@ import torch_geometric.sampler
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, ZipLoader
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gnncompile
@@ -412,6 +412,42 @@ def test_without_a_compiler_pyg_samples_if_it_can(
 def test_an_unknown_sampler() -> None:
     with pytest.raises(ArgumentError, match="sampler: found 'dgl', expected one of gnncompile, device, cpu, pyg"):
         gnncompile.loader([], sampler="dgl")
+
+
+def neighbours(data: HeteroData, num_neighbors: Any = (2,), input_nodes: Any = "paper") -> NeighborLoader:
+    given = num_neighbors if isinstance(num_neighbors, dict) else list(num_neighbors)
+    return NeighborLoader(data, given, input_nodes=input_nodes, batch_size=5)
+
+
+@pytest.mark.filterwarnings("ignore:There exist node types", "ignore:Unable to accurately infer")
+@pytest.mark.parametrize("sampler", ["cpu", "device"])
+def test_types_that_the_graph_does_not_have(sampler: str) -> None:
+    """An error names the argument when the loader is made, not the type alone in a worker process."""
+    data, wrong = typed(), typed()
+    first, *others = data.edge_types
+    wrong["paper", "at", "place"].edge_index = torch.tensor([[0, 1], [0, 0]])
+    every = {kind: [2] for kind in data.edge_types}
+    unknown = ("paper", "at", "place"), data[first].edge_index
+    for source, message in (
+        (neighbours(data, {first: [2]}), r"num_neighbors: found \('author', .*; add a value for \('paper', 'cites'"),
+        (neighbours(data, {**every, ("a", "b", "c"): [2]}), r"num_neighbors: found \('a', 'b', 'c'\), expected edge"),
+        (neighbours(data, {**every, first: [2, 2]}), r"num_neighbors: found lists of \[1, 2\] hops, expected"),
+        (
+            neighbours(data, input_nodes=("book", torch.arange(3))),
+            "input_nodes: found type 'book', expected one of p",
+        ),
+        (neighbours(wrong), "data: found .*, whose nodes of type 'place' the graph does not have, expected ends among"),
+        (
+            LinkNeighborLoader(data, [2], edge_label_index=unknown),
+            r"edge_label_index: found \('paper', 'at', 'place'\)",
+        ),
+        (ZipLoader([neighbours(data), neighbours(data, {first: [2]})]), "num_neighbors: found "),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            gnncompile.loader(source, sampler=sampler)
+    default = NumNeighbors({first: [1]}, default=[2])
+    assert others and load(neighbours(data, input_nodes="venue"))
+    assert load(NeighborLoader(data, default, input_nodes="paper", batch_size=30))
 
 
 @pytest.fixture
