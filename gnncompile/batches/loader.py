@@ -39,6 +39,8 @@ AHEAD = 2
 
 _END = object()
 
+_moving = threading.Lock()
+"""Held while a loader moves its graph to the device. A lock of each loader would keep loaders from being pickled."""
 
 SAMPLERS = ("gnncompile", "device", "cpu", "pyg")
 """Who may sample neighbours, and where."""
@@ -189,14 +191,12 @@ class Loader:
             )
         if self._sampler == "gnncompile" and samples_neighbors(self.source) and device_of(self.device).has_streams:
             logger.warning("%s samples on the CPU: %s", type(self.source).__name__, why)
+        source = self.source if self._sampler == "pyg" else with_own_sampler(self.source)
+        self._prepared = _preparing(source, self.buckets, self.device)
         self.not_on_device = why
-        self._prepared = _preparing(
-            self.source if self._sampler == "pyg" else with_own_sampler(self.source), self.buckets, self.device
-        )
 
     def __iter__(self) -> Iterator[Any]:
-        if self.not_on_device is None and self._on_device is None:
-            self._move()
+        self._move()
         return iter(self._on_device) if self._on_device is not None else self._from_cpu()
 
     def report(self) -> FeatureReport:
@@ -208,8 +208,7 @@ class Loader:
         Raises:
             ValueError: The CPU samples, so the loader has no attributes of its own.
         """
-        if self.not_on_device is None and self._on_device is None:
-            self._move()
+        self._move()
         if self._on_device is None:
             raise ArgumentError(
                 f"report: found a loader that samples on the CPU ({self.not_on_device}), expected one that samples "
@@ -219,15 +218,18 @@ class Loader:
         return report
 
     def _move(self) -> None:
-        """Moves the graph to the device; lets the CPU sample if it does not fit there."""
-        # Triton is imported only where it is used.
-        from gnncompile.batches.device_loader import DeviceLoader
+        """Moves the graph to the device, once for iterators in all threads. Lets the CPU sample if it does not fit."""
+        with _moving:
+            if self.not_on_device is not None or self._on_device is not None:
+                return
+            # Triton is imported only where it is used.
+            from gnncompile.batches.device_loader import DeviceLoader
 
-        given = self.buckets, self._features, self._cache
-        try:
-            self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
-        except UnsupportedSampling as reason:
-            self._leave_to_cpu(str(reason))
+            given = self.buckets, self._features, self._cache
+            try:
+                self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
+            except UnsupportedSampling as reason:
+                self._leave_to_cpu(str(reason))
 
     def _from_cpu(self) -> Iterator[Any]:
         device = _with_index(self.device)

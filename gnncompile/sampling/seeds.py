@@ -107,7 +107,8 @@ class SeedsOf:
             limit = self._limit(self._source.node_sampler, {self.input_type: given.node}, given.time)
             number = given.node.numel()
             return Seeds(given.node, given.time, given.input_id, {}, None, ((self.input_type, number),), limit)
-        out = self._sampler.sample_from_edges(given, neg_sampling=self._source.neg_sampling)
+        sampler = copy.copy(self._sampler)  # iterators in several threads must not share what it finds
+        out = sampler.sample_from_edges(given, neg_sampling=self._source.neg_sampling)
         made = self._links.filter_fn(out)
         labels = {
             (getattr(store, "_key", None), key): value
@@ -115,13 +116,13 @@ class SeedsOf:
             for key, value in store.items()
             if key not in FOUND and value is not None
         }
-        node, time = self._sampler.found
-        groups = len(index) if self._sampler.disjoint else None
+        node, time = sampler.found
+        groups = len(index) if sampler.disjoint else None
         if not isinstance(node, dict):
             return Seeds(node, time, None, labels, groups)
         types = tuple((name, nodes.numel()) for name, nodes in node.items())
         joined = None if time is None else torch.cat([time[name] for name, _ in types])
-        limit = self._limit(self._sampler, node, joined)
+        limit = self._limit(sampler, node, joined)
         return Seeds(torch.cat(list(node.values())), joined, None, labels, groups, types, limit)
 
     @staticmethod
