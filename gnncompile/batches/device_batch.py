@@ -26,7 +26,7 @@ from gnncompile.batches.placing import Placing
 from gnncompile.batches.prepare import COUNTS, Attribute, LayoutHubs, Prepared
 from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS, RowTypes
 from gnncompile.layout import csr
-from gnncompile.layout.batch_metadata import ENOUGH
+from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, attach
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, has_rows
 from gnncompile.sampling.features import Features
 from gnncompile.sampling.gather import padded
@@ -97,7 +97,8 @@ class Columns:
                     rows[at][key] = kind
                     values.setdefault(kind, {})[key] = value.detach().contiguous()
                 elif isinstance(value, Tensor):
-                    made[key] = value.to(graph.device)
+                    made[key] = value.detach().to(graph.device)
+                    attach(made[key], BatchMetadata(is_shared=True))
             for key in rows[at]:
                 made[key] = None
         how.check({key: kinds[kind].are_nodes for found in rows for key, kind in found.items()})

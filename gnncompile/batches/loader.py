@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
+from gnncompile.batches.row_types import levels_of
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError, UnsupportedSampling
 from gnncompile.layout.streams import copying
@@ -234,7 +235,8 @@ class Loader:
     def _from_cpu(self) -> Iterator[Any]:
         device = _with_index(self.device)
         found = _explaining(iter(self._prepared), self.source)
-        items = _noticing((prepare_all(item, self.buckets, device) for item in found), self.source)
+        levels = levels_of(self.source)
+        items = _noticing((prepare_all(item, self.buckets, device, levels) for item in found), self.source)
         if not device_of(self.device).has_streams:
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
         pins = isinstance(self.source, DataLoader) and self.source.pin_memory
@@ -268,7 +270,7 @@ def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.dev
         return source
     prepared = copy.copy(source)
     prepared._iterator = None
-    prepared.collate_fn = Prepare(source.collate_fn, buckets)
+    prepared.collate_fn = Prepare(source.collate_fn, buckets, levels_of(source))
     # For a GPU the copying thread pins instead: it has pinned buffers for mini-batches, and pins all other values too.
     prepared.pin_memory = source.pin_memory and not device_of(device).has_streams
     return prepared

@@ -489,6 +489,39 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     assert (len(rows) >= 3) == (name == "sage" and loss is loss_of_seeds)
 
 
+@pytest.mark.parametrize("sampler", ["device", "cpu"])
+def test_tensors_that_mini_batches_share(sampler: str, device: str, recording: None) -> None:
+    """Weights of classes are no rows of nodes or seeds, also where their number is the same; steps are recorded."""
+
+    def weighted(out: Tensor, target: Any) -> Tensor:
+        labels, seeds, weight = target
+        return F.cross_entropy(out[:seeds], labels[:seeds], weight=weight)
+
+    torch.manual_seed(0)
+    data = graph(dtype=torch.float64)
+    data.weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    model = SAGEConv(6, 3).double().to(device)
+    reference = copy.deepcopy(model)
+    step = gnncompile.TrainStep(
+        model, weighted, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
+    )
+    plain, seeds = torch.optim.SGD(reference.parameters(), lr=0.1), []
+    source = NeighborLoader(data, [3], input_nodes=torch.arange(202), batch_size=199)
+    for batch in [batch for _ in range(3) for batch in gnncompile.loader(source, device, buckets=1, sampler=sampler)]:
+        other = cpu(batch).to(device)
+        found = step(batch.x, batch.edge_index, target=(batch.y, batch.batch_size, batch.weight))
+        plain.zero_grad()
+        expected = weighted(reference(other.x, other.edge_index), (other.y, other.batch_size, other.weight))
+        expected.backward()
+        plain.step()
+        same(found, expected.detach())
+        assert torch.equal(other.weight.cpu(), data.weight)
+        seeds.append(int(batch.batch_size))
+    assert len(data.weight) in seeds
+    assert step.not_recorded is None and not step._program.backend.notes
+    assert [one for plan in step._plans for one in plan.recordings.recorded]
+
+
 def test_results_have_no_padding(device: str, recording: None) -> None:
     model = MODELS["sage"]().double().to(device)
     compiled = gnncompile.compile(copy.deepcopy(model), mode="reduce-overhead", options={"inductor": False})

@@ -20,6 +20,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 import gnncompile
 from gnncompile import testing
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
+from gnncompile.layout.batch_metadata import attached
 from gnncompile.sampling import loaders
 from gnncompile.sampling.pyg import NeighborSampler, replaced
 from tests.harness import light
@@ -119,6 +120,22 @@ def test_buckets_transforms_and_pickles() -> None:
     first = [batch.n_id for batch in again]
     torch.manual_seed(3)
     assert all(torch.equal(a, b.n_id) for a, b in zip(first, sampling, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_those_of_the_graph(workers: int) -> None:
+    """A mini-batch of 6 nodes, 6 edges and 6 classes: only the graph tells which rows are which."""
+    row = torch.arange(6)
+    edges = torch.stack([torch.cat([row, row[:1]]), torch.cat([row.roll(1), row[5:] + 2])])
+    data = Data(x=torch.randn(9, 2), edge_index=edges)
+    data.strength, data.importance = torch.randn(7), torch.randn(6)
+    source = NeighborLoader(data, [1], input_nodes=row, batch_size=6, num_workers=workers)
+    for buckets in (False, True):
+        (batch,) = load(source, buckets=buckets)
+        assert batch.num_nodes == batch.num_edges == 6 and torch.equal(batch.strength, data.strength[batch.e_id])
+        found = {key: attached(batch[key]) for key in ("x", "n_id", "strength", "importance")}
+        assert found["importance"].is_shared and torch.equal(batch.importance, data.importance)  # type: ignore[union-attr]
+        assert [one.rows for one in found.values()] == [0, 0, 1, None]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["directional", "bidirectional", "induced"])
