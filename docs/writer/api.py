@@ -41,7 +41,7 @@ PARTS = (
     Part("gnncompile.sampling.bounded", "gnncompile/sampling/bounded.py", SAMPLED),
     Part("gnncompile.sampling.device", "gnncompile/sampling/device.py", ("sample_neighbors",)),
     Part("gnncompile.sampling.features", "gnncompile/sampling/features.py", ("Features", "FeatureReport", "Placed")),
-    Part("gnncompile.sampling.reads", "gnncompile/sampling/reads.py", ("expected_reads",)),
+    Part("gnncompile.sampling.reads", "gnncompile/sampling/reads.py", ("expected_reads", "expected_reads_hetero")),
     Part("gnncompile.sampling.gather", "gnncompile/sampling/gather.py", ("gather",)),
     Part("gnncompile.testing", "gnncompile/testing.py"),
 )

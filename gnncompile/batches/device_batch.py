@@ -22,11 +22,11 @@ from gnncompile import tuning
 from gnncompile.batches import device_kernels
 from gnncompile.batches.hops import MOST, HopPrefix
 from gnncompile.batches.memory import ALIGNMENT, Place
+from gnncompile.batches.placing import Placing
 from gnncompile.batches.prepare import COUNTS, Attribute, LayoutHubs, Prepared
 from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS, RowTypes
-from gnncompile.exc import ArgumentError
 from gnncompile.layout import csr
-from gnncompile.layout.batch_metadata import ENOUGH
+from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, attach
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, has_rows
 from gnncompile.sampling.features import Features
 from gnncompile.sampling.gather import padded
@@ -36,46 +36,6 @@ from gnncompile.sampling.seeds import SeedsOf
 
 NODE_ID, EDGE_ID, INPUT_ID, TIME = "n_id", "e_id", "input_id", "seed_time"
 """The attributes that PyG adds to a sampled mini-batch, besides numbers."""
-
-
-@dataclass(frozen=True, eq=False)
-class Placing:
-    """Where attributes lie: the arguments of :class:`gnncompile.sampling.features.Features`.
-
-    Attributes:
-        place: A place, or a place for each name. Attributes without one are on the device.
-        cache: The bytes of the cache for attributes of nodes on the host.
-        reads: How often each node is read, ``[num_nodes]``; None without a cache.
-    """
-
-    place: str | Mapping[str, str] = "device"
-    cache: int = 0
-    reads: Tensor | None = None
-
-    def is_on_host(self, key: str) -> bool:
-        """Whether an attribute lies on the host."""
-        return (self.place if isinstance(self.place, str) else self.place.get(key, "device")) == "host"
-
-    def check(self, rows: Mapping[str, bool]) -> None:
-        """Raises an error if a place or the cache has no use; `rows` says which attributes, by name, are of nodes."""
-        unknown = [] if isinstance(self.place, str) else [key for key in self.place if key not in rows]
-        if unknown:
-            raise ArgumentError(
-                f"features: found a place for {unknown[0]!r}, expected names of attributes of nodes or edges: "
-                f"{', '.join(rows)}."
-            )
-        if self.cache and not any(are_nodes and self.is_on_host(key) for key, are_nodes in rows.items()):
-            raise ArgumentError(
-                f"cache: found {self.cache} bytes and no attribute of nodes on the host, expected one, which a cache "
-                "serves; name it in features, or leave cache out."
-            )
-
-    def placed(self, tensors: Mapping[str, Tensor], device: torch.device, are_nodes: bool) -> Features:
-        """Puts attributes where they belong. The cache holds attributes of nodes only."""
-        is_cached = are_nodes and self.cache > 0 and any(map(self.is_on_host, tensors))
-        place = {name: "host" if self.is_on_host(name) else "device" for name in tensors}
-        more: dict[str, Any] = {"cache": self.cache, "reads": self.reads} if is_cached else {}
-        return Features(tensors, device, place=place, **more)
 
 
 class Kind(NamedTuple):
@@ -137,13 +97,13 @@ class Columns:
                     rows[at][key] = kind
                     values.setdefault(kind, {})[key] = value.detach().contiguous()
                 elif isinstance(value, Tensor):
-                    made[key] = value.to(graph.device)
+                    made[key] = value.detach().to(graph.device)
+                    attach(made[key], BatchMetadata(is_shared=True))
             for key in rows[at]:
                 made[key] = None
         how.check({key: kinds[kind].are_nodes for found in rows for key, kind in found.items()})
-        features = {
-            kind: how.placed(found, graph.device, kinds[kind].are_nodes) for kind, found in sorted(values.items())
-        }
+        nodes = {kind: kinds[kind].at for kind in values if kinds[kind].are_nodes}
+        features = how.placed(values, nodes, graph.device)
         time_dtype = torch.int64 if seeds.time is None else seeds.time.dtype
         found = next(
             (at for at, store in enumerate(data.stores) if getattr(store, "_key", None) == seeds.input_type), 0

@@ -23,17 +23,19 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST_KINDS, Buckets
-from gnncompile.batches.device_batch import Columns, DeviceBatch, Placing, kinds_of
+from gnncompile.batches.device_batch import Columns, DeviceBatch, kinds_of
+from gnncompile.batches.placing import Placing
 from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
-from gnncompile.exc import ArgumentError, UnsupportedSampling
+from gnncompile.exc import UnsupportedSampling
 from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.sampling.ahead import AHEAD, SamplesAhead, Sampling, sampling
+from gnncompile.sampling.arguments import UNKNOWN
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, moved, moved_types, sampler_of
 from gnncompile.sampling.features import FeatureReport
 from gnncompile.sampling.pyg import NeighborSampler
-from gnncompile.sampling.reads import expected_reads
+from gnncompile.sampling.reads import expected_reads, expected_reads_hetero
 from gnncompile.sampling.rows_ahead import Hosted
 from gnncompile.sampling.sampled import Sampled
 from gnncompile.sampling.seeds import SeedsOf
@@ -78,18 +80,11 @@ class DeviceLoader:
         self._source, self._buckets = source, buckets
         self._seeds = SeedsOf(source)
         try:
-            self._graph: DeviceGraph | HeteroDeviceGraph
-            if isinstance(source.data, HeteroData):
-                if cache:
-                    raise ArgumentError(
-                        f"cache: found {cache} bytes for a graph with several node types, expected 0, as the reads of "
-                        "each type are not estimated; leave cache out."
-                    )
-                self._graph = moved_types(own, device)
-            else:
-                self._graph = moved(own, device)
-                if cache:
-                    how = Placing(place, cache, self._expected_reads(self._graph))
+            self._graph: DeviceGraph | HeteroDeviceGraph = (
+                moved_types(own, device) if isinstance(source.data, HeteroData) else moved(own, device)
+            )
+            if cache:
+                how = Placing(place, cache, self._expected_reads(self._graph))
             self._columns = Columns.of(source.data, self._seeds, self._graph, how)
         except torch.OutOfMemoryError as error:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
@@ -111,11 +106,27 @@ class DeviceLoader:
             found += [replace(one, name=f"{one.name} of {of}") if of else one for one in features.report()]
         return FeatureReport(found)
 
-    def _expected_reads(self, graph: DeviceGraph) -> Tensor:
-        given = self._source.input_data
-        seeds = given.node if self._seeds.are_nodes else torch.cat([given.row, given.col])
-        size = seeds.numel() if self._seeds.most is None else self._seeds.most[None]
-        return expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=max(size, 1), seeds=seeds)
+    def _expected_reads(self, graph: DeviceGraph | HeteroDeviceGraph) -> dict[int, Tensor]:
+        """Returns how often a mini-batch reads each node, by the position of its node type in the sampler."""
+        seeds = self._seeds.every()
+        most = self._seeds.most or {name: nodes.numel() for name, nodes in seeds.items()}
+        sizes = {name: max(number, 1) for name, number in most.items()}
+        if isinstance(graph, DeviceGraph):
+            one = expected_reads(graph.colptr, graph.row, graph.fan_outs, batch_size=sizes[None], seeds=seeds[None])
+            return {0: one}
+        by_type = dict(zip(graph.edge_types, graph.relations, strict=True))
+        known = zip(graph.node_types, graph.num_nodes, strict=True)
+        found = expected_reads_hetero(
+            {kind: one.graph.colptr for kind, one in by_type.items()},
+            {kind: one.graph.row for kind, one in by_type.items()},
+            {kind: one.fan_outs for kind, one in by_type.items()},
+            graph.edge_types,
+            graph.node_types,
+            batch_size_dict={str(name): number for name, number in sizes.items()},
+            seed_dict={str(name): nodes for name, nodes in seeds.items()},
+            num_nodes_dict={name: number for name, number in known if number != UNKNOWN},
+        )
+        return {at: found[name] for at, name in enumerate(graph.node_types)}
 
     def __iter__(self) -> Iterator[BaseData]:
         """Yields the mini-batches of an epoch."""

@@ -22,12 +22,13 @@ from torch.utils.data import DataLoader
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
+from gnncompile.batches.row_types import levels_of
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError, UnsupportedSampling
 from gnncompile.layout.streams import copying
 from gnncompile.sampling.arguments import PLACES, check_bytes
 from gnncompile.sampling.device_graph import unsupported
-from gnncompile.sampling.loaders import samples_neighbors, with_own_sampler
+from gnncompile.sampling.loaders import check_types_of, samples_neighbors, with_own_sampler
 
 if TYPE_CHECKING:
     from gnncompile.sampling.features import FeatureReport
@@ -39,6 +40,8 @@ AHEAD = 2
 
 _END = object()
 
+_moving = threading.Lock()
+"""Held while a loader moves its graph to the device. A lock of each loader would keep loaders from being pickled."""
 
 SAMPLERS = ("gnncompile", "device", "cpu", "pyg")
 """Who may sample neighbours, and where."""
@@ -72,7 +75,7 @@ def loader(
     Features that do not fit into the memory of the GPU may stay on the host: ``features="host"``. Kernels read the rows
     of each mini-batch there, by way of the bus, while the model trains on the mini-batch before. This takes memory on
     the GPU for the most rows of two mini-batches; a log message names attributes for which there is no room. A `cache`
-    on the GPU holds the rows of nodes that are expected to be read most
+    on the GPU holds the rows of nodes that are expected to be read most for their bytes
     (:func:`gnncompile.sampling.reads.expected_reads`), and :meth:`Loader.report` says how many were found there.
 
     A mini-batch that a GPU has sampled has the attributes that PyG gives it. ``torch.manual_seed`` repeats a run on
@@ -101,11 +104,12 @@ def loader(
         features: Where the attributes of nodes and edges lie while a GPU samples: ``"device"``, ``"host"``, or one of
             these by the name of an attribute, such as ``{"x": "host"}``; others are then on the device. The memory of
             attributes on the host is pinned.
-        cache: The bytes on the GPU that cache attributes of nodes on the host, of a graph with one node type.
+        cache: The bytes on the GPU that cache attributes of nodes on the host. Node types share them.
 
     Raises:
         TypeError: `source` can't be iterated over, the times that it samples by are not integers, or `cache` is no int.
         ValueError: `buckets` is negative, `sampler` is unknown, or neighbours are not sorted by the times of `source`.
+            Or `num_neighbors` or the input of `source` lacks a type of the graph, or names one that is not there.
             Or `sampler` is ``"device"``, or `features` or a `cache` is given, and the device can't sample; this may be
             known at the first mini-batch. While iterating: `device` is the CPU, and a GPU holds the mini-batches.
         MemoryError: The host has not enough memory that can be pinned, at the first mini-batch.
@@ -150,6 +154,8 @@ class Loader:
         self._sampler = sampler
         self._features, self._cache = features, cache
         _check_features(features, cache)
+        if sampler != "pyg":
+            check_types_of(source)
         self._on_device: Any = None  # a DeviceLoader, whose module imports Triton
         self._prepared: Any = None
         self.not_on_device = self._why_not_on_device(sampler)
@@ -186,14 +192,12 @@ class Loader:
             )
         if self._sampler == "gnncompile" and samples_neighbors(self.source) and device_of(self.device).has_streams:
             logger.warning("%s samples on the CPU: %s", type(self.source).__name__, why)
+        source = self.source if self._sampler == "pyg" else with_own_sampler(self.source)
+        self._prepared = _preparing(source, self.buckets, self.device)
         self.not_on_device = why
-        self._prepared = _preparing(
-            self.source if self._sampler == "pyg" else with_own_sampler(self.source), self.buckets, self.device
-        )
 
     def __iter__(self) -> Iterator[Any]:
-        if self.not_on_device is None and self._on_device is None:
-            self._move()
+        self._move()
         return iter(self._on_device) if self._on_device is not None else self._from_cpu()
 
     def report(self) -> FeatureReport:
@@ -205,8 +209,7 @@ class Loader:
         Raises:
             ValueError: The CPU samples, so the loader has no attributes of its own.
         """
-        if self.not_on_device is None and self._on_device is None:
-            self._move()
+        self._move()
         if self._on_device is None:
             raise ArgumentError(
                 f"report: found a loader that samples on the CPU ({self.not_on_device}), expected one that samples "
@@ -216,20 +219,24 @@ class Loader:
         return report
 
     def _move(self) -> None:
-        """Moves the graph to the device; lets the CPU sample if it does not fit there."""
-        # Triton is imported only where it is used.
-        from gnncompile.batches.device_loader import DeviceLoader
+        """Moves the graph to the device, once for iterators in all threads. Lets the CPU sample if it does not fit."""
+        with _moving:
+            if self.not_on_device is not None or self._on_device is not None:
+                return
+            # Triton is imported only where it is used.
+            from gnncompile.batches.device_loader import DeviceLoader
 
-        given = self.buckets, self._features, self._cache
-        try:
-            self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
-        except UnsupportedSampling as reason:
-            self._leave_to_cpu(str(reason))
+            given = self.buckets, self._features, self._cache
+            try:
+                self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
+            except UnsupportedSampling as reason:
+                self._leave_to_cpu(str(reason))
 
     def _from_cpu(self) -> Iterator[Any]:
         device = _with_index(self.device)
         found = _explaining(iter(self._prepared), self.source)
-        items = _noticing((prepare_all(item, self.buckets, device) for item in found), self.source)
+        levels = levels_of(self.source)
+        items = _noticing((prepare_all(item, self.buckets, device, levels) for item in found), self.source)
         if not device_of(self.device).has_streams:
             return (_each(item, lambda ready: ready.finish(ready.memory).to(self.device)) for item in items)
         pins = isinstance(self.source, DataLoader) and self.source.pin_memory
@@ -263,7 +270,7 @@ def _preparing(source: Iterable[Any], buckets: Buckets | None, device: torch.dev
         return source
     prepared = copy.copy(source)
     prepared._iterator = None
-    prepared.collate_fn = Prepare(source.collate_fn, buckets)
+    prepared.collate_fn = Prepare(source.collate_fn, buckets, levels_of(source))
     # For a GPU the copying thread pins instead: it has pinned buffers for mini-batches, and pins all other values too.
     prepared.pin_memory = source.pin_memory and not device_of(device).has_streams
     return prepared

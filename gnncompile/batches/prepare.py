@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,9 @@ from gnncompile.batches.row_types import (
     BATCH,
     EDGE_INDEX,
     SEEDS,
+    Levels,
     RowTypes,
+    is_shared,
     kept_by_batch,
     row_types_of,
     tensors,
@@ -45,8 +48,8 @@ from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, La
 COUNTS = "counts"
 """The name in the memory of the number of valid rows of each row type."""
 
-COUNTED = "num_sampled"
-"""Attributes of this prefix have a number for each hop. Other engines hold them as tensors."""
+OF_SEEDS = ("y", "input_id", "seed_time")
+"""Attributes that may have a row for each seed, besides those with "label" or "target" in their name."""
 
 MANY_EDGES = 2**16
 """With more edges than this, a worker process computes only the row pointers by destination. The device then computes
@@ -64,6 +67,7 @@ class Attribute(NamedTuple):
     rows: int | None
     values: tuple[int | None, ...]
     highest: tuple[int | None, ...]
+    is_shared: bool = False
 
     @property
     def name(self) -> str:
@@ -138,7 +142,9 @@ class Prepared:
         return data
 
     def _attached(self, attribute: Attribute, memory: Tensor, batch: Bucketed | None) -> BatchMetadata:
-        _, _, rows, values, highest = attribute
+        _, _, rows, values, highest, is_shared = attribute
+        if is_shared:
+            return BatchMetadata(is_shared=True)
         place, make_layout, make_hop_prefixes = self.places[attribute.name], None, None
         if attribute.key == EDGE_INDEX and f"{attribute.store} rowptr by col" in self.places:
             make_layout = partial(self._edge_layout, attribute, memory)
@@ -196,9 +202,13 @@ class Prepared:
         return rowptr, col, edge
 
 
-def prepare(data: BaseData, buckets: Buckets | None) -> Prepared:
+NO_LEVELS: Levels = MappingProxyType({})
+"""The levels of a mini-batch whose graph is not known."""
+
+
+def prepare(data: BaseData, buckets: Buckets | None, levels: Levels = NO_LEVELS) -> Prepared:
     """Prepares a mini-batch, whose tensors are on one device. The mini-batch itself is not changed."""
-    return _Preparation(data, buckets).run()
+    return _Preparation(data, buckets, levels).run()
 
 
 def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buckets | None) -> BaseData:
@@ -213,11 +223,11 @@ def prepared_on(data: BaseData, device: torch.device | str | None, buckets: Buck
 
 
 class _Preparation:
-    def __init__(self, data: BaseData, buckets: Buckets | None) -> None:
-        self.data = copy.copy(data)
+    def __init__(self, data: BaseData, buckets: Buckets | None, levels: Levels) -> None:
+        self.data, self.levels = copy.copy(data), levels
         _make_seeds_a_number(self.data)
         self.device = next((t.device for store in data.stores for t in tensors(store).values()), torch.device("cpu"))
-        self.kinds = row_types_of(self.data)
+        self.kinds = row_types_of(self.data, levels)
         self.ends_highest = [highest(store[EDGE_INDEX], 2) if EDGE_INDEX in store else () for store in self.data.stores]
         self.is_sorted = [self._sort(at) for at in range(len(self.data.stores))]
         self.bucket = None
@@ -260,14 +270,17 @@ class _Preparation:
         return found if found and min(found[0]) >= ENOUGH else ()
 
     def _with_rows_of_seeds(self, kinds: RowTypes) -> RowTypes:
-        """Adds the row types of attributes that have a row for each seed, such as the labels of GraphBolt."""
+        """Adds the row types of attributes that have a row for each seed, such as the labels of GraphBolt.
+
+        A size alone does not tell: weights of classes may be as many as the seeds. So the name has to be one of seeds.
+        """
         if not kinds.hop_prefixes:
             return kinds
         nodes, seeds = kinds.hop_prefix(0)[0], kinds.hop_prefixes[0].nodes
         store, rows = self.data.stores[0], dict(kinds.rows[0])
         for key, value in tensors(store).items():
-            is_listed = self.data.__cat_dim__(key, value, store) == 0 and not key.startswith(COUNTED)
-            if is_listed and key not in rows and value.shape[:1] == (seeds,):
+            is_listed = self.data.__cat_dim__(key, value, store) == 0 and (None, key) not in self.levels
+            if is_listed and _is_of_seeds(key) and key not in rows and value.shape[:1] == (seeds,):
                 rows[key] = nodes
         return replace(kinds, rows=(rows,))
 
@@ -276,7 +289,9 @@ class _Preparation:
         numbers_graphs = key == BATCH or key.endswith(f"_{BATCH}")
         values = ends if is_edges and ends is not None else (self.kinds.graphs if numbers_graphs else None,)
         found = self.ends_highest[store] if is_edges else highest(value, 1) if rows is not None else (None,)
-        attribute = Attribute(store, key, rows, values, found)
+        attribute = Attribute(
+            store, key, rows, values, found, is_shared(self.levels, self.data.stores[store], key, value)
+        )
         self.attributes.append(attribute)
         padding = self._padding(value, attribute)
         self.memory.add(attribute.name, [value, *padding], dim=1 if is_edges else 0)
@@ -368,6 +383,10 @@ class _Preparation:
         self.memory.add(name.format("hub pieces"), [found.pieces])
 
 
+def _is_of_seeds(key: str) -> bool:
+    return key in OF_SEEDS or "label" in key or "target" in key
+
+
 def _make_seeds_a_number(data: BaseData) -> None:
     """Replaces a ``batch_size`` that is a tensor of one number by the number."""
     for store in data.stores:
@@ -390,15 +409,17 @@ def _change_slices(data: BaseData, kind: type, change: Callable[[Any], Any]) -> 
 class Prepare:
     """A collate function that prepares the mini-batches of another one, in the process that calls it."""
 
-    def __init__(self, collate: Callable[[Any], Any], buckets: Buckets | None) -> None:
-        self.collate, self.buckets = collate, buckets
+    def __init__(self, collate: Callable[[Any], Any], buckets: Buckets | None, levels: Levels = NO_LEVELS) -> None:
+        self.collate, self.buckets, self.levels = collate, buckets, dict(levels)
 
     def __call__(self, items: Any) -> Any:
         """Collates and prepares."""
-        return prepare_all(self.collate(items), self.buckets)
+        return prepare_all(self.collate(items), self.buckets, levels=self.levels)
 
 
-def prepare_all(value: Any, buckets: Buckets | None, device: torch.device | None = None) -> Any:
+def prepare_all(
+    value: Any, buckets: Buckets | None, device: torch.device | None = None, levels: Levels = NO_LEVELS
+) -> Any:
     """Prepares every mini-batch in nested lists and tuples; every other value is returned unchanged.
 
     Args:
@@ -406,6 +427,7 @@ def prepare_all(value: Any, buckets: Buckets | None, device: torch.device | None
         buckets: The sizes that mini-batches are padded to; None without padding.
         device: Where mini-batches go. Those with tensors on a GPU are moved there and prepared there. None leaves them
             unprepared: worker processes prepare nothing on a GPU.
+        levels: What the attributes of the mini-batches' graph are, as far as it is known.
 
     Raises:
         ValueError: A mini-batch is on a GPU, and `device` is the CPU.
@@ -416,14 +438,16 @@ def prepare_all(value: Any, buckets: Buckets | None, device: torch.device | None
         places = {t.device for store in value.stores for t in tensors(store).values()}
         on_gpu = next((place for place in places if device_of(place).host_waits), None)
         if on_gpu is None:
-            return prepare(value, buckets)
-        return value if device is None else _prepare_on(device, value, on_gpu, buckets)
+            return prepare(value, buckets, levels)
+        return value if device is None else _prepare_on(device, value, on_gpu, buckets, levels)
     if type(value) in (list, tuple):
-        return type(value)(prepare_all(v, buckets, device) for v in value)
+        return type(value)(prepare_all(v, buckets, device, levels) for v in value)
     return value
 
 
-def _prepare_on(device: torch.device, data: BaseData, place: torch.device, buckets: Buckets | None) -> Prepared:
+def _prepare_on(
+    device: torch.device, data: BaseData, place: torch.device, buckets: Buckets | None, levels: Levels
+) -> Prepared:
     """Prepares a mini-batch on a GPU, where another engine may have sampled it on a stream of its own."""
     if not device_of(device).host_waits:
         raise ArgumentError(
@@ -431,10 +455,10 @@ def _prepare_on(device: torch.device, data: BaseData, place: torch.device, bucke
             "stay there, or move them in the source."
         )
     if not device_of(device).has_streams:
-        return prepare(copy.copy(data).to(device), buckets)
+        return prepare(copy.copy(data).to(device), buckets, levels)
     stream = torch.cuda.current_stream(device)
     stream.wait_stream(torch.cuda.default_stream(place))
-    made = prepare(copy.copy(data).to(device), buckets)
+    made = prepare(copy.copy(data).to(device), buckets, levels)
     # The engine may give the tensors of the mini-batch other contents as soon as nobody holds them.
     stream.synchronize()
     return made

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
+from torch_geometric.loader import LinkLoader, NodeLoader
 
 from gnncompile.batches.hops import HopPrefix
 
@@ -72,6 +75,39 @@ def tensors(store: Any) -> dict[str, Tensor]:
     return {key: v for key, v in store.items() if type(v) is Tensor and v.layout == torch.strided}
 
 
+Levels = Mapping[tuple[Any, str], str | tuple[int, ...]]
+"""What PyG takes the tensors of a graph for, by store and name: :data:`NODES` or :data:`EDGES`. A tensor without a row
+for each node or edge, such as weights of classes, has its shape here: it is the same in all mini-batches.
+"""
+
+
+def levels_of(source: Any) -> Levels:
+    """Returns the levels of the attributes of the graph that a loader of nodes or links samples from.
+
+    The rule is PyG's, ``is_node_attr`` and ``is_edge_attr``, by the sizes of the graph. By the sizes of a mini-batch,
+    the weights of 47 classes would be rows of nodes wherever there are 47 nodes. The result is empty where the graph
+    is not known.
+    """
+    data = source.data if isinstance(source, (NodeLoader, LinkLoader)) else None
+    if not isinstance(data, (Data, HeteroData)):
+        return {}
+    found: dict[tuple[Any, str], str | tuple[int, ...]] = {}
+    for store in data.stores:
+        of_nodes, of_edges = getattr(store, "is_node_attr", None), getattr(store, "is_edge_attr", None)
+        for key, value in tensors(store).items():
+            at = getattr(store, "_key", None), key
+            if of_nodes is not None and of_nodes(key):
+                found[at] = NODES
+            else:
+                found[at] = EDGES if of_edges is not None and of_edges(key) else tuple(value.shape)
+    return found
+
+
+def is_shared(levels: Levels, store: Any, key: str, value: Tensor) -> bool:
+    """Whether a tensor of a mini-batch is one that all mini-batches of its graph have."""
+    return levels.get((getattr(store, "_key", None), key)) == tuple(value.shape)
+
+
 def unprepared_edges(store: Any) -> str | None:
     """Returns the name of a store's adjacency that is no ``edge_index`` of plain numbers; None if there is none.
 
@@ -92,17 +128,17 @@ def kept_by_batch(data: BaseData, name: str) -> Any:
     return next((vars(store)[name] for store in data.stores if name in vars(store)), None)
 
 
-def row_types_of(data: BaseData) -> RowTypes:
+def row_types_of(data: BaseData, levels: Levels = MappingProxyType({})) -> RowTypes:
     """Returns the row types of a mini-batch, and the row type of each tensor."""
-    finder = _Finder(data)
+    finder = _Finder(data, levels)
     rows = tuple(finder.rows(store) for store in data.stores)
     ends = tuple(finder.ends(store) for store in data.stores)
     return RowTypes(tuple(finder.names), tuple(finder.counts), rows, ends, finder.certain)
 
 
 class _Finder:
-    def __init__(self, data: BaseData) -> None:
-        self.data, self.certain = data, True
+    def __init__(self, data: BaseData, levels: Levels) -> None:
+        self.data, self.levels, self.certain = data, levels, True
         self.names: list[str] = []
         self.counts: list[int] = []
         self.nodes: dict[Any, int] = {}
@@ -137,7 +173,9 @@ class _Finder:
                 continue
             if dim % value.dim() != (1 if key == EDGE_INDEX else 0):
                 continue
-            candidates = [k for k in self._kinds_in(store) if self.counts[k] == value.size(dim)]
+            if is_shared(self.levels, store, key, value):
+                continue
+            candidates = [k for k in self._kinds_in(store, key) if self.counts[k] == value.size(dim)]
             candidates = self._sliced_alike(candidates, key, store)
             if len(candidates) > 1:
                 candidates = self._tell_apart(candidates, key, store)
@@ -147,8 +185,11 @@ class _Finder:
                 found[key] = candidates[0]
         return found
 
-    def _kinds_in(self, store: Any) -> list[int]:
-        kinds = (self.edges.get(store._key), self.nodes.get(store._key), self.graph)
+    def _kinds_in(self, store: Any, key: str) -> list[int]:
+        """Returns the row types that an attribute may have: the one that the graph tells, or any of its store."""
+        edges, nodes = self.edges.get(store._key), self.nodes.get(store._key)
+        level = self.levels.get((store._key, key))
+        kinds = {NODES: (nodes,), EDGES: (edges,)}.get(level, (edges, nodes, self.graph))  # type: ignore[arg-type]
         return [k for k in kinds if k is not None]
 
     def _sliced_alike(self, candidates: list[int], key: str, store: Any) -> list[int]:

@@ -137,11 +137,13 @@ def padded(value: Tensor, what: BatchMetadata | None, batch: Bucketed, name: str
         wanted: Whether the model needs its number of segments.
 
     Returns:
-        A :class:`Padded` or :class:`PaddedEdges`; a 0-dimensional tensor as it is.
+        A :class:`Padded` or :class:`PaddedEdges`. A 0-dimensional tensor as it is, and one that all mini-batches share.
 
     Raises:
         Unpadded: The tensor can't be padded, for example because it belongs to another mini-batch.
     """
+    if what is not None and what.is_shared:
+        return value
     if what is None or what.batch is not batch:
         if value.dim() == 0:
             return value

@@ -93,6 +93,7 @@ class BatchMetadata:
         make_padded: Makes the padded tensor.
         make_layout: Makes the layout of an edge list: of the padded list for True, of the valid list for False.
         make_hop_prefixes: Makes the hop prefixes of a padded edge list.
+        is_shared: Whether all mini-batches have this tensor, such as weights of classes. It is not padded.
     """
 
     batch: Bucketed | None = None
@@ -102,6 +103,7 @@ class BatchMetadata:
     make_padded: Callable[[], Tensor] | None = None
     make_layout: Callable[[bool], Layout] | None = None
     make_hop_prefixes: Callable[[], tuple[HopPrefix, ...]] | None = None
+    is_shared: bool = False
 
     @cached_property
     def padded(self) -> Tensor:

@@ -39,11 +39,55 @@ def check_exclusive(node_time: Any, edge_time: Any, weight: Any, disjoint: bool,
         raise ArgumentError("disjoint: found False, expected True, as times are given: each seed has its own time.")
 
 
-def check_types(seed_dict: Iterable[str], node_types: Collection[str]) -> None:
-    """Raises a ValueError if seeds are of a node type that the graph does not have."""
-    unknown = [name for name in seed_dict if name not in node_types]
+def check_types(
+    seed_dict: Iterable[str],
+    node_types: Collection[str],
+    edge_types: Collection[EdgeType],
+    by_edge_type: Mapping[str, Mapping[EdgeType, Any]],
+) -> None:
+    """Raises a ValueError if seeds or edges are of a node type that the graph does not have, or if a dictionary lacks
+    an edge type.
+
+    Args:
+        seed_dict: The node types of seeds.
+        node_types: The node types of the graph.
+        edge_types: The edge types of the graph.
+        by_edge_type: The dictionaries that need a value for each edge type, by the names of their arguments.
+    """
+    check_node_type("seed_dict", seed_dict, node_types)
+    check_ends("edge_types", edge_types, node_types, "add it to node_types")
+    for name, given in by_edge_type.items():
+        check_edge_types(name, given, edge_types)
+
+
+def check_node_type(name: str, given: Iterable[str], node_types: Collection[str]) -> None:
+    """Raises a ValueError if an argument names a node type that the graph does not have."""
+    unknown = [one for one in given if one not in node_types]
     if unknown:
-        raise ArgumentError(f"seed_dict: found type {unknown[0]!r}, expected one of {', '.join(node_types)}.")
+        raise ArgumentError(
+            f"{name}: found type {unknown[0]!r}, expected one of {', '.join(node_types)}; name one of these types."
+        )
+
+
+def check_ends(name: str, edge_types: Iterable[EdgeType], node_types: Collection[str], remedy: str) -> None:
+    """Raises a ValueError if edges begin or end at a node type that the graph does not have."""
+    for kind in edge_types:
+        for end in (kind[0], kind[-1]):
+            if end not in node_types:
+                raise ArgumentError(
+                    f"{name}: found {kind}, whose nodes of type {end!r} the graph does not have, expected ends among "
+                    f"{', '.join(node_types)}; {remedy}."
+                )
+
+
+def check_edge_types(name: str, given: Collection[EdgeType], edge_types: Collection[EdgeType]) -> None:
+    """Raises a ValueError if an argument by edge type lacks an edge type of the graph."""
+    missing = [kind for kind in edge_types if kind not in given]
+    if missing:
+        found = ", ".join(map(str, given)) or "no edge type"
+        raise ArgumentError(
+            f"{name}: found {found}, expected every edge type of the graph; add a value for {missing[0]}."
+        )
 
 
 def check_hops(fan_outs: Iterable[Sequence[int]]) -> None:

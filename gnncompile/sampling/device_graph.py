@@ -212,10 +212,6 @@ def _unsupported_data(data: Data | HeteroData) -> str | None:
     edges = data.edge_stores
     if not edges or any(type(store.get("edge_index")) is not Tensor for store in edges):
         return "there is no edge_index that is a plain tensor" + (" of each edge type" if is_hetero else "")
-    ends = {name for kind in data.edge_types for name in (kind[0], kind[2])} if is_hetero else set()
-    unknown = sorted(ends - set(data.node_types) if is_hetero else [])
-    if unknown:
-        return f"the graph has edges of nodes of type {unknown[0]}, and no such nodes"
     if not any(store.num_nodes for store in data.node_stores):
         return "the graph has no nodes"
     for store in data.stores:

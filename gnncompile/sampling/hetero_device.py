@@ -60,11 +60,12 @@ def sample_neighbors_hetero(
     Raises:
         IndexError: A seed or a source is outside the graph.
         TypeError: A tensor has another dtype.
-        ValueError: A size does not fit, weights are no weights, times are not sorted, a type is unknown, or arguments
-            exclude each other.
+        ValueError: A size does not fit, weights are no weights, times are not sorted, a type is unknown or missing, or
+            arguments exclude each other.
     """
     check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
-    check_types(seed_dict, node_types)
+    needed = {"colptr_dict": colptr_dict, "row_dict": row_dict, "num_neighbors_dict": num_neighbors_dict}
+    check_types(seed_dict, node_types, edge_types, needed)
     how = dict(replace=replace, disjoint=disjoint, temporal_strategy=temporal_strategy, directed=directed)
     times = dict(node_time=node_time_dict, edge_time=edge_time_dict, weight=weight_dict)
     number = numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})

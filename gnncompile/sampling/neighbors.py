@@ -162,7 +162,7 @@ def sample_neighbors_hetero(
         IndexError: As for :func:`sample_neighbors`.
         MemoryError: As for :func:`sample_neighbors`.
         TypeError: As for :func:`sample_neighbors`.
-        ValueError: As for :func:`sample_neighbors`, or a type is unknown.
+        ValueError: As for :func:`sample_neighbors`, or a type is unknown or missing.
     """
     gpu = next((row.device for row in row_dict.values() if device_of(row.device).has_streams), None)
     if gpu is not None:
@@ -177,7 +177,8 @@ def sample_neighbors_hetero(
     settings = _settings(seed, replace, disjoint, temporal_strategy, directed)
     check_exclusive(node_time_dict, edge_time_dict, weight_dict, disjoint, "_dict")
     place = {name: at for at, name in enumerate(node_types)}
-    check_types(seed_dict, node_types)
+    needed = {"colptr_dict": colptr_dict, "row_dict": row_dict, "num_neighbors_dict": num_neighbors_dict}
+    check_types(seed_dict, node_types, edge_types, needed)
     number = numbers_of_nodes(node_types, edge_types, colptr_dict, num_nodes_dict or {})
     relations = [
         _relation(

@@ -77,6 +77,19 @@ class SeedsOf:
         found[ends[1]] = found.get(ends[1], 0) + number + more
         return found
 
+    def every(self) -> dict[str | None, Tensor]:
+        """Returns the nodes that seeds are drawn from, by their node type; of a graph with one node type by None.
+
+        Negative links are drawn from all nodes and left out.
+        """
+        given = self._source.input_data
+        if self.are_nodes:
+            return {self.input_type: given.node}
+        ends = (None, None) if self.input_type is None else (self.input_type[0], self.input_type[-1])
+        found: dict[str | None, Tensor] = {ends[0]: given.row}
+        found[ends[1]] = torch.cat([found[ends[1]], given.col]) if ends[1] in found else given.col
+        return found
+
     @property
     def replaced(self) -> tuple[str, ...]:
         """The attributes of the graph that mini-batches do not have, unless the seeds bring them."""
@@ -94,7 +107,8 @@ class SeedsOf:
             limit = self._limit(self._source.node_sampler, {self.input_type: given.node}, given.time)
             number = given.node.numel()
             return Seeds(given.node, given.time, given.input_id, {}, None, ((self.input_type, number),), limit)
-        out = self._sampler.sample_from_edges(given, neg_sampling=self._source.neg_sampling)
+        sampler = copy.copy(self._sampler)  # iterators in several threads must not share what it finds
+        out = sampler.sample_from_edges(given, neg_sampling=self._source.neg_sampling)
         made = self._links.filter_fn(out)
         labels = {
             (getattr(store, "_key", None), key): value
@@ -102,13 +116,13 @@ class SeedsOf:
             for key, value in store.items()
             if key not in FOUND and value is not None
         }
-        node, time = self._sampler.found
-        groups = len(index) if self._sampler.disjoint else None
+        node, time = sampler.found
+        groups = len(index) if sampler.disjoint else None
         if not isinstance(node, dict):
             return Seeds(node, time, None, labels, groups)
         types = tuple((name, nodes.numel()) for name, nodes in node.items())
         joined = None if time is None else torch.cat([time[name] for name, _ in types])
-        limit = self._limit(self._sampler, node, joined)
+        limit = self._limit(sampler, node, joined)
         return Seeds(torch.cat(list(node.values())), joined, None, labels, groups, types, limit)
 
     @staticmethod

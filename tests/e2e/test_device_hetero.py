@@ -24,7 +24,6 @@ from gnncompile.batches.buckets import Buckets
 from gnncompile.batches.prepare import prepare
 from gnncompile.layout.batch_metadata import attached
 from gnncompile.sampling import ahead
-from gnncompile.sampling.device_graph import _unsupported_data as unsupported_data
 from gnncompile.sampling.pyg import NeighborSampler
 
 pytestmark = [
@@ -220,8 +219,40 @@ def test_features_on_the_host(device: str) -> None:
     loader = gnncompile.loader(source, device, sampler="device", features="host")
     expected_names = [f"edge_attr of {CITES}", "x of author", "x of paper", "y of paper"]
     assert sorted(one.name for one in loader.report()) == expected_names
-    with pytest.raises(ValueError, match="cache: found 99 bytes for a graph with several node types, expected 0"):
-        load(source, device, features="host", cache=99)
+
+
+@pytest.mark.parametrize("links", [False, True])
+@pytest.mark.parametrize("buckets", [False, True])
+def test_node_types_share_a_cache(links: bool, buckets: bool, device: str) -> None:
+    """Mini-batches are the same, and the report counts the rows and the hits of each type."""
+    data = graph()
+    data["venue"].x = torch.randn(3, 100)
+    source = NeighborLoader(data, [2, 2], input_nodes=("paper", torch.arange(20)), batch_size=10)
+    if links:
+        source = LinkNeighborLoader(
+            data, [2, 2], edge_label_index=(WRITES, data[WRITES].edge_index[:, :20]), batch_size=5
+        )
+    expected = load(source, device, buckets=buckets)
+    torch.manual_seed(7)
+    loader = gnncompile.loader(source, device, sampler="device", buckets=buckets, features="host", cache=1000)
+    for found, other in zip(loader, expected, strict=True):
+        same(cpu(found), cpu(other))
+    report = {one.name: one for one in loader.report()}
+    bytes_of = {"paper": 6 * 4 + 8, "author": 4 * 4}
+    for name in ("paper", "author"):
+        x, read = report[f"x of {name}"], sum(batch[name].num_nodes for batch in expected)
+        assert x.reads == read and x.hits is not None and 0 < x.hits < read
+        assert x.hits / read > x.cached_rows / data[name].num_nodes  # the rows that are read most
+    assert report["x of paper"].hits == report["y of paper"].hits
+    rows = {name: report[f"x of {name}"].cached_rows for name in bytes_of}
+    assert 1000 - 32 < sum(rows[name] * size for name, size in bytes_of.items()) <= 1000
+    assert report["x of venue"].cached_rows == 0 and report[f"edge_attr of {CITES}"].reads is None
+
+
+def test_a_cache_that_is_too_small(device: str) -> None:
+    source = NeighborLoader(graph(), [2], input_nodes="paper", batch_size=40)
+    with pytest.raises(ValueError, match="cache: found 9 bytes, expected at least 16, which a row of the"):
+        load(source, device, features="host", cache=9)
 
 
 def test_padding_is_that_of_the_cpu(device: str) -> None:
@@ -306,8 +337,3 @@ def test_what_is_left_to_the_cpu(device: str, caplog: pytest.LogCaptureFixture) 
     source = NeighborLoader(data, [2], input_nodes="paper", batch_size=20)
     with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="an attribute batch, which loaders set"):
         gnncompile.loader(source, device, sampler="device")
-    data = HeteroData()
-    data["a"].x = torch.randn(3, 2)
-    data["a", "to", "b"].edge_index = torch.zeros(2, 4, dtype=torch.long)
-    data["b", "to", "a"].edge_index = torch.zeros(2, 4, dtype=torch.long)
-    assert unsupported_data(data) == "the graph has edges of nodes of type b, and no such nodes"

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,6 +35,7 @@ from gnncompile.layout import csr
 from gnncompile.layout.batch_metadata import BatchMetadata, attached
 from gnncompile.sampling import ahead
 from gnncompile.sampling.pyg import NeighborSampler
+from gnncompile.sampling.seeds import SeedsOf
 from tests.harness import tune
 
 pytestmark = [
@@ -366,6 +371,50 @@ def test_a_loop_that_is_left(device: str) -> None:
     assert equal(list(loader), load(source, device))
 
 
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_threads_move_the_graph_once(fits: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a lock each thread would move the graph, and the memory of one copy would be lost."""
+    made: list[threading.Thread] = []
+
+    class Slow(device_loader.DeviceLoader):
+        def __init__(self, *args: Any) -> None:
+            made.append(threading.current_thread())
+            time.sleep(0.1)
+            if not fits:
+                raise UnsupportedSampling("the graph is too large")
+            super().__init__(*args)
+
+    monkeypatch.setattr(device_loader, "DeviceLoader", Slow)
+    loader = gnncompile.loader(NeighborLoader(graph(), [3], batch_size=60), device, sampler="device")
+    loader._sampler = "gnncompile"  # it may fall to the CPU
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: type(iter(loader)).__name__ == "generator", range(2)))
+    assert found == [True, True] and len(made) == 1
+    assert (loader.not_on_device is None) == fits == (loader._on_device is not None)
+    assert len(pickle.dumps(gnncompile.loader(NeighborLoader(graph(), [3]), device)))
+
+
+def test_threads_do_not_share_seeds(device: str) -> None:
+    """While the labels of one mini-batch of links are made, another iterator may ask for its seeds."""
+    data = graph()
+    source = LinkNeighborLoader(data, [3], edge_label_index=data.edge_index[:, :40], batch_size=10)
+    seeds, expected = SeedsOf(source), [SeedsOf(source)([at]).node for at in range(2)]
+    others: list[Tensor] = []
+
+    def label(out: Any) -> Data:
+        if not others:
+            others.append(out)
+            with ThreadPoolExecutor(1) as pool:
+                others[0] = pool.submit(seeds, [1]).result().node
+        return LinkNeighborLoader.filter_fn(seeds._links, out)
+
+    seeds._links.filter_fn = label
+    assert torch.equal(seeds([0]).node, expected[0]) and torch.equal(others[0], expected[1])
+
+
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
@@ -438,6 +487,39 @@ def test_training_steps(name: str, loss: Any, device: str, recording: None) -> N
     (captured,) = step._program.backend.captured
     rows = {record.shape.strip("()").split(",")[0] for record in captured.log.regions}
     assert (len(rows) >= 3) == (name == "sage" and loss is loss_of_seeds)
+
+
+@pytest.mark.parametrize("sampler", ["device", "cpu"])
+def test_tensors_that_mini_batches_share(sampler: str, device: str, recording: None) -> None:
+    """Weights of classes are no rows of nodes or seeds, also where their number is the same; steps are recorded."""
+
+    def weighted(out: Tensor, target: Any) -> Tensor:
+        labels, seeds, weight = target
+        return F.cross_entropy(out[:seeds], labels[:seeds], weight=weight)
+
+    torch.manual_seed(0)
+    data = graph(dtype=torch.float64)
+    data.weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    model = SAGEConv(6, 3).double().to(device)
+    reference = copy.deepcopy(model)
+    step = gnncompile.TrainStep(
+        model, weighted, torch.optim.SGD(model.parameters(), lr=0.1), options={"inductor": False}
+    )
+    plain, seeds = torch.optim.SGD(reference.parameters(), lr=0.1), []
+    source = NeighborLoader(data, [3], input_nodes=torch.arange(202), batch_size=199)
+    for batch in [batch for _ in range(3) for batch in gnncompile.loader(source, device, buckets=1, sampler=sampler)]:
+        other = cpu(batch).to(device)
+        found = step(batch.x, batch.edge_index, target=(batch.y, batch.batch_size, batch.weight))
+        plain.zero_grad()
+        expected = weighted(reference(other.x, other.edge_index), (other.y, other.batch_size, other.weight))
+        expected.backward()
+        plain.step()
+        same(found, expected.detach())
+        assert torch.equal(other.weight.cpu(), data.weight)
+        seeds.append(int(batch.batch_size))
+    assert len(data.weight) in seeds
+    assert step.not_recorded is None and not step._program.backend.notes
+    assert [one for plan in step._plans for one in plan.recordings.recorded]
 
 
 def test_results_have_no_padding(device: str, recording: None) -> None:

@@ -116,10 +116,11 @@ def test_rows_of_seeds() -> None:
     plain = sampled(batch_size=3)[0]
     plain.y, plain.num_sampled_nodes = plain.y[:3], torch.tensor(plain.num_sampled_nodes)
     assert len(plain.num_sampled_nodes) == 3
+    plain.importance = torch.ones(3)  # of three classes
     (batch,) = gnncompile.loader([plain], buckets=True)
     whole = attached(batch.y).padded
     assert len(whole) > 3 and torch.equal(whole[:3], plain.y) and len(batch.y) == 3
-    assert attached(batch.num_sampled_nodes).rows is None
+    assert attached(batch.num_sampled_nodes).rows is None and attached(batch.importance).rows is None
 
 
 # -- what can't be prepared is told ---------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import torch_geometric.sampler
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, ZipLoader
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gnncompile
 from gnncompile import testing
 from gnncompile.exc import ArgumentError, ArgumentTypeError, MissingLibraryError
+from gnncompile.layout.batch_metadata import attached
 from gnncompile.sampling import loaders
 from gnncompile.sampling.pyg import NeighborSampler, replaced
 from tests.harness import light
@@ -119,6 +120,22 @@ def test_buckets_transforms_and_pickles() -> None:
     first = [batch.n_id for batch in again]
     torch.manual_seed(3)
     assert all(torch.equal(a, b.n_id) for a, b in zip(first, sampling, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_those_of_the_graph(workers: int) -> None:
+    """A mini-batch of 6 nodes, 6 edges and 6 classes: only the graph tells which rows are which."""
+    row = torch.arange(6)
+    edges = torch.stack([torch.cat([row, row[:1]]), torch.cat([row.roll(1), row[5:] + 2])])
+    data = Data(x=torch.randn(9, 2), edge_index=edges)
+    data.strength, data.importance = torch.randn(7), torch.randn(6)
+    source = NeighborLoader(data, [1], input_nodes=row, batch_size=6, num_workers=workers)
+    for buckets in (False, True):
+        (batch,) = load(source, buckets=buckets)
+        assert batch.num_nodes == batch.num_edges == 6 and torch.equal(batch.strength, data.strength[batch.e_id])
+        found = {key: attached(batch[key]) for key in ("x", "n_id", "strength", "importance")}
+        assert found["importance"].is_shared and torch.equal(batch.importance, data.importance)  # type: ignore[union-attr]
+        assert [one.rows for one in found.values()] == [0, 0, 1, None]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["directional", "bidirectional", "induced"])
@@ -412,6 +429,42 @@ def test_without_a_compiler_pyg_samples_if_it_can(
 def test_an_unknown_sampler() -> None:
     with pytest.raises(ArgumentError, match="sampler: found 'dgl', expected one of gnncompile, device, cpu, pyg"):
         gnncompile.loader([], sampler="dgl")
+
+
+def neighbours(data: HeteroData, num_neighbors: Any = (2,), input_nodes: Any = "paper") -> NeighborLoader:
+    given = num_neighbors if isinstance(num_neighbors, dict) else list(num_neighbors)
+    return NeighborLoader(data, given, input_nodes=input_nodes, batch_size=5)
+
+
+@pytest.mark.filterwarnings("ignore:There exist node types", "ignore:Unable to accurately infer")
+@pytest.mark.parametrize("sampler", ["cpu", "device"])
+def test_types_that_the_graph_does_not_have(sampler: str) -> None:
+    """An error names the argument when the loader is made, not the type alone in a worker process."""
+    data, wrong = typed(), typed()
+    first, *others = data.edge_types
+    wrong["paper", "at", "place"].edge_index = torch.tensor([[0, 1], [0, 0]])
+    every = {kind: [2] for kind in data.edge_types}
+    unknown = ("paper", "at", "place"), data[first].edge_index
+    for source, message in (
+        (neighbours(data, {first: [2]}), r"num_neighbors: found \('author', .*; add a value for \('paper', 'cites'"),
+        (neighbours(data, {**every, ("a", "b", "c"): [2]}), r"num_neighbors: found \('a', 'b', 'c'\), expected edge"),
+        (neighbours(data, {**every, first: [2, 2]}), r"num_neighbors: found lists of \[1, 2\] hops, expected"),
+        (
+            neighbours(data, input_nodes=("book", torch.arange(3))),
+            "input_nodes: found type 'book', expected one of p",
+        ),
+        (neighbours(wrong), "data: found .*, whose nodes of type 'place' the graph does not have, expected ends among"),
+        (
+            LinkNeighborLoader(data, [2], edge_label_index=unknown),
+            r"edge_label_index: found \('paper', 'at', 'place'\)",
+        ),
+        (ZipLoader([neighbours(data), neighbours(data, {first: [2]})]), "num_neighbors: found "),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            gnncompile.loader(source, sampler=sampler)
+    default = NumNeighbors({first: [1]}, default=[2])
+    assert others and load(neighbours(data, input_nodes="venue"))
+    assert load(NeighborLoader(data, default, input_nodes="paper", batch_size=30))
 
 
 @pytest.fixture

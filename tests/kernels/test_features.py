@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 from gnncompile.sampling import host_memory
 from gnncompile.sampling.bounded import BoundedSampler
 from gnncompile.sampling.features import Features
-from gnncompile.sampling.reads import expected_reads
+from gnncompile.sampling.reads import expected_reads, expected_reads_hetero, shares
 from tests.kernels.test_device_sampling import Csc, hub, random_graph
 from tests.sampled import csc
 
@@ -192,6 +193,53 @@ def test_expected_reads(dtype: torch.dtype, number: int | None, monkeypatch: pyt
     assert torch.allclose(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_expected_reads_of_several_types(known: bool):
+    """Against a sum over the edges of each type, one after the other; type c is no destination."""
+    sizes = {"a": 6, "b": 9, "c": 5}
+    kinds = [("a", "to", "b"), ("b", "to", "a"), ("b", "to", "b"), ("c", "to", "a")]
+    fan_outs = {kind: [2, -1] if kind[0] == "b" else [3, 1] for kind in kinds}
+    generator = torch.Generator().manual_seed(1)
+    edges = {
+        kind: torch.stack([torch.randint(sizes[end], (20,), generator=generator) for end in kind[::2]])
+        for kind in kinds
+    }
+    edges["c", "to", "a"][0, 0] = 4
+    graph = {kind: csc(edges[kind], sizes[kind[2]])[:2] for kind in kinds}
+    chance = {"a": [0.5] * 4 + [0.0] * 2, "b": [1.0] + [0.0] * 8, "c": [0.0] * 5}
+    expected = {name: list(values) for name, values in chance.items()}
+    for hop in range(2):
+        drawn = {name: [0.0] * size for name, size in sizes.items()}
+        for kind in kinds:
+            for source, target in edges[kind].t().tolist():
+                degree, fan_out = int((edges[kind][1] == target).sum()), fan_outs[kind][hop]
+                drawn[kind[0]][source] += chance[kind[2]][target] * (1.0 if fan_out < 0 else min(1.0, fan_out / degree))
+        expected = {name: [a + b for a, b in zip(expected[name], drawn[name], strict=True)] for name in sizes}
+        chance = {name: [1 - math.exp(-one) for one in values] for name, values in drawn.items()}
+    found = expected_reads_hetero(
+        {kind: one[0] for kind, one in graph.items()},
+        {kind: one[1] for kind, one in graph.items()},
+        fan_outs,
+        kinds,
+        list(sizes),
+        batch_size_dict={"a": 2, "b": 7},
+        seed_dict={"a": torch.arange(4), "b": torch.zeros(1, dtype=torch.int64)},
+        num_nodes_dict={"c": 5} if known else None,
+    )
+    for name in sizes:
+        assert torch.allclose(found[name].double(), torch.tensor(expected[name], dtype=torch.float64), atol=1e-6)
+
+
+def test_shares_of_a_cache():
+    """The rows with the most reads for each byte fit, whatever their type; a type may get nothing."""
+    wanted = {"a": (torch.tensor([8.0, 1.0, 6.0]), 8), "b": (torch.tensor([3.0, 0.1]), 2), "c": (torch.zeros(2), 4)}
+    assert shares(0, wanted) == {"a": 0, "b": 0, "c": 0}
+    assert shares(11, wanted) == {"a": 8, "b": 2, "c": 0}
+    assert shares(18, wanted) == {"a": 16, "b": 2, "c": 0}
+    assert shares(1000, wanted) == {"a": 24, "b": 4, "c": 8}
+    assert shares(9, {"a": (torch.ones(0), 4), "b": (torch.ones(3), 0)}) == {"a": 0, "b": 3}
+
+
 def test_arguments_of_expected_reads():
     colptr, row = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r"colptr: found \[2\] as the last entry, expected \[1\], the number of edges"):
@@ -206,6 +254,16 @@ def test_arguments_of_expected_reads():
         expected_reads(colptr, row, [2], batch_size=1, seeds=torch.tensor([True, False]))
     with pytest.raises(ValueError, match="batch_size: found 0, expected at least 1"):
         expected_reads(colptr, row, [2], batch_size=0)
+    kind, size = ("a", "to", "b"), {"batch_size_dict": {"b": 1}, "seed_dict": {"b": torch.tensor([0])}}
+    types = [kind], ["a", "b"]
+    with pytest.raises(ValueError, match=r"colptr_dict\[\('a', 'to', 'b'\)\]: found \[2\] as the last entry"):
+        expected_reads_hetero({kind: colptr}, {kind: row[:1]}, {kind: [2]}, *types, **size)
+    with pytest.raises(IndexError, match=r"row_dict\[\('a', 'to', 'b'\)\]: found nodes 0 to 1, expected 0 to 0"):
+        expected_reads_hetero({kind: colptr}, {kind: row}, {kind: [2]}, *types, **size, num_nodes_dict={"a": 1})
+    with pytest.raises(ValueError, match="num_neighbors_dict: found no edge type, expected every edge type"):
+        expected_reads_hetero({kind: colptr}, {kind: row}, {}, *types, **size)
+    with pytest.raises(ValueError, match=r"batch_size_dict\['b'\]: found 0, expected at least 1"):
+        expected_reads_hetero({kind: colptr}, {kind: row}, {kind: [2]}, *types, **{**size, "batch_size_dict": {}})
 
 
 def test_reads_of_a_hub(device_name: str):

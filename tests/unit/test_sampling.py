@@ -16,7 +16,7 @@ from torch import Tensor
 from gnncompile import testing
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.exc import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
-from gnncompile.sampling import cpu
+from gnncompile.sampling import cpu, hetero_device
 from gnncompile.sampling.neighborhood import Neighborhood
 from gnncompile.sampling.neighbors import sample_neighbors, sample_neighbors_hetero
 from tests.sampled import KIND, Reference, all_of, check, csc, last_of, reference, same
@@ -506,6 +506,24 @@ def test_wrong_types() -> None:
     with pytest.raises(ArgumentTypeError, match=r"weight_dict\[\('paper', 'cites', 'paper'\)\]: found dtype"):
         weight = {KINDS[1]: torch.ones(90, dtype=torch.long)}
         sample_neighbors_hetero(colptr, row, paper, fan_outs, KINDS, TYPES, weight_dict=weight, seed=0)
+
+
+@pytest.mark.parametrize("sample", [sample_neighbors_hetero, hetero_device.sample_neighbors_hetero])
+def test_types_that_are_missing(sample: Any) -> None:
+    """An error names the argument that lacks an edge type, or the node type of edges that the graph lacks."""
+    colptr, row = typed()
+    given: dict[str, Any] = {
+        "colptr_dict": colptr,
+        "row_dict": row,
+        "num_neighbors_dict": {kind: [2] for kind in KINDS},
+    }
+    more = {"seed_dict": {"paper": torch.tensor([0])}, "edge_types": KINDS, "seed": 0}
+    for name in given:
+        some = {**given, name: {KINDS[0]: given[name][KINDS[0]]}}
+        with pytest.raises(ArgumentError, match=rf"{name}: found \('author', .*; add a value for \('paper', 'cites'"):
+            sample(**some, **more, node_types=TYPES)
+    with pytest.raises(ArgumentError, match=r"edge_types: found .*, whose nodes of type 'author' the graph does"):
+        sample(**given, **more, node_types=["paper", "venue"])
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
