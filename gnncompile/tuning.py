@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gnncompile.loop_sizes import LoopTable
 from gnncompile.tile_sizes import ProductTile, Step, WalkTile
 
 _T = TypeVar("_T")
@@ -292,6 +293,9 @@ class TileTable:
     least_weight: int
     """Least elements of the weight. With fewer, the library's kernel is bound by memory as well as ours."""
 
+    narrowest_product: int
+    """Least columns of both matrices: tensor cores multiply blocks of 16."""
+
     least_summed: int
     """Least elements for our sum of rows. Below, the library needs one launch; our sum always needs two."""
 
@@ -345,33 +349,6 @@ class TileTable:
 
     joined: tuple[int, int]
     """Shares that a program adds up per step to join them, and elements of each share."""
-
-
-@dataclass(frozen=True)
-class LoopTable:
-    """The numbers of one kind of processor, for the C++ kernels (codegen/cpp). No times were kept."""
-
-    prefetch_edges: int
-    """A loop prefetches the rows of the edge that is this many edges ahead."""
-
-    prefetch_bytes: int
-    """Most bytes of a row that are prefetched. The hardware prefetches the rest."""
-
-    buffered_heads: int
-    """Most heads of a softmax, with one logit per head, that keeps its logits in scratch memory between loops."""
-
-    shares: int
-    """Most partial sums of a sum over all edges."""
-
-    tile_edges: int
-    """Edges of a tile of a region with layers of any width. Its buffers stay in a core's second-level cache."""
-
-    serial_work: int
-    """Feature elements below which a thread costs more time than it saves."""
-
-    small_product: int
-    """Most multiplications per matrix of a product of many matrices that is written out. With 256, the library is as
-    fast. Measured."""
 
 
 H200 = TileTable(
@@ -456,6 +433,7 @@ H200 = TileTable(
     least_by_rows=2**23,
     least_product=2**17,
     least_weight=2048,
+    narrowest_product=16,
     least_summed=2**16,
     most_together=2**14,
     few_rows=2**14,
@@ -485,6 +463,13 @@ XEON = LoopTable(
     tile_edges=128,
     serial_work=2**14,
     small_product=64,
+    product_elements=3 * 2**14,
+    least_product=2**18,
+    least_weight=256,
+    narrowest_product=4,
+    widest_product=2048,
+    rows_of_share=4096,
+    product_shares=32,
 )
 """Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``."""
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile._compat import aoti, inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
+from gnncompile.codegen.cpp import matrix
 from gnncompile.device import device_of
 from gnncompile.ops import on_meta
 
@@ -53,6 +54,9 @@ def write_product(
         from gnncompile.codegen.gemm import launch
 
         launch.by_rows((left, right), None, added, gate, relu, out)
+        return
+    if matrix.pays(left, right.size(1)):
+        matrix.by_rows(left, right, added, gate, relu, out)
         return
     if added is None:
         torch.mm(left, right, out=out)
@@ -99,6 +103,9 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
         from gnncompile.codegen.gemm import launch
 
         launch.over_rows(launch.OverRows(left, right, out, sums))
+        return
+    if matrix.pays(left, right.size(1)):
+        matrix.over_rows(left, right, out, sums)
         return
     torch.mm(left.t(), right, out=out)
     if sums is not None:

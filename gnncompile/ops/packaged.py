@@ -47,7 +47,7 @@ HELD = {
 
 
 def _source_of(region: Region) -> str:
-    return tiled_source(region) if region.tiled else source(region)
+    return tiled_source(region, own_products=False) if region.tiled else source(region)
 
 
 def start(region: Region) -> str:

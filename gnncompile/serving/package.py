@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -267,7 +267,9 @@ class _Call:
 
 
 def _settings(ours: Options, theirs: dict[str, Any]) -> dict[str, Any]:
-    return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}
+    """Returns Inductor's settings. A package multiplies matrices by torch's library, on whatever CPU it runs."""
+    after = AfterDifferentiation(replace(ours, products=False))
+    return {"post_grad_custom_pre_pass": after, "shape_padding": False, **theirs}
 
 
 def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str) -> dict[str, str]:

@@ -1,15 +1,16 @@
 """Writes a tiled region as one C++17 translation unit with a plain C entry point, ``int run(const int64_t*)``.
 
 A thread walks a share of the rows, some edges (a *tile*) at a time. Values that products of matrices take or give stand
-in buffers with a row per edge of the tile, which stay in the cache. Torch's own functions compute the products.
+in buffers with a row per edge of the tile, which stay in the cache. :mod:`gnncompile.codegen.cpp.products` writes the
+products.
 
-The arguments are those of :mod:`gnncompile.codegen.cpp.source`, and the address of a :data:`PRODUCTS` table. The
+The arguments are those of :mod:`gnncompile.codegen.cpp.source`, and the address of torch's functions for products. The
 shares depend on the graph only, so results do not depend on the number of threads, and a backward computes the
 products of its forward again, bit for bit.
 
 Names in the source, beside those of :mod:`gnncompile.codegen.cpp.source`:
 
-- ``b2``: buffer 2, ``[tile, width]``; ``w3``: tensor 3 as a matrix of type ``T``.
+- ``b2``: buffer 2, ``[tile, width]``; ``w3``: tensor 3 as a matrix of type ``T``; ``v3``: its transpose.
 - ``total5``: the sum of a row's earlier tiles for reduction 5.
 """
 
@@ -19,57 +20,32 @@ from itertools import accumulate
 
 from gnncompile import tuning
 from gnncompile.codegen.cpp.nest import size_of, to_storage
-from gnncompile.codegen.cpp.phases import Phase, Phases, Product, phases
+from gnncompile.codegen.cpp.phases import Phase, Phases, phases
 from gnncompile.codegen.cpp.plan import Kind, Step, plan
 from gnncompile.codegen.cpp.prelude import prelude
+from gnncompile.codegen.cpp.products import ALIGNED, ALIGNMENT, ProductWriter, VectorWriter, whole_vectors
 from gnncompile.codegen.cpp.rows import INDEX, RowWriter, tensors
+from gnncompile.device import device_of
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Node, Region, Space
 
-PRODUCTS = """\
-// Torch's functions for products of matrices: torch/csrc/inductor/aoti_torch/c/shim.h.
-typedef void* Tensor;
-struct Products {
-  int32_t (*wrap)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, Tensor*);
-  int32_t (*drop)(Tensor);
-  int32_t (*mm)(Tensor, Tensor, Tensor);
-  int32_t (*addmm)(Tensor, Tensor, Tensor, Tensor, double, double);
-  int64_t type;
-};
-struct Matrix {
-  const Products& with;
-  Tensor tensor;
-  bool failed;
-  Matrix(const Products& with, T* data, int64_t rows, int64_t columns, bool transposed) : with(with) {
-    const int64_t sizes[2] = {rows, columns};
-    const int64_t strides[2] = {transposed ? 1 : columns, transposed ? rows : 1};
-    failed = with.wrap(data, 2, sizes, strides, 0, int32_t(with.type), 0, -1, &tensor) != 0;
-  }
-  ~Matrix() { if (!failed) with.drop(tensor); }
-};
-// result = first @ other, or the sum of both for `adds`; the matrices are [rows, inner] and [inner, columns].
-static bool multiply(const Products& with, T* result, T* first, T* other, int64_t rows, int64_t inner, int64_t columns,
-                     bool first_transposed, bool other_transposed, bool adds) {
-  if (!rows || (adds && !inner)) return true;
-  Matrix to(with, result, rows, columns, false), a(with, first, rows, inner, first_transposed),
-      b(with, other, inner, columns, other_transposed);
-  if (to.failed || a.failed || b.failed) return false;
-  return (adds ? with.addmm(to.tensor, to.tensor, a.tensor, b.tensor, 1, 1)
-               : with.mm(to.tensor, a.tensor, b.tensor)) == 0;
-}
-"""
 
-
-def tiled_source(region: Region) -> str:
+def tiled_source(region: Region, own_products: bool | None = None) -> str:
     """Returns the C++ source of a tiled region.
+
+    Args:
+        region: The region.
+        own_products: Whether the kernel multiplies matrices itself. None stands for the faster way on this machine.
 
     Raises:
         UnsupportedRegion: The region can't be cut into phases.
     """
-    body = _Writer(region, phases(region)).text()
+    own = device_of("cpu").multiplies_in_own_vectors if own_products is None else own_products
+    writer = _Writer(region, phases(region), own)
+    body = writer.text()
     head, _, helpers = prelude(body, region.double).partition("\n\nusing")
     first, _, rest = helpers.partition("\n")
-    return f"{head}\n\nusing{first}\n\n{PRODUCTS}\n{rest}\n{body}"
+    return f"{head}\n\nusing{first}\n\n{ALIGNED}\n{writer.matrices.helpers}\n{rest}\n{body}"
 
 
 class _PhaseWriter(RowWriter):
@@ -211,7 +187,7 @@ class _PhaseWriter(RowWriter):
 class _Writer:
     """Writes the kernel: the phases of a tile, the loop over tiles, and the entry point that shares rows out."""
 
-    def __init__(self, region: Region, made: Phases) -> None:
+    def __init__(self, region: Region, made: Phases, own: bool) -> None:
         self.region, self.nodes, self.made = region, region.nodes, made
         last = len(made.phases) - 1
         self.writers = [_PhaseWriter(p, region.count, k == last, 3) for k, p in enumerate(made.phases)]
@@ -219,10 +195,10 @@ class _Writer:
         self.arguments = INDEX + tensors(region)
         # Sums over all edges: those of the last loop, then those of products.
         sizes = [size_of(self.nodes[at].shape) * region.features(at) for at in made.sums]
-        starts = list(accumulate(sizes, initial=self.writers[-1].length))
+        starts = list(accumulate(map(whole_vectors, sizes), initial=whole_vectors(self.writers[-1].length)))
         self.products = dict(zip(made.sums, starts, strict=False))
         self.length = starts[-1]
-        self.weights = {p.other: p for phase in made.phases for p in phase.products if p.op != "outer"}
+        self.matrices: ProductWriter = (VectorWriter if own else ProductWriter)(region, made, self.products)
 
     def text(self) -> str:
         """Returns the body of the kernel."""
@@ -233,16 +209,13 @@ class _Writer:
     def _put(self, *lines: str) -> None:
         self.lines += lines
 
-    def _matrices(self) -> list[str]:
-        return [f"w{at}" for at in self.weights]
-
     def _walk(self) -> None:
         """Writes the function that computes a range of rows, tile by tile."""
         given = [f"    {kind} __restrict__ {name}," for kind, name in self.arguments]
-        given += [f"    T* {name}," for name in self._matrices()]
+        given += [f"    T* {name}," for name in self.matrices.names()]
         self._put("// Computes the rows from `first` up to `last`; false if a product failed.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,", *given)
-        self._put("    T* sums, T* buffers, const Products& with) {")
+        self._put(f"    T* sums, T* buffers{self.matrices.parameter}) {{")
         offsets = accumulate((tuning.LOOPS.tile_edges * buffer.width for buffer in self.made.buffers), initial=0)
         for k, (_, offset) in enumerate(zip(self.made.buffers, offsets, strict=False)):
             self._put(f"  T* const b{k} = buffers + {offset};")
@@ -253,19 +226,8 @@ class _Writer:
         for phase, writer in zip(self.made.phases, self.writers, strict=True):
             if phase.region.outputs:
                 self._put(*writer.text())
-            self._put(*(f"    if (!{self._multiply(product)}) return false;" for product in phase.products))
+            self._put(*(f"    {self.matrices.line(product)}" for product in phase.products))
         self._put("    begin = until;", "  } while (begin < stop);", "  return true;", "}", "")
-
-    def _multiply(self, product: Product) -> str:
-        width = self.made.buffers[product.first].width
-        size = size_of(self.nodes[product.node].shape)
-        if product.op == "outer":
-            result = f"sums + {self.products[product.node]}"
-            sizes = f"{width}, count, {size}"
-            return f"multiply(with, {result}, b{product.first}, b{product.other}, {sizes}, true, false, true)"
-        turned = "true" if product.op == "transposed" else "false"
-        given = f"b{product.result}, b{product.first}, w{product.other}, count, {width}, {size}"
-        return f"multiply(with, {given}, false, {turned}, false)"
 
     # The entry point.
 
@@ -273,52 +235,37 @@ class _Writer:
         self._put('extern "C" int run(const int64_t* arguments) {', "  const int64_t rows = arguments[0];")
         for at, (kind, name) in enumerate(self.arguments, 2):
             self._put(f"  {kind} const {name} = reinterpret_cast<{kind}>(arguments[{at}]);")
-        table = 2 + len(self.arguments)
-        self._put(f"  const Products& with = *reinterpret_cast<const Products*>(arguments[{table}]);")
+        self._put(*(f"  {line}" for line in self.matrices.opening(2 + len(self.arguments))))
         self._put("  const int64_t work = rows + rowptr[rows];")
         self._put(f"  const int64_t useful = 1 + rowptr[rows] / {4 * tuning.LOOPS.tile_edges};")
         self._put(f"  const int64_t shares = useful < {tuning.LOOPS.shares} ? useful : {tuning.LOOPS.shares};")
         self._put("  const int64_t threads = arguments[1] < shares ? arguments[1] : shares;")
         self._scratch()
-        names = ", ".join([name for _, name in self.arguments] + self._matrices())
+        names = ", ".join([name for _, name in self.arguments] + self.matrices.names())
         self._put("  int failed = 0;", "#pragma omp parallel num_threads(threads) reduction(| : failed)", "  {")
         buffers = tuning.LOOPS.tile_edges * sum(buffer.width for buffer in self.made.buffers)
-        self._put(f"    T* const buffers = static_cast<T*>(__builtin_malloc(({buffers} + 16) * sizeof(T)));")
-        self._put("    failed |= !buffers;", "#pragma omp for schedule(dynamic, 1)")
+        room = f"({buffers} + {2 * ALIGNMENT}) * sizeof(T)"
+        self._put(f"    T* const space = static_cast<T*>(__builtin_malloc({room}));", "    failed |= !space;")
+        self._put("    T* const buffers = aligned(space);", "#pragma omp for schedule(dynamic, 1)")
         self._put("    for (int64_t t = 0; t < shares; ++t) {")
         self._put("      const int64_t first = share(rowptr, rows, work * t / shares);")
         self._put("      const int64_t last = t + 1 == shares ? rows : share(rowptr, rows, work * (t + 1) / shares);")
         self._put(
-            f"      if (buffers && first < last)"
-            f" failed |= !walk(first, last, {names}, sums + t * {self.length}, buffers, with);"
+            f"      if (space && first < last)"
+            f" failed |= !walk(first, last, {names}, sums + t * {self.length}, buffers{self.matrices.argument});"
         )
-        self._put("    }", "    __builtin_free(buffers);", "  }")
+        self._put("    }", "    __builtin_free(space);", "  }")
         for k, out in enumerate(self.region.outputs):
             self._join(k, out.node)
-        self._put("  __builtin_free(sums);", "  return failed;", "}")
+        self._put("  __builtin_free(scratch);", "  return failed;", "}")
 
     def _scratch(self) -> None:
         """Writes the memory of sums over all edges, and the weights as matrices of type T."""
-        sizes = {at: self._elements(product) for at, product in self.weights.items()}
-        dtypes = {int(n.value or 0): n.dtype for n in self.region.inputs}
-        copied = {at: size for at, size in sizes.items() if dtypes[at] != self.region.compute}
-        extra = sum(copied.values())
-        self._put(
-            f"  T* const sums = static_cast<T*>(__builtin_calloc(shares * {self.length} + {extra + 16}, sizeof(T)));"
-        )
-        self._put("  if (!sums) return 1;", f"  T* free_space = sums + shares * {self.length};")
-        for at, size in sizes.items():
-            if at not in copied:
-                self._put(f"  T* const w{at} = const_cast<T*>(t{at});")
-                continue
-            self._put(f"  T* const w{at} = free_space;", f"  free_space += {size};")
-            load = {"bfloat16": "from_bfloat16(", "float16": "from_float16("}.get(dtypes[at], "(")
-            self._put(f"  for (int64_t i = 0; i < {size}; ++i) w{at}[i] = T({load}t{at}[i]));")
-
-    def _elements(self, product: Product) -> int:
-        node = self.nodes[product.node]
-        weights = self.nodes[node.args[1]]
-        return size_of(weights.shape) * self.region.features(product.node)
+        room = f"shares * {self.length} + {self.matrices.room()}"
+        self._put(f"  T* const scratch = static_cast<T*>(__builtin_calloc({room} + {2 * ALIGNMENT}, sizeof(T)));")
+        self._put("  if (!scratch) return 1;", "  T* const sums = aligned(scratch);")
+        self._put(f"  T* free_space = sums + shares * {self.length};")
+        self._put(*(f"  {line}" for line in self.matrices.prepare()))
 
     def _join(self, k: int, at: int) -> None:
         """Writes the sum of all shares of a sum over all edges."""

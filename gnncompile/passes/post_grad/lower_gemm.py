@@ -16,13 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile import tuning
 from gnncompile.device import device_of
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
-
-NARROWEST = 16
-"""The least number of columns of the matrices: tensor cores multiply blocks of 16."""
-
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
 
@@ -124,10 +119,11 @@ def _fits(left: Any, right: Any) -> bool:
     one, other = value(left), value(right)
     if one.dim() != 2 or one.dtype != torch.float32 or other.dtype != torch.float32:
         return False
-    if not device_of(one.device).multiplies_in_parts:
+    device = device_of(one.device)
+    if not device.has_faster_products:
         return False
     widths = one.shape[1], other.shape[1]
-    if not all(isinstance(width, int) and width >= NARROWEST for width in widths):
+    if not all(isinstance(width, int) and width >= device.narrowest_product for width in widths):
         return False
     return is_packed(one)
 
@@ -136,13 +132,17 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
     """Whether a matrix has enough rows for the kernels, or an unknown number of rows."""
     rows, depth = value(left).shape
     known = known_size(rows)
-    return known is None or known * depth * columns >= tuning.TILES.least_by_rows
+    return known is None or known * depth * columns >= device_of(value(left).device).least_product
 
 
 def _is_weight(right: fx.Node) -> bool:
     """Whether a matrix has a known, large enough size. Its strides do not matter: a weight may be a view."""
     depth, columns = value(right).shape
-    return isinstance(depth, int) and isinstance(columns, int) and depth * columns >= tuning.TILES.least_weight
+    return (
+        isinstance(depth, int)
+        and isinstance(columns, int)
+        and depth * columns >= device_of(value(right).device).least_weight
+    )
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:

@@ -1,0 +1,260 @@
+"""Writes the products of matrices of a tiled region: by torch's library, or in vectors of the kernel's own.
+
+The library is as fast as a processor allows, except where it uses half of the processor's vectors: see
+:attr:`gnncompile.device.Device.multiplies_in_own_vectors`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from gnncompile.codegen.cpp.nest import size_of
+from gnncompile.codegen.cpp.phases import Phases, Product
+from gnncompile.ir.region import Region
+
+ALIGNED = """\
+// The first address of a cache line from `data` on.
+static inline T* aligned(T* data) {
+  constexpr uintptr_t LINE = 64 / sizeof(T);
+  return data + -(reinterpret_cast<uintptr_t>(data) / sizeof(T)) % LINE;
+}
+"""
+
+LIBRARY = """\
+// Torch's functions for products of matrices: torch/csrc/inductor/aoti_torch/c/shim.h.
+typedef void* Tensor;
+struct Products {
+  int32_t (*wrap)(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, Tensor*);
+  int32_t (*drop)(Tensor);
+  int32_t (*mm)(Tensor, Tensor, Tensor);
+  int32_t (*addmm)(Tensor, Tensor, Tensor, Tensor, double, double);
+  int64_t type;
+};
+struct Matrix {
+  const Products& with;
+  Tensor tensor;
+  bool failed;
+  Matrix(const Products& with, T* data, int64_t rows, int64_t columns, bool transposed) : with(with) {
+    const int64_t sizes[2] = {rows, columns};
+    const int64_t strides[2] = {transposed ? 1 : columns, transposed ? rows : 1};
+    failed = with.wrap(data, 2, sizes, strides, 0, int32_t(with.type), 0, -1, &tensor) != 0;
+  }
+  ~Matrix() { if (!failed) with.drop(tensor); }
+};
+// result = first @ other, or the sum of both for `adds`; the matrices are [rows, inner] and [inner, columns].
+static bool multiply(const Products& with, T* result, T* first, T* other, int64_t rows, int64_t inner, int64_t columns,
+                     bool first_transposed, bool other_transposed, bool adds) {
+  if (!rows || (adds && !inner)) return true;
+  Matrix to(with, result, rows, columns, false), a(with, first, rows, inner, first_transposed),
+      b(with, other, inner, columns, other_transposed);
+  if (to.failed || a.failed || b.failed) return false;
+  return (adds ? with.addmm(to.tensor, to.tensor, a.tensor, b.tensor, 1, 1)
+               : with.mm(to.tensor, a.tensor, b.tensor)) == 0;
+}
+"""
+
+VECTORS = """\
+// Products of matrices. The sums of a block of rows and columns stay in registers of 64 bytes.
+constexpr int64_t LANES = 64 / sizeof(T), STRIP = 4 * LANES;
+typedef T Vector __attribute__((vector_size(64)));
+typedef T Loose __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+// to[i][j] = sum of a[i * row + k * step] * b[k * next + j] over k < inner, for ROWS rows and columns j < left.
+template <int ROWS, int WIDE, bool ADDS>
+static inline __attribute__((always_inline)) void block(T* to, int64_t columns, int64_t left, const T* a, int64_t row,
+                                                        int64_t step, const T* b, int64_t next, int64_t inner) {
+  Vector sums[ROWS][WIDE] = {};
+#pragma GCC unroll 1
+  for (int64_t k = 0; k < inner; ++k) {
+    Vector other[WIDE];
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDE; ++j) other[j] = *reinterpret_cast<const Loose*>(b + k * next + j * LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) {
+      const T one = a[i * row + k * step];
+#pragma GCC unroll 4
+      for (int j = 0; j < WIDE; ++j) sums[i][j] += one * other[j];
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDE; ++j) {
+      T* const at = to + i * columns + j * LANES;
+      if ((j + 1) * LANES <= left) {
+        Loose& whole = *reinterpret_cast<Loose*>(at);
+        whole = ADDS ? whole + sums[i][j] : sums[i][j];
+      } else {
+        for (int64_t lane = 0; lane < left - j * LANES; ++lane)
+          at[lane] = ADDS ? at[lane] + sums[i][j][lane] : sums[i][j][lane];
+      }
+    }
+  }
+}
+// A strip of columns, which takes WIDE vectors: its part of `b` stays in the first-level cache.
+template <int WIDE, bool ADDS>
+static __attribute__((noinline)) void strip(T* to, int64_t columns, int64_t left, const T* a, int64_t row, int64_t step,
+                                            const T* b, int64_t next, int64_t rows, int64_t inner) {
+  constexpr int ROWS = WIDE == 4 ? 6 : WIDE == 3 ? 8 : WIDE == 2 ? 12 : 14;
+  int64_t i = 0;
+  for (; i + ROWS <= rows; i += ROWS)
+    block<ROWS, WIDE, ADDS>(to + i * columns, columns, left, a + i * row, row, step, b, next, inner);
+  for (; i + 2 <= rows; i += 2)
+    block<2, WIDE, ADDS>(to + i * columns, columns, left, a + i * row, row, step, b, next, inner);
+  if (i < rows) block<1, WIDE, ADDS>(to + i * columns, columns, left, a + i * row, row, step, b, next, inner);
+}
+// to = a @ b, or the sum of both for ADDS. A strip of `b` starts `far` after the one before it. Up to LANES - 1
+// elements after a row of `b` are read.
+template <int COLUMNS, bool ADDS>
+static inline void multiply(T* to, const T* a, int64_t row, int64_t step, const T* b, int64_t next, int64_t far,
+                            int64_t rows, int64_t inner) {
+  constexpr int64_t FULL = COLUMNS / STRIP * STRIP, REST = (COLUMNS - FULL + LANES - 1) / LANES;
+  for (int64_t j = 0; j < FULL; j += STRIP)
+    strip<4, ADDS>(to + j, COLUMNS, STRIP, a, row, step, b + j / STRIP * far, next, rows, inner);
+  if constexpr (REST > 0)
+    strip<REST, ADDS>(to + FULL, COLUMNS, COLUMNS - FULL, a, row, step, b + FULL / STRIP * far, next, rows, inner);
+}
+// The number of elements of a matrix as strips.
+static constexpr int64_t in_strips(int64_t inner, int64_t columns) {
+  return (columns + STRIP - 1) / STRIP * STRIP * inner;
+}
+"""
+
+ALIGNMENT = 16
+"""The number of float32 elements of a cache line."""
+
+
+def whole_vectors(elements: int) -> int:
+    """Returns a number of elements, rounded up to whole cache lines."""
+    return -(-elements // ALIGNMENT) * ALIGNMENT
+
+
+class ProductWriter:
+    """Writes the products of one region, and the matrices that hold its weights.
+
+    Args:
+        region: The region.
+        made: Its phases.
+        sums: For each product over all edges, the first element of its result among all sums.
+    """
+
+    helpers = LIBRARY
+    """The functions that the lines call."""
+
+    parameter, argument = ", const Products& with", ", with"
+    """The last parameter of the walk, and its argument."""
+
+    def __init__(self, region: Region, made: Phases, sums: dict[int, int]) -> None:
+        self.region, self.made, self.sums = region, made, sums
+        self.dtypes = {int(n.value or 0): n.dtype for n in region.inputs}
+        self.products = [p for phase in made.phases for p in phase.products if p.op != "outer"]
+
+    def names(self) -> list[str]:
+        """Returns the names of the matrices of weights."""
+        return [f"w{at}" for at in self._weights()]
+
+    def opening(self, table: int) -> list[str]:
+        """Returns the line that finds torch's products, in the argument at position `table`."""
+        return [f"const Products& with = *reinterpret_cast<const Products*>(arguments[{table}]);"]
+
+    def room(self) -> str:
+        """Returns the number of elements that copies of weights take."""
+        copied = sum(self._elements(p) for at, p in self._weights().items() if self._is_copied(at))
+        return str(copied)
+
+    def prepare(self) -> list[str]:
+        """Returns the lines that copy weights to `free_space`."""
+        lines = []
+        for at, product in self._weights().items():
+            if not self._is_copied(at):
+                lines.append(f"T* const w{at} = const_cast<T*>(t{at});")
+                continue
+            size = self._elements(product)
+            lines += [f"T* const w{at} = free_space;", f"free_space += {size};"]
+            lines.append(f"for (int64_t i = 0; i < {size}; ++i) w{at}[i] = {self._load(at, 'i')};")
+        return lines
+
+    def line(self, product: Product) -> str:
+        """Returns the line that computes a product of a tile."""
+        width, size = self._widths(product)
+        if product.op == "outer":
+            given = f"sums + {self.sums[product.node]}, b{product.first}, b{product.other}, {width}, count, {size}"
+            call = f"multiply(with, {given}, true, false, true)"
+        else:
+            turned = "true" if product.op == "transposed" else "false"
+            given = f"b{product.result}, b{product.first}, w{product.other}, count, {width}, {size}"
+            call = f"multiply(with, {given}, false, {turned}, false)"
+        return f"if (!{call}) return false;"
+
+    def _widths(self, product: Product) -> tuple[int, int]:
+        """Returns the elements per edge of a product's first argument, and the columns of its result."""
+        return self.made.buffers[product.first].width, size_of(self.region.nodes[product.node].shape)
+
+    def _weights(self) -> dict[int, Product]:
+        return {p.other: p for p in self.products}
+
+    def _is_copied(self, at: int) -> bool:
+        return self.dtypes[at] != self.region.compute
+
+    def _elements(self, product: Product) -> int:
+        node = self.region.nodes[product.node]
+        return prod(self.region.nodes[node.args[1]].shape) * self.region.features(product.node)
+
+    def _load(self, at: int, index: str) -> str:
+        load = {"bfloat16": "from_bfloat16(", "float16": "from_float16("}.get(self.dtypes[at], "(")
+        return f"T({load}t{at}[{index}]))"
+
+
+class VectorWriter(ProductWriter):
+    """Writes products in vectors of the kernel's own. Weights are copied in strips of columns, padded with zeros."""
+
+    helpers = VECTORS
+    parameter = argument = ""
+
+    def opening(self, table: int) -> list[str]:
+        """Returns no line: torch's products are not called."""
+        return []
+
+    def names(self) -> list[str]:
+        """Returns the names of the matrices of weights."""
+        return list(self._matrices())
+
+    def room(self) -> str:
+        """Returns the number of elements that copies of weights take."""
+        sizes = [f"in_strips({width}, {size})" for width, size in map(self._widths, self._matrices().values())]
+        return " + ".join(sizes) or "0"
+
+    def prepare(self) -> list[str]:
+        """Returns the lines that copy weights to `free_space`."""
+        lines = []
+        for name, product in self._matrices().items():
+            width, size = self._widths(product)
+            index = f"(j + l) * {width} + k" if product.op == "transposed" else f"k * {size} + j + l"
+            lines += [f"T* {name} = free_space;", f"free_space += in_strips({width}, {size});"]
+            lines.append(f"for (int64_t j = 0; j < {size}; j += STRIP)")
+            lines.append(f"  for (int64_t k = 0; k < {width}; ++k, {name} += STRIP)")
+            lines.append("    for (int64_t l = 0; l < STRIP; ++l)")
+            lines.append(f"      {name}[l] = j + l < {size} ? {self._load(product.other, index)} : T(0);")
+            lines.append(f"{name} -= in_strips({width}, {size});")
+        return lines
+
+    def line(self, product: Product) -> str:
+        """Returns the line that computes a product of a tile."""
+        width, size = self._widths(product)
+        if product.op == "outer" and size == 1:
+            result = f"sums + {self.sums[product.node]}"
+            given = f"{result}, b{product.other}, 1, 1, b{product.first}, {width}, STRIP, 1, count"
+            return f"multiply<{width}, true>({given});"
+        if product.op == "outer":
+            result = f"sums + {self.sums[product.node]}"
+            given = f"{result}, b{product.first}, 1, {width}, b{product.other}, {size}, STRIP, {width}, count"
+            return f"multiply<{size}, true>({given});"
+        matrix = self._name(product)
+        given = f"b{product.result}, b{product.first}, {width}, 1, {matrix}, STRIP, STRIP * {width}, count, {width}"
+        return f"multiply<{size}, false>({given});"
+
+    def _matrices(self) -> dict[str, Product]:
+        return {self._name(p): p for p in self.products}
+
+    @staticmethod
+    def _name(product: Product) -> str:
+        return f"{'v' if product.op == 'transposed' else 'w'}{product.other}"

@@ -1,0 +1,55 @@
+"""The names of the numbers of :mod:`gnncompile.tuning` for C++ kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoopTable:
+    """The numbers of one kind of processor, for the C++ kernels (codegen/cpp). No times were kept."""
+
+    prefetch_edges: int
+    """A loop prefetches the rows of the edge that is this many edges ahead."""
+
+    prefetch_bytes: int
+    """Most bytes of a row that are prefetched. The hardware prefetches the rest."""
+
+    buffered_heads: int
+    """Most heads of a softmax, with one logit per head, that keeps its logits in scratch memory between loops."""
+
+    shares: int
+    """Most partial sums of a sum over all edges."""
+
+    tile_edges: int
+    """Edges of a tile of a region with layers of any width. Its buffers stay in a core's second-level cache."""
+
+    serial_work: int
+    """Feature elements below which a thread costs more time than it saves."""
+
+    small_product: int
+    """Most multiplications per matrix of a product of many matrices that is written out. With 256, the library is as
+    fast. Measured."""
+
+    # -- products of matrices in vectors of our own (codegen/cpp/matrix.py) --------------------------------------------
+
+    product_elements: int
+    """Elements of the left matrix that a core multiplies at a time. They stay in its second-level cache."""
+
+    least_product: int
+    """Least multiplications of a product. Below, the library is as fast."""
+
+    least_weight: int
+    """Least elements of a weight."""
+
+    narrowest_product: int
+    """Least columns of a matrix. With fewer, most lanes of a vector are empty."""
+
+    widest_product: int
+    """Most columns of a matrix."""
+
+    rows_of_share: int
+    """Rows of a partial sum of a product over rows."""
+
+    product_shares: int
+    """Most partial sums of a product over rows."""

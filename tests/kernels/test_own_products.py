@@ -1,0 +1,144 @@
+"""Products of matrices in vectors of our own on CPUs: the kernels, tiled regions, and compiled models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+import gnncompile
+from gnncompile import tuning
+from gnncompile.codegen.cpp import matrix
+from gnncompile.codegen.cpp.products import LIBRARY, VECTORS
+from gnncompile.codegen.cpp.tiled_source import tiled_source
+from gnncompile.device import Device
+from tests.harness import kernels
+from tests.kernels.test_tiles import by_op, check, region_of
+
+SIZES = [(1, 1, 1), (1, 70, 5), (7, 16, 16), (130, 50, 33), (131, 33, 50), (300, 17, 130), (257, 96, 64), (5000, 3, 4)]
+
+
+@pytest.fixture(params=[True, False], ids=["own", "library"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Products by our own vectors, then by the library, on whatever CPU there is; small products count too."""
+    monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: request.param))
+    few = replace(tuning.LOOPS, least_product=1, least_weight=1, narrowest_product=1)
+    monkeypatch.setattr(tuning, "LOOPS", few)
+    torch._dynamo.reset()
+    with kernels("cpp"), torch._inductor.config.patch(force_disable_caches=True):
+        yield request.param
+
+
+def near(found: Tensor, right: Tensor) -> None:
+    """Asserts that a result has the accuracy of float32 sums."""
+    assert (found.double() - right).norm() <= 1e-6 * right.norm()
+
+
+@pytest.mark.parametrize("rows, depth, columns", SIZES)
+@pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
+def test_by_rows(rows: int, depth: int, columns: int, added: str) -> None:
+    torch.manual_seed(rows)
+    left, right = torch.randn(rows, depth), torch.randn(columns, depth).t()
+    out = torch.full((rows, columns), float("nan"))
+    if added == "out":
+        out.normal_()
+    more = {"nothing": None, "row": torch.randn(columns), "matrix": torch.randn(rows, columns), "out": out}[added]
+    wanted = left.double() @ right.double() + (0 if more is None else more.double())
+    matrix.by_rows(left, right, more, None, False, out)
+    near(out, wanted)
+
+
+def test_the_epilogue_keeps_nan_and_closed_gates() -> None:
+    left, right = torch.randn(40, 20), torch.randn(20, 30)
+    left[3, 0], out = float("nan"), torch.empty(40, 30)
+    gate = torch.randn(40, 30)
+    matrix.by_rows(left, right, None, gate, True, out)
+    wanted = torch.where(gate <= 0, 0.0, (left @ right).relu())
+    torch.testing.assert_close(out, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows, depth, columns", [*SIZES, (0, 5, 20)])
+def test_over_rows(rows: int, depth: int, columns: int) -> None:
+    torch.manual_seed(rows)
+    left, right = torch.randn(rows, depth), torch.randn(rows, columns)
+    out, sums = torch.full((depth, columns), float("nan")), torch.full((depth,), float("nan"))
+    matrix.over_rows(left, right, out, sums)
+    near(out, left.double().t() @ right.double())
+    near(sums, left.double().sum(0))
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    torch.manual_seed(0)
+    left, right, rows = torch.randn(9001, 33), torch.randn(33, 70), torch.randn(9001, 70)
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            out, over, sums = torch.empty(9001, 70), torch.empty(33, 70), torch.empty(33)
+            matrix.by_rows(left, right, None, None, False, out)
+            matrix.over_rows(left, rows, over, sums)
+            found.append((out, over, sums))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_rows_do_not_depend_on_their_place() -> None:
+    """A backward computes rows of its forward again, in other tiles."""
+    torch.manual_seed(0)
+    left, right, whole = torch.randn(50, 40), torch.randn(40, 90), torch.empty(50, 90)
+    matrix.by_rows(left, right, None, None, False, whole)
+    for count in (1, 2, 3, 7, 13):
+        part = torch.empty(count, 90)
+        matrix.by_rows(left[9 : 9 + count].clone(), right, None, None, False, part)
+        assert torch.equal(part, whole[9 : 9 + count])
+
+
+@pytest.mark.parametrize("graph", ["no edge", "hub"])
+@pytest.mark.parametrize("name", ["equivariant", "filters"])
+def test_tiled_regions(name: str, graph: str, own: bool) -> None:
+    check(name, graph, "float32", True, by_op, 2e-5)
+
+
+def test_the_writer_of_products_is_chosen(own: bool) -> None:
+    region, _ = region_of("mesh_graph_net")
+    found, other = (VECTORS, LIBRARY) if own else (LIBRARY, VECTORS)
+    text = tiled_source(region)
+    assert found in text and other not in text
+    assert LIBRARY in tiled_source(region, own_products=False)
+
+
+class Layers(nn.Module):
+    """Layers with and without bias, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 48), nn.Linear(48, 9, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :9] + self.last(self.first(x).relu())
+
+
+@pytest.mark.parametrize("rows", [1, 90])
+def test_models(rows: int, own: bool) -> None:
+    torch.manual_seed(0)
+    eager = Layers()
+    compiled = gnncompile.compile(copy.deepcopy(eager))
+    x = torch.randn(rows, 20)
+    results = []
+    for model in (copy.deepcopy(eager).double(), compiled):
+        given = x.to(next(model.parameters()).dtype).requires_grad_()
+        out, code = run_and_get_code(model, given)
+        out.cos().sum().backward()
+        results.append([out.detach(), given.grad, *(p.grad for p in model.parameters())])
+    assert any("write_product(" in text for text in code) is own
+    assert any("write_product_over_rows(" in text for text in code) is own
+    for found, right in zip(results[1], results[0], strict=True):
+        near(found, right)
