@@ -17,7 +17,7 @@ from gnncompile._compat.autograd import (
 )
 from gnncompile._compat.bounds import TAKE_ALONG_DIM_COUNTS
 from gnncompile._compat.capture_settings import CaptureSettings, current_settings, is_ours
-from gnncompile._compat.compiles import kept_guards, symbolic_counts
+from gnncompile._compat.compiles import empty_is_special, kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cpu_products import has_products, products_table
 from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
@@ -157,6 +157,7 @@ __all__ = [
     "current_stream",
     "decompose",
     "drop_leaf_marks",
+    "empty_is_special",
     "extension_flags",
     "extension_libraries",
     "extras_of_replica",

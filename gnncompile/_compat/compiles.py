@@ -82,6 +82,11 @@ def _watch_compiles() -> None:
         callback_handler.register_end_callback(_compile_ends)
 
 
+def empty_is_special() -> bool:
+    """Whether the compile that runs now takes symbolic sizes for larger than 1, without a guard."""
+    return compiling.empty_is_special
+
+
 class symbolic_counts:  # noqa: N801  (used as a function)
     """A context manager: compiles inside it see the numbers of nodes, edges and graphs as symbols.
 

@@ -16,6 +16,10 @@ class Setting(Enum):
     PADDING = "padding"
     """Whether padded mini-batches are captured with their padding. The value is False."""
 
+    ROWS = "numbers of rows"
+    """The numbers of valid rows with which a padded mini-batch is captured with its padding. The value is one more
+    :class:`gnncompile.layout.batch_metadata.RowLimit`."""
+
     SELF_LOOPS = "self loops"
     """How removed self loops are traced. The value is "exact" (they are taken out, so sizes depend on the data), or
     "off" (all PyG code is traced as written)."""

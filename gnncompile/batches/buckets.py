@@ -11,7 +11,6 @@ from torch import Tensor
 from torch import multiprocessing as mp
 
 from gnncompile.batches.row_types import EDGES, GRAPHS, NODES, RowTypes
-from gnncompile.layout.batch_metadata import ENOUGH
 
 MOST = 4
 """The most buckets, if the user gives no number."""
@@ -54,7 +53,7 @@ class Buckets:
     def choose(self, kinds: RowTypes) -> tuple[int, ...] | None:
         """Returns the bucket for a mini-batch, or None if the mini-batch can't be padded."""
         counts = kinds.counts
-        if not kinds.certain or min(counts, default=0) < ENOUGH or len(counts) > MOST_KINDS:
+        if not kinds.certain or not counts or len(counts) > MOST_KINDS:
             return None
         with self._lock:
             rows = self._rows(zlib.crc32("\n".join(kinds.names).encode()) + 1)
@@ -63,7 +62,8 @@ class Buckets:
             known = [tuple(row[1 : 1 + len(counts)].tolist()) for row in rows if row[1]]
             best = min((b for b in known if _holds(b, kinds)), key=sum, default=None)
             full = len(known) == self.most
-            if best is not None and (full or sum(best) <= (1 + WASTE) * sum(counts) + 64):
+            spare = max(64, 10 * len(counts))  # a row type without a row is padded to 8
+            if best is not None and (full or sum(best) <= (1 + WASTE) * sum(counts) + spare):
                 return best
             place, new = len(known), _sizes(counts, kinds, SLACK)
             if full:  # no bucket is large enough: the largest bucket grows

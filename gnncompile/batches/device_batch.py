@@ -22,11 +22,13 @@ from gnncompile import tuning
 from gnncompile.batches import device_kernels
 from gnncompile.batches.hops import MOST, HopPrefix
 from gnncompile.batches.memory import ALIGNMENT, Place
+from gnncompile.batches.padding_rows import is_position
 from gnncompile.batches.placing import Placing
 from gnncompile.batches.prepare import COUNTS, Attribute, LayoutHubs, Prepared
-from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS, RowTypes
+from gnncompile.batches.row_types import BATCH, EDGE_INDEX, EDGES, NODES, SEEDS, RowTypes, tensors
 from gnncompile.layout import csr
-from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, attach
+from gnncompile.layout.batch_metadata import BatchMetadata, attach
+from gnncompile.layout.streams import Ordered
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, has_rows
 from gnncompile.sampling.features import Features
 from gnncompile.sampling.gather import padded
@@ -109,6 +111,12 @@ class Columns:
             (at for at, store in enumerate(data.stores) if getattr(store, "_key", None) == seeds.input_type), 0
         )
         return Columns(shell, kinds, tuple(rows), features, found, time_dtype, seeds.are_nodes)
+
+    def held(self) -> list[Tensor]:
+        """Returns all tensors: attributes, orders of edges, and what all mini-batches share."""
+        orders = [kind.order for kind in self.kinds if kind.order is not None]
+        shared = [value for store in self.shell.stores for value in tensors(store).values()]
+        return [*(held for one in self.features.values() for held in one.held()), *orders, *shared]
 
     def value(self, store: int, key: str) -> Tensor | None:
         """Returns an attribute of nodes or edges, wherever it lies; None if there is no such attribute."""
@@ -196,7 +204,7 @@ def _hop_prefixes(columns: Columns, sampled: Sampled) -> tuple[HopPrefix, ...]:
         if nodes[hop + 1] == nodes[hop]:
             break
         found.append(HopPrefix(nodes[hop], edges[hop], nodes[hop + 1]))
-    return tuple(found) if found and min(found[0]) >= ENOUGH else ()
+    return tuple(found)
 
 
 class DeviceBatch:
@@ -212,6 +220,7 @@ class DeviceBatch:
 
     def __init__(self, columns: Columns, kinds: RowTypes, sizes: tuple[int, ...], seeds: int, sampled: Sampled) -> None:
         self.columns, self.sizes, self.length = columns, sizes, 0
+        self._pads = sizes != kinds.counts
         self.hop_prefixes = len(kinds.hop_prefixes)
         self.rooms: dict[str, _Room] = {}
         self._keys = kinds.rows
@@ -242,6 +251,7 @@ class DeviceBatch:
             for kind in columns.kinds
             if kind.ends is not None
         }
+        self._made = Ordered.after([self._order, *self._nodes.values()])
 
     def _of_seeds(self, key: str) -> str:
         return f"{self.columns.seed_store} {key}"
@@ -274,6 +284,8 @@ class DeviceBatch:
 
     def fill(self, memory: Tensor, sampled: Sampled) -> None:
         """Queues the kernels that write a mini-batch to its memory, uint8 ``[length]``. Never waits for the device."""
+        if self._made is not None:
+            self._made.follow()  # iterators in several threads, and epochs, may run on several streams
         counts = self._at(memory, COUNTS)
         torch.index_select(sampled.state, 0, self._order, out=counts)
         for at, kind in enumerate(self.columns.kinds):
@@ -317,8 +329,10 @@ class DeviceBatch:
             out, ahead = self._at(memory, f"{kind.store} {key}"), sampled.rows.get((kind.are_nodes, kind.at, key))
             if ahead is not None:
                 padded(ahead, end, out)
-            else:
+            elif columns.features[at].num_rows:
                 columns.features[at].gather(key, ids, end, out)
+            if self._pads:
+                device_kernels.spread_rows(out, counts, at, is_position(key))
 
     def _identity(self, memory: Tensor, store: int, key: str, kind: int) -> Tensor:
         """Returns the tensor for the ids of nodes or edges: in the memory, unless the graph has such an attribute."""

@@ -6,14 +6,19 @@ Padding follows the rules of :mod:`gnncompile.batches.prepare`. Imports Triton.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnncompile.batches import padding_rows
 from gnncompile.codegen.triton.launcher import Kernel, on_device
 from gnncompile.sampling.kernels import REPEATED
 
 BLOCK = 1024
+
+PROGRAMS = 128
+"""The most programs that spread the padded rows of an attribute. For most attributes they have nothing to do."""
 
 
 @triton.jit(do_not_specialize=["kind", "size"])
@@ -88,7 +93,43 @@ def _prefix_pointers(
     tl.store(out_ptr + at, tl.where(valid, pointer, ring.to(tl.int32)), mask=inside)
 
 
+@triton.jit(do_not_specialize=["kind", "rows", "width", "tiles"])
+def _spread_rows(
+    out_ptr,
+    counts_ptr,
+    kind,
+    rows,
+    width,
+    tiles,
+    IS_FLOAT: tl.constexpr,
+    ALWAYS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    PERIOD: tl.constexpr,
+    LEAST: tl.constexpr,
+    SCALE: tl.constexpr,
+    TYPES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Changes padded rows that repeat the first rows, so that they differ; see :mod:`gnncompile.batches.padding_rows`.
+
+    This holds for floats with one valid row or none, or with ALWAYS. Other attributes without a row get zeros.
+    """
+    number = tl.load(counts_ptr + kind)
+    if (number == 0) | (IS_FLOAT & (ALWAYS | (number == 1))):
+        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+            at = (tile + tl.zeros((BLOCK,), tl.int64)) * BLOCK + tl.arange(0, BLOCK)
+            row, column = at // width, at % width
+            inside = (row < rows) & (row >= number)
+            made = tl.load(out_ptr + at, mask=inside & (number > 0), other=0)
+            if IS_FLOAT:
+                more = (LEAST + (ROW * row + COLUMN * column) % PERIOD).to(tl.float32) / SCALE
+                made = made.to(tl.float64) + more if made.dtype == tl.float64 else made.to(tl.float32) + more
+            tl.store(out_ptr + at, made.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 _repeat = Kernel(_repeat_rows, num_warps=4)
+_spread = Kernel(_spread_rows, num_warps=4)
 _pad = Kernel(_pad_edges, num_warps=4)
 _point = Kernel(_prefix_pointers, num_warps=4)
 
@@ -104,6 +145,32 @@ def repeat_rows(source: Tensor, counts: Tensor, kind: int, out: Tensor) -> None:
     """
     with on_device(out.get_device()):
         _repeat(-(-out.numel() // BLOCK), (source, counts, out), (kind, out.numel()), (BLOCK,))
+
+
+def spread_rows(out: Tensor, counts: Tensor, kind: int, always: bool) -> None:
+    """Makes padded rows of floats differ, and pads attributes without a row; see
+    :func:`gnncompile.batches.padding_rows.padding_rows`.
+
+    Args:
+        out: The attribute, contiguous, ``[size, ...]``. Its padded rows repeat the first rows.
+        counts: The number of valid rows of each row type, int64 ``[kinds]``.
+        kind: The row type of its rows.
+        always: Whether padded rows differ even if there are several valid rows.
+    """
+    if not out.numel():
+        return
+    is_float = out.dtype in padding_rows.SPREAD
+    words = out if is_float else out.unsqueeze(-1).view(torch.uint8)
+    width = words[0].numel()
+    tiles = -(-words.numel() // BLOCK)
+    rule = (padding_rows.ROW, padding_rows.COLUMN, padding_rows.PERIOD, padding_rows.LEAST, padding_rows.SCALE)
+    with on_device(out.get_device()):
+        _spread(
+            min(tiles, PROGRAMS),
+            (words, counts),
+            (kind, out.size(0), width, tiles),
+            (is_float, always, *rule, str(words.dtype), BLOCK),
+        )
 
 
 def pad_edges(

@@ -29,7 +29,7 @@ from gnncompile.batches.row_types import RowTypes
 from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import UnsupportedSampling
-from gnncompile.layout.batch_metadata import ENOUGH
+from gnncompile.layout.streams import Readers
 from gnncompile.sampling.ahead import AHEAD, SamplesAhead, Sampling, sampling
 from gnncompile.sampling.arguments import UNKNOWN
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph, moved, moved_types, sampler_of
@@ -90,6 +90,7 @@ class DeviceLoader:
             raise UnsupportedSampling(f"the graph does not fit into the memory of {device}") from error
         if device_of(device).has_streams:
             torch.cuda.current_stream(device).synchronize()  # epochs may run on other streams
+        self._readers = Readers([*self._graph.tensors(), *self._columns.held()])
         self._lock = threading.Lock()  # iterators in several threads share what follows
         self._idle: list[Sampling] = []
         self._is_told = False
@@ -172,6 +173,9 @@ class DeviceLoader:
         return True
 
     def _take(self, samples: Sampling) -> BaseData:
+        device = self._graph.device
+        if device_of(device).has_streams:
+            self._readers.add(torch.cuda.current_stream(device))
         sampled = samples.take()
         kinds = kinds_of(self._columns, sampled, self._buckets is not None)
         sizes = None if self._buckets is None else self._buckets.choose(kinds)
@@ -193,13 +197,12 @@ class DeviceLoader:
         if self._is_told or not isinstance(self._graph, HeteroDeviceGraph):
             return
         self._is_told = True
-        few = [name for name, count in zip(kinds.names, kinds.counts, strict=True) if count < ENOUGH]
-        why = (
-            f"it has fewer than {ENOUGH} rows of {few[0]!r}; leave that type out of the graph, or sample more of it"
-            if few
-            else f"it has {len(kinds.names)} node types and edge types, expected at most {MOST_KINDS}; leave some out"
+        logger.warning(
+            "a mini-batch was not padded, and the step over it is not recorded: it has %d node types and edge types, "
+            "expected at most %d; leave some out",
+            len(kinds.names),
+            MOST_KINDS,
         )
-        logger.warning("a mini-batch was not padded, and the step over it is not recorded: %s", why)
 
     def _memories_of(self, sizes: tuple[int, ...], kinds: RowTypes, sampled: Sampled) -> _Memories:
         """Returns the memories of a padded size. Forgets the sizes that buckets had before they grew."""
@@ -245,11 +248,17 @@ class _Memories:
 
 
 class _Memory:
-    """The memory of a mini-batch, with the CUDA graphs that fill it."""
+    """The memory of a mini-batch, with the CUDA graphs that fill it.
+
+    The memory is used again as soon as the host holds no tensor in it. The stream that fills it waits for the stream
+    that filled it before, where the mini-batch was read. Work on a third stream has to end before the last tensor is
+    dropped, or the second stream has to wait for it: ``record_stream`` of these tensors has no effect.
+    """
 
     def __init__(self, batch: DeviceBatch, device: torch.device) -> None:
         self._batch = batch
         self._memory = torch.empty(batch.length, dtype=torch.uint8, device=device)
+        self._readers = Readers([self._memory])
         self._users = _compat.storage_users(self._memory)
         self._filled: dict[int, Callable[[], None] | None] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -269,6 +278,7 @@ class _Memory:
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)  # the mini-batch before may have been read there
             self._stream = stream
+            self._readers.add(stream)
         self._write(sampled)
         return _compat.same_memory(self._memory)
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from gnncompile import _compat
 from gnncompile.batches.buckets import MOST, Buckets
+from gnncompile.batches.memories import on_gpu
 from gnncompile.batches.prepare import Prepare, Prepared, prepare_all
 from gnncompile.batches.row_types import levels_of
 from gnncompile.device import device_of
@@ -347,6 +348,9 @@ class _Pinned:
 class _Ahead:
     """Copies mini-batches to a GPU in a thread.
 
+    Everything on the GPU that an item reads is recorded on the stream of its reader: the memory that was copied, and
+    other tensors, such as sparse matrices and what another engine has made. See :mod:`gnncompile.layout.streams`.
+
     Args:
         items: The prepared mini-batches.
         device: The GPU.
@@ -387,6 +391,7 @@ class _Ahead:
                 for item in self._items:
                     memories: list[Tensor] = []
                     made = _each(item, partial(self._copy, memories), self._other)
+                    memories += on_gpu(made, memories)
                     copied = torch.cuda.Event()
                     copied.record(self._stream)
                     if not self._put((made, memories, copied)):

@@ -2,8 +2,9 @@
 
 Mini-batches are prepared where they are: on the CPU, or on the GPU if another engine has sampled them there.
 
-Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch. Padded
-edges join padded nodes in rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
+Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch. For
+positions, and for one node or none, see :mod:`gnncompile.batches.padding_rows`. Padded edges join padded nodes in
+rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gnncompile.batches.edge_layouts import highest, is_sorted, order_of, pointe
 from gnncompile.batches.hops import HopPrefix, hop_prefixes
 from gnncompile.batches.memory import Memory, Place
 from gnncompile.batches.padding_edges import Ring, evenly, shared
+from gnncompile.batches.padding_rows import is_position, padding_rows
 from gnncompile.batches.row_types import (
     BATCH,
     EDGE_INDEX,
@@ -43,7 +45,7 @@ from gnncompile.batches.row_types import (
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError
 from gnncompile.layout import batch_metadata, csr
-from gnncompile.layout.batch_metadata import ENOUGH, BatchMetadata, Bucketed, Layout, attach, count
+from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Layout, attach, count
 
 COUNTS = "counts"
 """The name in the memory of the number of valid rows of each row type."""
@@ -266,8 +268,7 @@ class _Preparation:
         seeds, ends = self.data.stores[0].get(SEEDS), self.kinds.ends[0]
         if self.is_sorted != [True] or isinstance(self.data, Batch) or type(seeds) is not int or ends is None:
             return ()
-        found = hop_prefixes(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
-        return found if found and min(found[0]) >= ENOUGH else ()
+        return hop_prefixes(self.data.stores[0][EDGE_INDEX], seeds, self.kinds.counts[ends[0]])
 
     def _with_rows_of_seeds(self, kinds: RowTypes) -> RowTypes:
         """Adds the row types of attributes that have a row for each seed, such as the labels of GraphBolt.
@@ -309,8 +310,7 @@ class _Preparation:
             return [torch.stack([ring.row, ring.col])]
         if values[0] is not None:
             return [shared(number, self.counts[values[0]], self.sizes[values[0]]).to(value.dtype)]
-        whole, rest = divmod(number, max(value.size(0), 1))
-        return [*[value] * whole, value[:rest]]
+        return padding_rows(value, number, is_position(attribute.key))
 
     def _ring(self, number: int, ends: tuple[int, int]) -> Ring:
         sources, destinations = ((self.counts[end], self.sizes[end]) for end in ends)

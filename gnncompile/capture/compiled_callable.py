@@ -268,13 +268,14 @@ class CompiledCallable:
         """The largest integer argument that a call with a padded mini-batch may have.
 
         Raises:
-            Unpadded: The mini-batch has fewer rows of a row type than the model takes.
+            Unpadded: The mini-batch has another number of rows of a row type than the model takes.
         """
-        least = [one for captured in self.backend.captured for one in captured.log.least]
-        for kind, number in least:
-            if number is not None and batch.counts[kind] < number:
-                raise Unpadded(f"the model takes {number} {batch.kinds[kind]} of {batch.counts[kind]}")
-        return min((batch.counts[kind] for kind, number in least if number is None), default=MAX_NUMBER)
+        limits = [*self.policy.limits, *(one for captured in self.backend.captured for one in captured.log.limits)]
+        for one in limits:
+            if not one.is_met(batch):
+                raise Unpadded(f"the model takes {one}, found {batch.counts[one.kind]}")
+        unknown = [batch.counts[one.kind] for one in limits if one.number is None and one.is_of(batch)]
+        return min(unknown, default=MAX_NUMBER)
 
     def run(self, call: Call) -> Any:
         """Runs the compiled code on a call that :meth:`take` made.

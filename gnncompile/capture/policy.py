@@ -18,13 +18,14 @@ from gnncompile._compat import Recapture, Setting
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.inputs import Derived
 from gnncompile.exc import SecondDerivativeError
+from gnncompile.layout.batch_metadata import RowLimit
 from gnncompile.passes.log import Skip, not_padded
 from gnncompile.substitutes.message_hooks import LayerWatch
 
 ATTEMPTS = 2
 """Failed captures, each in another call, after which a frame runs as Python for good."""
 
-_OF_WHOLE_CALLS = {Setting.GRADIENTS, Setting.WATCHED_LAYERS, Setting.UNCOMPILED_INPUTS}
+_OF_WHOLE_CALLS = {Setting.GRADIENTS, Setting.ROWS, Setting.WATCHED_LAYERS, Setting.UNCOMPILED_INPUTS}
 """Settings that change only between calls. A frame on its own that asks for one runs as Python."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -56,6 +57,7 @@ class CapturePolicy:
         watch: The layers whose hooks are checked before each call.
         empty_is_special: Whether sizes of 0 and 1 get captures of their own.
         pads: Whether padded mini-batches are captured with their padding.
+        limits: The numbers of valid rows with which calls run padded, as far as captures that failed have asked.
         entries: The code objects of the frames that run a whole call.
         failed_calls: The number of calls that could not be captured as a whole, but ran.
         limited: Whether torch's recompile limit was reached.
@@ -66,6 +68,7 @@ class CapturePolicy:
     watch: LayerWatch
     empty_is_special: bool = False
     pads: bool = False
+    limits: set[RowLimit] = field(default_factory=set)
     entries: set[types.CodeType] = field(default_factory=set)
     failed_calls: int = 0
     limited: bool = False
@@ -109,6 +112,11 @@ class CapturePolicy:
             return Outcome.EAGER
         if asked.setting is Setting.WATCHED_LAYERS:
             self.watch.add(asked.value)
+            return Outcome.RETRY
+        if asked.setting is Setting.ROWS:
+            if asked.value in self.limits:
+                return Outcome.UNCHANGED
+            self.limits.add(asked.value)
             return Outcome.RETRY
         before = self._settings()
         self._change(asked.setting, asked.value)

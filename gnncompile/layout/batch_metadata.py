@@ -18,12 +18,6 @@ from torch import Tensor
 
 from gnncompile.layout.side_table import SideTable
 
-ENOUGH = 2
-"""The least number of rows of each row type in a padded mini-batch.
-
-With fewer rows, models may behave differently (BatchNorm raises an error).
-"""
-
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
@@ -44,6 +38,39 @@ class Bucketed:
     on_device: Tensor
     things: int
     memory: int | None = None
+
+
+@dataclass(frozen=True)
+class RowLimit:
+    """The numbers of valid rows with which a captured graph may run padded. With others, the model behaves in another
+    way: BatchNorm raises an error for one row.
+
+    Attributes:
+        kind: The row type.
+        name: Its name.
+        number: The least number of valid rows, or the one number that is excluded. None is the largest integer among
+            the arguments.
+        is_excluded: Whether `number` is excluded.
+    """
+
+    kind: int
+    name: str
+    number: int | None
+    is_excluded: bool = False
+
+    def is_met(self, batch: Bucketed) -> bool:
+        """Whether a mini-batch has such a number of valid rows, or rows of other types."""
+        if self.number is None or not self.is_of(batch):
+            return True
+        count = batch.counts[self.kind]
+        return count != self.number if self.is_excluded else count >= self.number
+
+    def is_of(self, batch: Bucketed) -> bool:
+        """Whether a mini-batch has the row type."""
+        return self.kind < len(batch.kinds) and batch.kinds[self.kind] == self.name
+
+    def __str__(self) -> str:
+        return f"{'any number but' if self.is_excluded else 'at least'} {self.number} of {self.name!r}"
 
 
 class HopPrefix(NamedTuple):

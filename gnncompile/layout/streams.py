@@ -1,12 +1,22 @@
 """Streams of gnncompile's own, and tensors that are made on one stream of a GPU and read on other streams.
 
+Torch's allocator gives freed memory to the stream that it was allocated on, at once. So there is one rule for memory
+that work on another stream reads or writes:
+
+- The other stream waits for an event after the work that has made the values, or for the stream itself.
+- The tensor is recorded on the other stream (``record_stream``), once for each pair of them. Then its memory is given
+  out only after the work that the other stream has when the tensor dies.
+- Memory that a side stream works on, and nobody else keeps, is allocated on the side stream.
+- Memory that gnncompile uses again for other values waits for its last readers by an event. Torch does not know of
+  these readers, and ignores ``record_stream`` of tensors that share memory by DLPack.
+
 By default, the other streams would not wait for the tensors. Torch gives out 32 streams of each priority in turn, so a
 stream made later may be the same stream again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -30,6 +40,26 @@ def capturing(device: torch.device) -> torch.cuda.Stream:
 def copying(device: torch.device) -> torch.cuda.Stream:
     """Returns the stream on which all loaders copy to a device."""
     return torch.cuda.Stream(device)
+
+
+class Readers:
+    """Records tensors on each stream that reads them, once. The allocator then waits for the stream's work.
+
+    Args:
+        tensors: Tensors that are made already. Only those on a device with streams count.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = [tensor for tensor in tensors if device_of(tensor.device).has_streams]
+        self._known: set[torch.cuda.Stream] = set()
+
+    def add(self, stream: torch.cuda.Stream) -> None:
+        """Keeps the memory of the tensors until the work is done that the stream has when they die."""
+        if stream in self._known:
+            return
+        for tensor in self._tensors:
+            tensor.record_stream(stream)
+        self._known.add(stream)
 
 
 class Ordered:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
+from gnncompile.layout.batch_metadata import RowLimit
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class PassLog:
 
     Attributes:
         padded: For each result, a dict from its padded dimensions to their row types; None without padding.
-        least: Pairs of a row type and the least number of its valid rows. None stands for the largest integer
-            among the arguments.
+        limits: The numbers of valid rows with which a padded graph may run.
         exchanges: The exchanges of halo rows in the forward, for a graph over one part.
     """
 
@@ -73,7 +73,7 @@ class PassLog:
     hoisted: int = 0
     syncs: list[Skip] = field(default_factory=list)
     padded: list[dict[int, int]] | None = None
-    least: list[tuple[int, int | None]] = field(default_factory=list)
+    limits: list[RowLimit] = field(default_factory=list)
     exchanges: list[ExchangeRecord] = field(default_factory=list)
 
     def position(self, spec: str, line: str) -> int:

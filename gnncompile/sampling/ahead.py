@@ -18,6 +18,7 @@ from gnncompile.cudagraphs import cuda_graph
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError
 from gnncompile.layout import streams
+from gnncompile.layout.streams import Readers
 from gnncompile.sampling.device_graph import DeviceGraph, HeteroDeviceGraph
 from gnncompile.sampling.drawing import OneType, SeveralTypes, drawn_now, of_seeds, types_drawn_now
 from gnncompile.sampling.rows_ahead import Hosted, RowsAhead, fitting
@@ -48,10 +49,14 @@ class SamplesAhead:
     def __init__(
         self, graph: DeviceGraph | HeteroDeviceGraph, draws: Callable[[], Drawing], hosted: Sequence[Hosted] = ()
     ) -> None:
-        made = draws()
-        hosted = fitting(hosted, made.sizes, graph.device)
-        more = [made, *[draws() for _ in range(AHEAD)]]
-        self._places = [_Place(graph, one, hosted) for one in more]
+        # The side stream works on this memory, so it is the side stream's: see gnncompile.layout.streams.
+        with _on_side_stream(graph.device):
+            made = draws()
+            hosted = fitting(hosted, made.sizes, graph.device)
+            more = [made, *[draws() for _ in range(AHEAD)]]
+            self._places = [_Place(graph, one, hosted) for one in more]
+        for place in self._places:
+            place.release()  # the kernels follow the work that has made the graph
         self._begun: deque[int] = deque()
         self._next = 0
 
@@ -81,9 +86,11 @@ class SamplesAhead:
             self._places[sampled.place].release()
 
     def drop(self) -> None:
-        """Forgets all mini-batches that were not taken. Their memory may be freed after that."""
-        for place in self._begun:
-            self._places[place].follow()
+        """Forgets all mini-batches that were not taken. The memory may be freed after that."""
+        for at in self._begun:
+            self._places[at].follow()
+        for place in self._places:
+            place.end()
         self._begun.clear()
 
 
@@ -103,7 +110,6 @@ class _Place:
         self._rows = RowsAhead(hosted, draws.sizes, device) if hosted else None
         self._keep(graph, hosted)
         self._read = torch.cuda.Event() if pins else None
-        self.release()  # the kernels follow the work that has made the graph and this memory
         self._draw = _Recorded(lambda: draws.draw(self._given), device)
         self._gather = _Recorded(self._gather_rows, device)
         self._seeds: Seeds | None = None
@@ -114,7 +120,7 @@ class _Place:
         self._seeds = seeds
         self._host[0] = random_seed
         self._draws.pack(self._host, seeds)
-        with self._on_stream():
+        with _on_side_stream(self._device):
             if self._stream is not None and self._read is not None:
                 self._stream.wait_event(self._read)
             self._given.copy_(self._host, non_blocking=True)
@@ -142,17 +148,16 @@ class _Place:
         if self._read is not None:
             self._read.record(torch.cuda.current_stream(self._device))
 
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    def end(self) -> None:
+        """Makes later work on this memory, anyone's, wait for the last reader: the side stream owns the memory."""
+        if self._stream is not None and self._read is not None:
+            self._stream.wait_event(self._read)
 
     def _keep(self, graph: DeviceGraph | HeteroDeviceGraph, hosted: Sequence[Hosted]) -> None:
         """Keeps the memory that this stream reads until its work is done, even if the loader is dropped meanwhile."""
         if self._stream is None:
             return
-        for tensor in graph.tensors():
-            tensor.record_stream(self._stream)
-        for one in hosted:
-            one.features.record_stream(self._stream)
+        Readers([*graph.tensors(), *(tensor for one in hosted for tensor in one.features.held())]).add(self._stream)
 
     def _run(self) -> None:
         """Samples, copies the sizes to the host, and gathers rows, for which the host need not wait."""
@@ -171,6 +176,11 @@ class _Place:
     def _gather_rows(self) -> None:
         assert self._rows is not None
         self._rows.gather(self._draws.ids)
+
+
+def _on_side_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A context manager: work and memory inside are those of the stream that samples ahead."""
+    return torch.cuda.stream(streams.copying(device)) if device_of(device).has_streams else nullcontext()
 
 
 class _Recorded:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError
+from gnncompile.layout.streams import Readers
 from gnncompile.sampling import gather as rows
 from gnncompile.sampling.arguments import PLACES, check_bytes
 from gnncompile.sampling.host_memory import PinnedRows, pinned
@@ -241,10 +241,12 @@ class Features:
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of dropped tensors on the device until the work that a stream has then is done."""
-        held = [tensor for cache in self._caches.values() for tensor in cache]
-        for tensor in [*self._tensors.values(), *held, *([] if self._reads is None else [self._reads])]:
-            if device_of(tensor.device).has_streams:
-                tensor.record_stream(stream)
+        Readers(self.held()).add(stream)
+
+    def held(self) -> list[Tensor]:
+        """Returns all tensors that gathers read or write: the attributes, the cache and its counters."""
+        cached = [tensor for cache in self._caches.values() for tensor in cache]
+        return [*self._tensors.values(), *cached, *([] if self._reads is None else [self._reads])]
 
     def __call__(self, node: Tensor, end: Tensor | None = None) -> dict[str, Tensor]:
         """Returns the rows of all attributes at `node`, by name; see :meth:`gather`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.typing import SparseTensor
@@ -15,6 +16,7 @@ from gnncompile._compat import Recapture, Setting
 from gnncompile.capture.compile import callable_of
 from gnncompile.capture.policy import CapturePolicy, Outcome
 from gnncompile.exc import SecondDerivativeError
+from gnncompile.layout.batch_metadata import Bucketed, RowLimit
 
 CHANGES: dict[Setting, tuple[Any, Callable[[CapturePolicy], Any], Any]] = {
     Setting.SIZES: (("L['args'][0]", True), lambda p: (p.derived.wanted, p.derived.lengths), ({"args[0]"},) * 2),
@@ -28,6 +30,7 @@ CHANGES: dict[Setting, tuple[Any, Callable[[CapturePolicy], Any], Any]] = {
 """For each setting of captures: a value, the setting of a policy, and what it is afterwards."""
 
 OTHERS: dict[Setting, tuple[Any, Outcome]] = {
+    Setting.ROWS: (RowLimit(0, "nodes", 2), Outcome.RETRY),
     Setting.WATCHED_LAYERS: (GCNConv(2, 2), Outcome.RETRY),
     Setting.UNCOMPILED_INPUTS: (SparseTensor, Outcome.EAGER),
 }
@@ -73,6 +76,26 @@ def test_a_frame_changes_no_setting_of_a_whole_call(setting: Setting):
     assert policy.adjust_frame(Recapture(setting, value, "a reason")) is not of_calls
     assert policy.backend is backend and backend.captures_gradients
     assert not policy.adjust_frame(Recapture(setting, value, "a reason"))
+
+
+def test_limits_of_rows():
+    """A limit begins the call again, unpadded; a second time it can't help, so that no call begins forever."""
+    policy, limit = _policy(), RowLimit(1, "edges", 0, is_excluded=True)
+    assert policy.adjust(Recapture(Setting.ROWS, limit, "a reason")) is Outcome.RETRY and policy.limits == {limit}
+    assert policy.adjust(Recapture(Setting.ROWS, limit, "a reason")) is Outcome.UNCHANGED and policy.pads
+    assert policy.adjust_call(Recapture(Setting.ROWS, limit, "a reason"), padded=True) is Outcome.RESTART
+    assert not policy.pads
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_which_mini_batches_a_limit_admits(count: int):
+    batch = Bucketed(("nodes", "edges"), (5, count), (8, 8), torch.tensor([5, count]), 2)
+    assert RowLimit(1, "edges", 2).is_met(batch) == (count >= 2)
+    assert RowLimit(1, "edges", 1, is_excluded=True).is_met(batch) == (count != 1)
+    for other in (RowLimit(1, "edges", None), RowLimit(1, "graphs", 9), RowLimit(2, "graphs", 9)):
+        assert other.is_met(batch)
+    assert str(RowLimit(1, "edges", 2)) == "at least 2 of 'edges'"
+    assert str(RowLimit(1, "edges", 1, True)) == "any number but 1 of 'edges'"
 
 
 def test_self_loops_that_are_off_stay_off():

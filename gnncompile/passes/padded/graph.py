@@ -11,9 +11,11 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
+from gnncompile.layout import batch_metadata
+from gnncompile.layout.batch_metadata import RowLimit
 from gnncompile.passes.analysis import aten, is_switch, is_tensor, value
 from gnncompile.passes.context import Context, PaddedInputs
-from gnncompile.passes.log import not_padded, user_line
+from gnncompile.passes.log import PADDING, not_padded, user_line
 from gnncompile.passes.padded import masked_reductions
 
 SELECTED = 2**32
@@ -53,6 +55,24 @@ class PaddedGraph:
     def refuse(self, why: str) -> _compat.Recapture:
         """Returns the error to raise, with the line of the current node."""
         return not_padded(why, user_line(self.at))
+
+    def limit(self, kind: int, number: int | None, is_excluded: bool = False) -> None:
+        """Notes that the graph needs at least `number` valid rows of a type, or another number if `is_excluded`.
+
+        Raises:
+            Recapture: The current mini-batch has another number of rows. This call then runs unpadded.
+        """
+        batch = batch_metadata.current()
+        if kind >= SELECTED:
+            return
+        if batch is None:
+            raise self.refuse("asks for a size of the mini-batch")
+        one = RowLimit(kind, batch.kinds[kind], number, is_excluded)
+        if one not in self.ctx.log.limits:
+            self.ctx.log.limits.append(one)
+        if not one.is_met(batch):
+            reason = f"the model takes {one}, found {batch.counts[kind]}"
+            raise _compat.Recapture(_compat.Setting.ROWS, one, reason, PADDING, user_line(self.at))
 
     def of(self, size: Any) -> RowTypes | None:
         """Returns the row types of a dimension with this size, or None if it is not padded."""

@@ -7,17 +7,18 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from gnncompile import _compat
-from gnncompile.layout import batch_metadata
-from gnncompile.layout.batch_metadata import ENOUGH
 from gnncompile.passes.padded.graph import PaddedGraph
 
 
 def check(p: PaddedGraph) -> None:
-    """Checks each guard on a padded size, and notes the least numbers of valid rows for which the guards hold.
+    """Checks each guard on a padded size, and notes the numbers of valid rows for which the guards hold.
 
     Raises:
         Recapture: A guard may have another answer for the valid sizes.
     """
+    if _compat.empty_is_special():  # the capture took sizes for larger than 1, without a guard
+        for kind in p.known.sizes.values():
+            p.limit(kind, 2)
     for expr in _compat.guards_on(p.ctx.fake_mode, p.known.sizes):
         _check(p, expr)
 
@@ -29,7 +30,8 @@ def _check(p: PaddedGraph, expr: Any) -> None:
     one, other = expr.args if isinstance(expr, sympy.core.relational.Relational) else (expr, expr)
     if isinstance(expr, sympy.Ne) and other in p.known.sizes:
         one, other = other, one
-    if isinstance(expr, sympy.Ne) and one in p.known.sizes and other.is_Integer and other < ENOUGH:
+    if isinstance(expr, sympy.Ne) and one in p.known.sizes and other.is_Integer:
+        p.limit(p.known.sizes[one], int(other), is_excluded=True)
         return
     if isinstance(expr, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
         least, most = (expr.lts, expr.gts)
@@ -48,10 +50,10 @@ def _is_other(p: PaddedGraph, size: Any) -> bool:
 
 
 def _holds(p: PaddedGraph, least: Any, kind: int, strict: bool) -> bool:
-    """Whether the batch has at least `least` valid rows of a type, or more if `strict`. Notes the bound in the log."""
+    """Whether the batch has at least `least` valid rows of a type, or more if `strict`. Notes the limit in the log."""
     if not least.is_Integer:
-        return _is_other(p, least) and not strict and (kind, None) in p.ctx.log.least
-    number, batch = int(least) + strict, batch_metadata.current()
-    if number > ENOUGH:
-        p.ctx.log.least.append((kind, number))
-    return batch is not None and batch.counts[kind] >= number
+        known = any(one.kind == kind and one.number is None for one in p.ctx.log.limits)
+        return _is_other(p, least) and not strict and known
+    if int(least) + strict > 0:
+        p.limit(kind, int(least) + strict)
+    return True

@@ -47,11 +47,24 @@ def view(p: PaddedGraph, node: fx.Node) -> None:
     """Leaves a view that keeps padded rows apart; indices in it keep their row type."""
     source: Any = node.args[0]
     before, after = value(source).shape, value(node).shape
+    if node.target in _SQUEEZES:
+        _stays(p, node)
     if [s for s in map(expression, before) if s in p.kinds] != [s for s in map(expression, after) if s in p.kinds]:
         _other_sizes(p, node, source)
     elif node.target in _RESHAPES and _in_front(p, before) != _in_front(p, after):
         raise p.refuse(f"{node.target} takes rows for columns")
     same_values(p, node)
+
+
+def _stays(p: PaddedGraph, node: fx.Node) -> None:
+    """Notes that a squeeze would remove the dimension of a single row. The capture keeps it, without a guard."""
+    source: Any = node.args[0]
+    dims = p.dims(source)
+    named = range(value(source).dim()) if len(node.args) < 2 else [node.args[1] % value(source).dim()]
+    for dim in named:
+        kind = single(dims.get(dim))
+        if kind is not None and expression(value(source).shape[dim]) not in p.repeats:
+            p.limit(kind, 1, is_excluded=True)
 
 
 def _in_front(p: PaddedGraph, shape: Sequence[Any]) -> list[sympy.Expr]:
@@ -191,6 +204,7 @@ def _reduced(p: PaddedGraph, node: fx.Node, source: fx.Node, dims: list[int], gi
         return ctx.inline(lambda x, m: masked_reductions.total(x, m, dims, keep, dtype), source, mask, like=node)
     if name in ("amax", "amin") and value(source).is_floating_point():
         fill = -math.inf if name == "amax" else math.inf
+        _needs_a_row(p, source, dims)
         cleared = ctx.inline(masked_reductions.cleared, source, mask, fill, like=node)
         return ctx.call(node.target, cleared, dims, keep, like=node)  # type: ignore[arg-type]
     padded = {d: kinds for d, kinds in p.dims(source).items()}
@@ -213,6 +227,14 @@ def _reduced(p: PaddedGraph, node: fx.Node, source: fx.Node, dims: list[int], gi
     raise p.refuse(f"{name} over a padded dimension has no masked form")
 
 
+def _needs_a_row(p: PaddedGraph, source: fx.Node, dims: Sequence[int]) -> None:
+    """Notes that a reduction over these dimensions has no value without a valid row."""
+    for kinds in (p.dims(source)[dim] for dim in dims if dim in p.dims(source)):
+        kind = single(kinds)
+        if kind is not None:
+            p.limit(kind, 1)
+
+
 def along(p: PaddedGraph, node: fx.Node) -> None:
     """Leaves an operation along an unpadded dimension. A softmax along a padded dimension gets -inf as padding."""
     source: Any = node.args[0]
@@ -225,6 +247,7 @@ def along(p: PaddedGraph, node: fx.Node) -> None:
         return
     if node.target not in (aten.softmax.int, aten.log_softmax.int):
         raise p.refuse(f"{node.target} goes along a padded dimension")
+    _needs_a_row(p, first, [named % value(first).dim()])
     # The mask covers only that dimension: a padded row of -inf alone would give NaN, also in the gradients.
     mask = p.mask(first, [named % value(first).dim()])
     filled = p.ctx.inline(masked_reductions.cleared, first, mask, -math.inf, like=node)
@@ -282,7 +305,7 @@ def sliced(p: PaddedGraph, node: fx.Node) -> None:
             raise p.refuse("takes some of the padded rows")
         p.numbers_as(node, source)
         return
-    p.ctx.log.least.append((kind, None if isinstance(kept, torch.SymInt) else int(kept)))
+    p.limit(kind, None if isinstance(kept, torch.SymInt) else int(kept))
     batch, now = batch_metadata.current(), _compat.size_now(kept)
     if batch is None or now is None or now > batch.counts[kind]:
         raise p.refuse("takes more rows than there are")
@@ -342,6 +365,8 @@ _SWAPS = {
     aten.t.default,
     aten.transpose.int,
 }
+
+_SQUEEZES = {aten.squeeze.default, aten.squeeze.dim}
 
 VIEWS = {
     *_RESHAPES,

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.layout.batch_metadata import current
+from gnncompile.layout.batch_metadata import RowLimit, current
 from gnncompile.passes.analysis import arguments, aten, drop_unused, is_tensor, mutates, own, value
 from gnncompile.passes.context import Context, HopPrefix, PaddedInputs
 from gnncompile.passes.pointwise import POINTWISE
@@ -128,7 +128,8 @@ class _Wanted:
         seeds = kinds[0]
         if seeds is None or batch is None or now is None or now > batch.counts[seeds] or self.touches(number):
             return None
-        self.ctx.log.least.append((seeds, None if isinstance(number, torch.SymInt) else int(number)))
+        least = None if isinstance(number, torch.SymInt) else int(number)
+        self.ctx.log.limits.append(RowLimit(seeds, batch.kinds[seeds], least))
         return {source: 0}
 
 
