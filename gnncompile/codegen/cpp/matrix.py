@@ -83,14 +83,18 @@ extern "C" int by_rows(const int64_t* g) {{
 }}
 
 // Arguments: rows, depth, columns, threads, left, right, out, sums. The rows of a step stay in the first-level cache.
+// Vectors take the wider matrix, so partial sums may be those of the transpose: [height, width].
 extern "C" int over_rows(const int64_t* g) {{
   constexpr int64_t STEP = {tuning.LOOPS.tile_edges}, WIDEST = {tuning.LOOPS.widest_product};
   constexpr int64_t ROOM = STEP * STRIP < WIDEST ? WIDEST : STEP * STRIP;
-  const int64_t rows = g[0], depth = g[1], columns = g[2], threads = g[3], rest = columns % LANES ? columns % STRIP : 0;
+  const int64_t rows = g[0], depth = g[1], columns = g[2], threads = g[3];
   const T* const left = reinterpret_cast<const T*>(g[4]);
   const T* const right = reinterpret_cast<const T*>(g[5]);
   T* const out = reinterpret_cast<T*>(g[6]);
   T* const totals = reinterpret_cast<T*>(g[7]);
+  const bool turned = depth > columns;
+  const int64_t height = turned ? columns : depth, width = turned ? depth : columns;
+  const int64_t rest = width % LANES ? width % STRIP : 0;
   const int64_t parts = 1 + rows / {tuning.LOOPS.rows_of_share};
   const int64_t shares = parts < {tuning.LOOPS.product_shares} ? parts : {tuning.LOOPS.product_shares};
   const int64_t size = (depth * (columns + 1) + LANES - 1) / LANES * LANES + ROOM;
@@ -104,26 +108,28 @@ extern "C" int over_rows(const int64_t* g) {{
     const int64_t last = rows * (t + 1) / shares;
     for (int64_t first = rows * t / shares; first < last; first += STEP) {{
       const int64_t count = first + STEP < last ? STEP : last - first;
-      const T* const a = left + first * depth;
-      const T* const b = right + first * columns;
-      for (int64_t j = 0; j < columns - rest; j += STRIP)
-        any_strip<true>(part + j, columns, columns - rest - j, a, 1, depth, b + j, columns, depth, count);
+      const T* const a = (turned ? right : left) + first * height;
+      const T* const b = (turned ? left : right) + first * width;
+      for (int64_t j = 0; j < width - rest; j += STRIP)
+        any_strip<true>(part + j, width, width - rest - j, a, 1, height, b + j, width, height, count);
       if (rest) {{
-        copy_strip(padded, b + columns - rest, count, rest, columns, 1);
-        any_strip<true>(part + columns - rest, columns, rest, a, 1, depth, padded, STRIP, depth, count);
+        copy_strip(padded, b + width - rest, count, rest, width, 1);
+        any_strip<true>(part + width - rest, width, rest, a, 1, height, padded, STRIP, height, count);
       }}
       if (!totals) continue;
+      const T* const added = left + first * depth;
       for (int64_t k = 0; k < depth; ++k) padded[k] = T(0);
       for (int64_t i = 0; i < count; ++i)
-        for (int64_t k = 0; k < depth; ++k) padded[k] += a[i * depth + k];  // the sums of a step
+        for (int64_t k = 0; k < depth; ++k) padded[k] += added[i * depth + k];  // the sums of a step
       for (int64_t k = 0; k < depth; ++k) part[depth * columns + k] += padded[k];
     }}
   }}
-  for (int64_t t = 0; t < shares; ++t) {{
-    const T* const part = sums + t * size + ROOM;
-    for (int64_t i = 0; i < depth * columns; ++i) out[i] = t ? out[i] + part[i] : part[i];
-    for (int64_t i = 0; totals && i < depth; ++i) totals[i] = (t ? totals[i] : T(0)) + part[depth * columns + i];
-  }}
+  T* const part = sums + ROOM;
+  for (int64_t t = 1; t < shares; ++t)
+    for (int64_t i = 0; i < depth * (columns + 1); ++i) part[i] += part[t * size + i];
+  for (int64_t i = 0; i < height; ++i)
+    for (int64_t j = 0; j < width; ++j) out[turned ? j * columns + i : i * columns + j] = part[i * width + j];
+  for (int64_t i = 0; totals && i < depth; ++i) totals[i] = part[depth * columns + i];
   __builtin_free(space);
   return 0;
 }}

@@ -326,9 +326,16 @@ class NestWriter:
             return " + ".join(f"{c} * {w}" for c, w in zip(self._columns(node.args[0]), rows, strict=True))
         if node.op not in POINTWISE:
             raise UnsupportedRegion(f"C++ kernel: found operation {node.op!r}, which has no C++ form")
+        if node.op == "where" and not node.boolean and self._is_uniform(node.args[0]):
+            return f"pick({', '.join(self._ref(a) for a in node.args)})"
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
         # Plain `&` and `|` of bools vectorise. The prelude has an op_ function for each std:: function.
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
+
+    def _is_uniform(self, i: int) -> bool:
+        """Whether a value is the same for all steps of the innermost loop of the current nest."""
+        shape = self.nodes[i].shape
+        return shape != self.shape and (shape[1] == 1 if self.shape[1] > 1 else shape[0] == 1)
 
     def _dropout(self, node: Node) -> str:
         p, seed, feature = node.number, self._ref(node.args[0]), self._index(node.shape)

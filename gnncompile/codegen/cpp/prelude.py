@@ -60,6 +60,20 @@ static inline uint16_t to_float16(float x) {
 _MAX = "static inline T op_max(T a, T b) { return b > a || b != b ? b : a; }  // NaN if either is\n"
 _MIN = "static inline T op_min(T a, T b) { return b < a || b != b ? b : a; }  // NaN if either is\n"
 
+_PICK = """\
+// first ? a : b, by masks. Where all steps of a loop have one `first`, gcc makes branches of ?: and no vectors.
+static inline T pick(bool first, T a, T b) {
+  typedef {word} Word;
+  Word x, y;
+  __builtin_memcpy(&x, &a, sizeof(T));
+  __builtin_memcpy(&y, &b, sizeof(T));
+  const Word mask = -Word(first), z = (x & mask) | (y & ~mask);
+  T result;
+  __builtin_memcpy(&result, &z, sizeof(T));
+  return result;
+}
+"""
+
 _TOTAL = """\
 // Sums in an order fixed by this text and not by the vectoriser: `lanes` partial sums, then halves. Vector types,
 // because gcc makes slow shuffles of the same thing written with arrays.
@@ -212,7 +226,8 @@ def _helpers(double: bool) -> dict[str, str]:
         "from_float16": _FROM_FLOAT16,
         "to_float16": _TO_FLOAT16,
     }
-    return helpers | functions(double) | _SHARED
+    pick = _PICK.replace("{word}", "uint64_t" if double else "uint32_t")
+    return helpers | functions(double) | {"pick": pick} | _SHARED
 
 
 def prelude(body: str, double: bool) -> str:
