@@ -23,6 +23,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
 from torch._inductor.package.package import package_aoti
 from torch.export import ExportedProgram
+from torch.utils._sympy.functions import Min
 
 from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import V, inductor_decompositions, register_lowering
@@ -32,6 +33,9 @@ from gnncompile.exc import InternalError
 
 SUPPORT = Path(__file__).with_name("aoti_support.h")
 """C++ functions that the code of each package calls."""
+
+DEVICE_SUPPORT = {device: SUPPORT.with_name(f"aoti_{device}.h") for device in ("cpu", "cuda")}
+"""C++ functions that the code for a type of device calls."""
 
 PRODUCTS = SUPPORT.with_name("aoti_products.h")
 """Torch's products of matrices, for kernels."""
@@ -61,7 +65,9 @@ class Build:
         folder: Where object files are written.
         cpu: The CPU that code is compiled for, as the compiler's ``-march`` names it.
         sealed: The inputs whose seal each call compares, or None.
+        device: The type of the device that computes, "cpu" or "cuda".
         objects: The object files of kernels, which may be compiling still, by the name of their function.
+        cubins: The machine code of kernels for a GPU, which may be compiling still, by the name of the kernel.
         declared: The lines that the code of the model begins with.
     """
 
@@ -69,7 +75,9 @@ class Build:
     folder: str
     cpu: str = "native"
     sealed: Sealed | None = None
+    device: str = "cpu"
     objects: dict[str, Future[Path]] = field(default_factory=dict)
+    cubins: dict[str, Future[Any]] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
 
 
@@ -91,8 +99,11 @@ def declare(wrapper: Any, text: str) -> None:
 
 
 def declare_support(wrapper: Any) -> None:
-    """Declares the functions of :data:`SUPPORT` in a model's code."""
-    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    """Declares the functions of :data:`SUPPORT` and :data:`DEVICE_SUPPORT` in a model's code."""
+    build = _build.get()
+    assert build is not None
+    for path in (SUPPORT, DEVICE_SUPPORT[build.device]):
+        declare(wrapper, path.read_text(encoding="utf-8"))
 
 
 def call_kernel(wrapper: Any, name: str, arguments: Sequence[str], what: str) -> None:
@@ -113,10 +124,42 @@ def link(wrapper: Any, name: str) -> None:
     build = _build.get()
     assert build is not None
     declare_support(wrapper)
-    line = f'extern "C" int {name}(const int64_t*);'
-    if line not in build.declared:
-        declare(wrapper, line)
-        CUDACodeCache.aot_kernels_o.append(str(build.objects[name].result()))
+    link_object(wrapper, f'extern "C" int {name}(const int64_t*);', build.objects[name].result)
+
+
+def link_object(wrapper: Any, declaration: str, path: Callable[[], Path]) -> None:
+    """Declares an object file's symbol in a model's code, and adds the file to those that Inductor links, once."""
+    build = _build.get()
+    assert build is not None
+    if declaration not in build.declared:
+        declare(wrapper, declaration)
+        CUDACodeCache.aot_kernels_o.append(str(path()))
+
+
+def write_flag(wrapper: Any, flag: str) -> None:
+    """Writes that a call fails if a tensor of one bool is true on the GPU when the results are complete."""
+    build = _build.get()
+    assert build is not None
+    if _FLAGS not in build.declared:
+        build.declared.add(_FLAGS)
+        wrapper.writeline(_FLAGS)
+    wrapper.writeline(f"gnncompile_flags.add({flag});")
+
+
+_FLAGS = "gnncompile::Flags gnncompile_flags(stream);"
+
+
+def patch_return() -> None:
+    """Makes the models of our packages read the flags of :func:`write_flag` before they return results."""
+    theirs: Any = CppWrapperCpu.generate_return
+
+    def generate(self: Any, output_refs: list[str]) -> None:
+        build = _build.get()
+        if build is not None and _FLAGS in build.declared:
+            self.wrapper_call.writeline("gnncompile_flags.read();")
+        theirs(self, output_refs)
+
+    CppWrapperCpu.generate_return = generate  # type: ignore[method-assign]
 
 
 def declare_products(wrapper: Any) -> None:
@@ -158,14 +201,14 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def _building(names: Sequence[str], cpu: str, sealed: Sealed | None) -> Iterator[Build]:
+def _building(names: Sequence[str], cpu: str, sealed: Sealed | None, device: str = "cpu") -> Iterator[Build]:
     with _lock, tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
-        build = Build(names, folder, cpu, sealed)
+        build = Build(names, folder, cpu, sealed, device)
         token = _build.set(build)
         try:
             yield build
         finally:
-            for started in build.objects.values():
+            for started in (*build.objects.values(), *build.cubins.values()):
                 started.cancel()
             CUDACodeCache.aot_kernels_o.clear()
             _build.reset(token)
@@ -209,6 +252,8 @@ def _always_holds(expression: Any) -> bool:
     left, right = (*expression.args, None, None)[:2]
     if isinstance(expression, sympy.Eq):
         return bool(left.is_Symbol and right.is_Symbol)
+    if isinstance(expression, sympy.LessThan) and isinstance(left, (Min, sympy.Min)) and right in left.args:
+        return True
     if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and right.is_number:
         return bool(right >= _LARGE)
     return False
@@ -222,6 +267,7 @@ def compile_program(
     decompositions: dict[Any, Callable[..., Any]],
     cpu: str = "native",
     sealed: Sealed | None = None,
+    device: str = "cpu",
 ) -> list[Any]:
     """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
 
@@ -233,6 +279,7 @@ def compile_program(
         decompositions: How our ops without a lowering are written with torch's.
         cpu: The CPU that code is compiled for: "native", or one of :data:`VECTOR_BITS`.
         sealed: The inputs whose seal each call compares, if one of them is a seal.
+        device: The type of the device that computes, "cpu" or "cuda".
     """
     with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
@@ -249,7 +296,7 @@ def compile_program(
         **settings,
     }
     module, environment = plain.module(), _environment(plain)
-    with _building(names, cpu, sealed), symbolic_trace():
+    with _building(names, cpu, sealed, device), symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
     assumed = [] if environment is None else conditions(environment)
     if assumed:
@@ -323,13 +370,14 @@ def patch_input_checks() -> None:
             return
         declare_support(self)
         write = getattr(self.prefix, "splice_aot", self.prefix.splice)
-        write("\n".join(_check_lines(build.names, build.sealed)))
+        write("\n".join(_check_lines(build)))
 
     CppWrapperCpu.generate_input_output_runtime_checks = generate  # type: ignore[method-assign]
 
 
-def _check_lines(names: Sequence[str], sealed: Sealed | None) -> list[str]:
+def _check_lines(build: Build) -> list[str]:
     """Returns the C++ function that checks a model's inputs before anything reads them."""
+    names, sealed = build.names, build.sealed
     inputs: list[Any] = list(V.graph.graph_inputs.values())
     if len(inputs) != len(names):
         raise InternalError(f"a package of {len(names)} inputs was compiled for {len(inputs)}; please report it")
@@ -350,10 +398,13 @@ def _check_lines(names: Sequence[str], sealed: Sealed | None) -> list[str]:
             f'  given.check({at}, {quoted}, aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
             f'"{device}", {{{sizes}}});'
         )
+    if build.device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        lines.append(f"  gnncompile::check_card(given, {major}, {minor});")
     if sealed is not None:
         tensors = ", ".join(map(str, sealed.tensors))
         sizes = ", ".join(f"given.size({at}, {axis})" for at, axis in sealed.sizes)
-        lines.append(f"  given.check_layout({sealed.seal}, {{{tensors}}}, {{{sizes}}});")
+        lines.append(f"  gnncompile::check_layout(given, {sealed.seal}, {{{tensors}}}, {{{sizes}}});")
     return [*lines, "  given.passed = true;", "}"]
 
 

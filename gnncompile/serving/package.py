@@ -9,8 +9,8 @@ import platform
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from gnncompile.capture.compile import callable_of
 from gnncompile.codegen.cpp.objects import flags_text
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
-from gnncompile.ops import packaged
+from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
 from gnncompile.serving.kept_layout import (
     LAYOUT,
@@ -100,19 +100,22 @@ def package(
     target: Any = model if program is None else program.target
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     names = input_names(target, args, kwargs)
-    _check_inputs(target, names, pytree.tree_leaves((args, kwargs)))
+    place = _check_inputs(target, names, pytree.tree_leaves((args, kwargs)))
     refuse_training(target)
     ours, theirs = resolve(None, options)
     captured = capture(target, args, kwargs, options or {})
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
-    refuse_operations([*structure, captured.rest.graph])
+    kind = KINDS[place.type]
+    refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
     traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
-    settings = _settings(ours, theirs)
-    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu)
+    settings = _settings(ours, theirs, place)
+    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
-        name: aoti.compile_program(one.program, one.names, settings, metadata, packaged.DECOMPOSITIONS, cpu, one.sealed)
+        name: aoti.compile_program(
+            one.program, one.names, settings, metadata, kind.decompositions, cpu, one.sealed, place.type
+        )
         for name, one in traced.items()
     }
     aoti.write_package(path, files)
@@ -167,7 +170,13 @@ def _check_cpu(cpu: str) -> None:
         raise ArgumentError(f"cpu: found {cpu}, which needs torch 2.13; this is torch {torch.__version__}.")
 
 
-def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None:
+def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> torch.device:
+    """Returns the device of a model and its inputs.
+
+    Raises:
+        ArgumentTypeError: An input is no dense tensor.
+        ArgumentError: One tensor is given twice, or the tensors are on several devices or on one without packages.
+    """
     for name, value in zip(names, leaves, strict=True):
         if not isinstance(value, Tensor):
             raise ArgumentTypeError(
@@ -186,13 +195,41 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None
                 f"example_inputs: {name} is the same tensor as {same[0]}, expected another: a package would take one "
                 "for the other. Pass a clone()."
             )
-    weights = [(f"the model's {name}", value) for name, value in model.named_parameters()]
-    for what, value in (*weights, *zip(names, leaves, strict=True)):
-        if not device_of(value.device).is_cpp_in_inductor:
+    parts = [*model.named_parameters(), *model.named_buffers()]
+    placed = [*((f"the model's {name}", value) for name, value in parts), *zip(names, leaves, strict=True)]
+    first, place = placed[0][0], placed[0][1].device
+    for what, value in placed:
+        if value.device.type not in KINDS:
             raise ArgumentError(
-                f"model: {what} is on {value.device}, expected a CPU, for which packages are made. Pass model.cpu() "
-                "and inputs on the CPU."
+                f"model: {what} is on {value.device}, expected a CPU or a GPU, for which packages are made. Pass "
+                "model.cpu() and inputs on the CPU."
             )
+        if value.device != place:
+            raise ArgumentError(
+                f"model: {what} is on {value.device}, expected {place} like {first}. Move the model and all inputs to "
+                "one device."
+            )
+    return place
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What packages for a type of device hold.
+
+    Attributes:
+        decompositions: Our ops that are traced as other operations.
+        held: All our ops that a package can hold.
+    """
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    held: Collection[Any]
+
+
+KINDS = {
+    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD),
+    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD),
+}
+"""The types of devices for which packages are made."""
 
 
 @dataclass
@@ -266,11 +303,16 @@ class _Call:
             return export(module.eval(), args, self.kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def _settings(ours: Options, theirs: dict[str, Any]) -> dict[str, Any]:
+def _settings(ours: Options, theirs: dict[str, Any], place: torch.device) -> dict[str, Any]:
+    if not device_of(place).is_cpp_in_inductor:
+        # Our kernels for products are launched from Python.
+        ours = replace(ours, products=False, epilogues=False)
     return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}
 
 
-def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str) -> dict[str, str]:
+def _metadata(
+    model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str, place: torch.device
+) -> dict[str, str]:
     inputs = {
         name: f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
         for name, leaf in zip(names, leaves, strict=True)
@@ -283,7 +325,18 @@ def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Ite
         "inputs": json.dumps(inputs),
         "models": ", ".join(models),
         "compiler": flags_text(cpu),
+        "device": place.type,
+        **({} if device_of(place).is_cpp_in_inductor else card(place)),
     }
+
+
+def card(place: torch.device) -> dict[str, str]:
+    """Returns the name and the compute capability of a GPU, and the compiler of kernels."""
+    import triton
+
+    major, minor = torch.cuda.get_device_capability(place)
+    name = torch.cuda.get_device_name(place)
+    return {"card": name, "compute_capability": f"{major}.{minor}", "triton": triton.__version__}
 
 
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
