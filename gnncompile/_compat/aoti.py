@@ -19,6 +19,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
+from torch._inductor.codegen.cpp_utils import cexpr
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
 from torch._inductor.package.package import package_aoti
@@ -69,6 +70,7 @@ class Build:
         objects: The object files of kernels, which may be compiling still, by the name of their function.
         cubins: The machine code of kernels for a GPU, which may be compiling still, by the name of the kernel.
         declared: The lines that the code of the model begins with.
+        checked: The conditions on sizes that each call checks, as text.
     """
 
     names: Sequence[str]
@@ -79,6 +81,7 @@ class Build:
     objects: dict[str, Future[Path]] = field(default_factory=dict)
     cubins: dict[str, Future[Any]] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
+    checked: set[str] = field(default_factory=set)
 
 
 _build: contextvars.ContextVar[Build | None] = contextvars.ContextVar("build", default=None)
@@ -296,9 +299,10 @@ def compile_program(
         **settings,
     }
     module, environment = plain.module(), _environment(plain)
-    with _building(names, cpu, sealed, device), symbolic_trace():
+    with _building(names, cpu, sealed, device) as build, symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
-    assumed = [] if environment is None else conditions(environment)
+    found = [] if environment is None else conditions(environment)
+    assumed = [one for one in found if one.text not in build.checked]
     if assumed:
         raise InternalError(f"a package would only serve sizes with {assumed[0].text}; please report it")
     return list(files)
@@ -405,7 +409,29 @@ def _check_lines(build: Build) -> list[str]:
         tensors = ", ".join(map(str, sealed.tensors))
         sizes = ", ".join(f"given.size({at}, {axis})" for at, axis in sealed.sizes)
         lines.append(f"  gnncompile::check_layout(given, {sealed.seal}, {{{tensors}}}, {{{sizes}}});")
+    lines += _limit_lines(build, inputs)
     return [*lines, "  given.passed = true;", "}"]
+
+
+def _limit_lines(build: Build, inputs: Sequence[Any]) -> list[str]:
+    """Returns the checks that no tensor has too many elements for Inductor's kernels, which count in int32 on a GPU."""
+    places: dict[Any, str] = {}
+    for at, value in enumerate(inputs):
+        for axis, size in enumerate(value.get_size()):
+            if isinstance(size, sympy.Symbol):
+                places.setdefault(size, f"given.size({at}, {axis})")
+    order = sorted(places, key=str)
+    names = {size: sympy.Symbol(f"size_{k}", integer=True) for k, size in enumerate(order)}
+    lines = []
+    for guard in V.graph.sizevars.shape_env.guards:
+        limit = guard.expr
+        if not isinstance(limit, sympy.LessThan) or not limit.rhs.is_number or not limit.lhs.free_symbols <= set(places):
+            continue
+        text = cexpr(limit.lhs.xreplace(names))
+        lines.append(f"  gnncompile::check_elements({text}, {limit.rhs});")
+        build.checked.add(str(limit))
+    sizes = [f"  [[maybe_unused]] const int64_t {names[size]} = {places[size]};" for size in order if lines]
+    return [*sizes, *lines]
 
 
 def _size_code(size: Any, symbols: dict[Any, int]) -> str:

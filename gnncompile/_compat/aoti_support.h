@@ -106,6 +106,12 @@ inline void check_cpu() {
 #endif
 }
 
+inline void check_elements(int64_t found, int64_t most) {
+  if (found > most)
+    refuse("the inputs make a tensor of " + std::to_string(found) + " elements or rows, at most " +
+           std::to_string(most) + " are possible; split the batch, or package the model with an example of this size");
+}
+
 inline const char* dtype_name(int32_t dtype) {
   static const std::map<int32_t, const char*> names = {
       {aoti_torch_dtype_float32(), "float32"}, {aoti_torch_dtype_float64(), "float64"},

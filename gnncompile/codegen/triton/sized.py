@@ -22,12 +22,16 @@ from gnncompile.codegen.triton.tiled_layers import padded
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
 from gnncompile.layout.csr import find_rows, hub_lists
+from gnncompile.layout.side_table import SideTable
 
 Launch = Callable[[Entry, list[Tensor], list[Any], Any, list[int]], list[Tensor]]
 """Launches a kernel: ``launch(entry, tensors, numbers, programs, written)``.
 
 Returns the tensors at the positions `written`, as the kernel leaves them. `programs` may be 0.
 """
+
+_lists: SideTable[tuple[Tensor, Tensor, Tensor]] = SideTable()
+"""The lists of hubs of layouts, by rowptr: all regions that walk a layout in one trace read the same lists."""
 
 Kernel = TritonKernel | TritonEdgeSums | TiledKernel
 
@@ -109,7 +113,12 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
         pieces = run.edges // longest + number
         programs, fewest = kernel.large
         large = programs * torch.sym_min(number, pieces // fewest)
-        run.given["hubs"], run.given["pieces"], _ = hub_lists(run.given["rowptr"], number, run.edges, longest)
+        rowptr = run.given["rowptr"]
+        lists = _lists.get(rowptr)
+        if lists is None:
+            lists = hub_lists(rowptr, number, run.edges, longest)
+            _lists.set(rowptr, lists)
+        run.given["hubs"], run.given["pieces"], _ = lists
         run.given["partial"] = run.empty(pieces, *kernel.partial)
         counts = {"num_rows": run.rows, "num_pieces": pieces, "num_large": large, "most_edges": longest}
 
