@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gnncompile.models import MeshGraphNet
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
@@ -48,6 +47,7 @@ from gnncompile import testing
 from gnncompile.capture.compile import callable_of
 from gnncompile.exc import PartitionError
 from gnncompile.layout.halo import joined_rows
+from gnncompile.models import MeshGraphNet
 from tests.unit.test_ordered_writes import poison_memory
 
 WIDTH = 12

@@ -139,14 +139,21 @@ def link_object(wrapper: Any, declaration: str, path: Callable[[], Path]) -> Non
         CUDACodeCache.aot_kernels_o.append(str(path()))
 
 
-def write_flag(wrapper: Any, flag: str) -> None:
-    """Writes that a call fails if a tensor of one bool is true on the GPU when the results are complete."""
+def write_flag(wrapper: Any, flag: str, rows: str, entries: str) -> None:
+    """Writes that a call fails if a tensor of one bool is true on the GPU when the results are complete.
+
+    Args:
+        wrapper: Inductor's writer of the model's code.
+        flag: The tensor.
+        rows: The number of rows that an index reads, as an expression.
+        entries: The number of entries of the index, as an expression. With entries but no rows the call fails at once.
+    """
     build = _build.get()
     assert build is not None
     if _FLAGS not in build.declared:
         build.declared.add(_FLAGS)
         wrapper.writeline(_FLAGS)
-    wrapper.writeline(f"gnncompile_flags.add({flag});")
+    wrapper.writeline(f"gnncompile_flags.add({flag}, {rows}, {entries});")
 
 
 _FLAGS = "gnncompile::Flags gnncompile_flags(stream);"
@@ -425,7 +432,7 @@ def _limit_lines(build: Build, inputs: Sequence[Any]) -> list[str]:
     lines = []
     for guard in V.graph.sizevars.shape_env.guards:
         limit = guard.expr
-        if not isinstance(limit, sympy.LessThan) or not limit.rhs.is_number or not limit.lhs.free_symbols <= set(places):
+        if not isinstance(limit, sympy.LessThan) or not limit.rhs.is_number or limit.lhs.free_symbols - set(places):
             continue
         text = cexpr(limit.lhs.xreplace(names))
         lines.append(f"  gnncompile::check_elements({text}, {limit.rhs});")

@@ -114,7 +114,8 @@ class Flags {
     free.push_back(host);
   }
 
-  void add(AtenTensorHandle flag) {
+  void add(AtenTensorHandle flag, int64_t rows, int64_t entries) {
+    if (!rows && entries) refuse_index();
     if (count == most) read();
     const void* source = reinterpret_cast<const void*>(address(flag));
     check(cudaMemcpyAsync(host + count++, source, 1, cudaMemcpyDeviceToHost, stream), "the check of indices");
@@ -125,9 +126,12 @@ class Flags {
     const int found = count;
     count = 0;
     for (int at = 0; at < found; ++at)
-      if (host[at])
-        refuse("index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; "
-               "check edge_index against the number of nodes, and batch against the number of graphs");
+      if (host[at]) refuse_index();
+  }
+
+  [[noreturn]] static void refuse_index() {
+    refuse("index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; "
+           "check edge_index against the number of nodes, and batch against the number of graphs");
   }
 };
 

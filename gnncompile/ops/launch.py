@@ -2,8 +2,11 @@
 
 ``gnncompile::launch(tensors, numbers, programs, written, kernel)`` launches a Triton kernel. It returns the tensors at
 the positions `written`, as the kernel leaves them. In a package the kernel writes to these tensors themselves, and
-elsewhere to copies. ``gnncompile::refused(value, bad)`` returns `value`, and lets the call fail if `bad` is true. A
-package reads `bad` when its results are complete.
+elsewhere to copies.
+
+``gnncompile::refused(value, bad, rows, entries)`` returns `value`, and lets the call fail if `bad` is true. A package
+reads `bad` when its results are complete. If there are no rows but entries of an index, the call fails at once.
+``gnncompile::bounded(index, size, wraps)`` stands for an index whose wrong entries are refused and replaced.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ def _fake(tensors: list[Tensor], numbers: Any, programs: Any, written: list[int]
     return [torch.empty_like(tensors[at]) for at in written]
 
 
-def _run_refused(value: Tensor, bad: Tensor) -> Tensor:
-    if bool(bad):
+def _run_refused(value: Tensor, bad: Tensor, rows: int, entries: int) -> Tensor:
+    if bool(bad) or (entries and not rows):
         raise IndexOutOfRangeError(
             "index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; check "
             "edge_index against the number of nodes, and batch against the number of graphs."
@@ -62,13 +65,27 @@ def _run_refused(value: Tensor, bad: Tensor) -> Tensor:
     return value.clone()
 
 
-def _fake_refused(value: Tensor, bad: Tensor) -> Tensor:
+def _fake_refused(value: Tensor, bad: Tensor, rows: Any, entries: Any) -> Tensor:
     return torch.empty_like(value)
 
 
-LIBRARY.define("refused(Tensor value, Tensor bad) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_SIGNATURE = "refused(Tensor value, Tensor bad, SymInt rows, SymInt entries) -> Tensor"
+LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.impl("refused", _run_refused, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::refused", _fake_refused, lib=LIBRARY)
+
+
+def _run_bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
+    return index.clone()
+
+
+def _fake_bounded(index: Tensor, size: Any, wraps: bool) -> Tensor:
+    return torch.empty_like(index)
+
+
+LIBRARY.define("bounded(Tensor index, SymInt size, bool wraps) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("bounded", _run_bounded, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::bounded", _fake_bounded, lib=LIBRARY)
 LIBRARY.impl("launch", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::launch", _fake, lib=LIBRARY)
 
@@ -117,16 +134,27 @@ def _link(wrapper: Any, entry: Entry) -> str:
 
 
 class _RefusedCall(Call):
-    """The note that a call fails if a bool is true. The inputs are a value that later nodes read, and the bool."""
+    """The note that a call fails if a bool is true.
+
+    Args:
+        value: A tensor that later nodes read.
+        bad: The bool.
+        sizes: The numbers of rows and of entries of an index.
+    """
+
+    def __init__(self, value: Any, bad: Any, sizes: Sequence[Any]) -> None:
+        self.sizes = sizes
+        super().__init__([value, bad], written=[value])
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the note into a package's code."""
-        aoti.write_flag(wrapper, self.references()[1])
+        rows, entries = (aoti.size_text(wrapper, size) for size in self.sizes)
+        aoti.write_flag(wrapper, self.references()[1], rows, entries)
 
 
-def _lower_refused(value: Any, bad: Any) -> Any:
+def _lower_refused(value: Any, bad: Any, rows: Any, entries: Any) -> Any:
     value = writable(value, node_now().args[0])
-    _RefusedCall([value, contiguous(bad)], written=[value])
+    _RefusedCall(value, contiguous(bad), (rows, entries))
     return tensor_of(value)
 
 

@@ -43,7 +43,7 @@ def _csr(
     other = torch.where(other < 0, other + num_columns, other) if wrap_columns else other
     masked = bad if alive is None else bad | ~alive
     rowptr, col, edge = csr.sorted_edges(index, other, num_rows, num_columns, masked)
-    return _own.refused(rowptr, bad.any()), col, edge
+    return _own.refused(rowptr, bad.any(), num_rows, 0), col, edge
 
 
 def _csr_with_loops(
@@ -53,11 +53,17 @@ def _csr_with_loops(
     return csr.add_loops(rowptr, col, edge, csr.find_rows(rowptr, edge.size(0)), alive)
 
 
+def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
+    bad = (index < (-size if wraps else 0)) | (index >= size)
+    return _own.refused(torch.where(bad, 0, index), bad.any(), size, index.numel())
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.region.default: _region,
     _own.csr.default: _csr,
     _own.csr_with_loops.default: _csr_with_loops,
     _own.inverse_degree.default: csr.inverse_degree,
+    _own.bounded.default: _bounded,
 }
 """Our ops that are traced as launches and as operations of torch's."""
 

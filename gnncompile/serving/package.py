@@ -27,6 +27,7 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
+from gnncompile.serving import bound_indices
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -110,6 +111,8 @@ def package(
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
     traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
+    for one in traced.values() if kind.bounds_indices else ():
+        bound_indices.run(one.program.graph)
     settings = _settings(ours, theirs, place)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
@@ -219,15 +222,17 @@ class _Kind:
     Attributes:
         decompositions: Our ops that are traced as other operations.
         held: All our ops that a package can hold.
+        bounds_indices: Whether a wrong index of torch's operations would end the process.
     """
 
     decompositions: Mapping[Any, Callable[..., Any]]
     held: Collection[Any]
+    bounds_indices: bool
 
 
 KINDS = {
-    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD),
-    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD),
+    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False),
+    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True),
 }
 """The types of devices for which packages are made."""
 

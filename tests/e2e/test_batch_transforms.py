@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from gnncompile.transforms import AttachSizes, GCNNorm, PadToBucket
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data, HeteroData
@@ -19,6 +18,7 @@ import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.layout.batch_metadata import attached
+from gnncompile.transforms import AttachSizes, GCNNorm, PadToBucket
 
 LIGHT = {"inductor": False}
 SIZES = [

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
 
 import gnncompile
@@ -17,6 +16,7 @@ from gnncompile import _compat
 from gnncompile.capture.compile import callable_of
 from gnncompile.device import Device, device_of
 from gnncompile.ir.region import Region, parse
+from gnncompile.models.mesh_graph_net import GraphNetBlock
 from gnncompile.runtime import launch
 from tests.harness import kernels
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from gnncompile.transforms import AddSelfLoops
 from torch_geometric.nn import GCNConv
 
 import gnncompile
 from gnncompile import exc
+from gnncompile.transforms import AddSelfLoops
 
 ROOT = Path(__file__).resolve().parents[2]
 
