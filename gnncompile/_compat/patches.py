@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gnncompile._compat.aoti import patch_input_checks, patch_return, patch_vector_sets
+from gnncompile._compat.aoti import patch_vector_sets
+from gnncompile._compat.aoti_checks import patch_input_checks, patch_return
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
 from gnncompile._compat.dynamo import patch_codegen_update_mutated

@@ -234,10 +234,10 @@ def add_loops(
         before = torch.nn.functional.pad(keep.cumsum(0, dtype=torch.int32), (1, 0))
         starts = before[rowptr] + rows
         places = torch.where(keep, before[:-1] + row, starts[-1] + place - before[:-1])
-    places = torch.cat([places, starts[1:] - 1]).long()
+    places = torch.cat([places, first_edges(starts)[1] - 1]).long()
     loops = torch.arange(num_edges, num_edges + num_rows, dtype=torch.int32, device=rowptr.device)
     empty = torch.empty_like(places, dtype=torch.int32)
-    found = [empty.scatter(0, places, torch.cat(pair)) for pair in ((col, rows[:-1]), (edge, loops))]
+    found = [empty.scatter(0, places, torch.cat(pair)) for pair in ((col, first_edges(rows)[0]), (edge, loops))]
     return starts, found[0], found[1]
 
 
@@ -374,9 +374,18 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
 
 
 def find_rows(rowptr: Tensor, num_edges: int) -> Tensor:
-    """Returns the tensor of :func:`rows_of_edges`. The number of edges may be a symbol."""
+    """Returns the tensor of :func:`rows_of_edges`. The sizes may be symbols."""
     positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
-    return torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
+    return torch.searchsorted(rowptr, positions, right=True, out_int32=True) - 1
+
+
+def first_edges(rowptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the place of the first edge of each row, and of each next row, ``[num_rows]``: views of a rowptr.
+
+    Inductor of torch 2.11 can't slice a tensor whose number of rows depends on data.
+    """
+    size, at = (rowptr.size(0) - 1,), rowptr.storage_offset()
+    return rowptr.as_strided(size, (1,), at), rowptr.as_strided(size, (1,), at + 1)
 
 
 def _most_hubs(num_rows: int, num_edges: int) -> int:
@@ -404,7 +413,8 @@ def hub_lists(rowptr: Tensor, most: int, num_edges: int, longest: int) -> tuple[
         num_edges: The number of edges.
         longest: The most edges of a row that is no hub, and of a piece.
     """
-    degree, rows = torch.topk(rowptr.diff(), most)
+    begins, ends = first_edges(rowptr)
+    degree, rows = torch.topk(ends - begins, most)
     pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
     ends = pieces.cumsum(0)
     table = torch.stack([rows, ends - pieces, pieces], 1).int()
@@ -425,5 +435,6 @@ def _version(tensor: Tensor) -> int:
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     """Returns ``1 / max(num_edges, 1)`` of every row: ``[num_rows]``, "float32" or "float64"."""
-    degree = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
+    begins, ends = first_edges(rowptr)
+    degree = (ends - begins).clamp(min=1)
     return degree.to(getattr(torch, dtype)).reciprocal()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnncompile._compat import aoti
+from gnncompile._compat import aoti, aoti_checks
 from gnncompile._compat.inductor_call import Call, aligned, contiguous, node_now, tensor_of, writable
 from gnncompile.codegen.cpp.objects import data_object, start_task
 from gnncompile.exc import IndexOutOfRangeError
@@ -149,7 +149,7 @@ class _RefusedCall(Call):
     def codegen(self, wrapper: Any) -> None:
         """Writes the note into a package's code."""
         rows, entries = (aoti.size_text(wrapper, size) for size in self.sizes)
-        aoti.write_flag(wrapper, self.references()[1], rows, entries)
+        aoti_checks.write_flag(wrapper, self.references()[1], rows, entries)
 
 
 def _lower_refused(value: Any, bad: Any, rows: Any, entries: Any) -> Any:
