@@ -56,8 +56,8 @@ def _check_lines(build: Build) -> list[str]:
             f'"{device}", {{{sizes}}});'
         )
     if build.device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        lines.append(f"  gnncompile::check_card(given, {major}, {minor});")
+        card = "{}, {}".format(*torch.cuda.get_device_capability())
+        lines.append(f"  gnncompile::check_card(given, {card});")
     if sealed is not None:
         tensors = ", ".join(map(str, sealed.tensors))
         sizes = ", ".join(f"given.size({at}, {axis})" for at, axis in sealed.sizes)

@@ -55,7 +55,8 @@ def _csr_with_loops(
 
 def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     bad = (index < (-size if wraps else 0)) | (index >= size)
-    return _own.refused(torch.where(bad, 0, index), bad.any(), size, index.numel())
+    found: Tensor = _own.refused(torch.where(bad, 0, index), bad.any(), size, index.numel())
+    return found
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

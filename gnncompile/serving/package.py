@@ -64,13 +64,15 @@ def package(
     call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
-    Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words.
+    Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is
+    on an NVIDIA GPU, the file serves on GPUs of the same compute capability.
 
     Args:
-        model: The model, in evaluation mode, on a CPU. It may be a compiled one. Its forward takes and returns
+        model: The model, in evaluation mode, on a CPU or a GPU. It may be a compiled one. Its forward takes and returns
             tensors, in tuples, lists or dicts.
         example_inputs: The arguments of one call, tensors such as ``x [num_nodes, channels]`` and ``edge_index [2,
-            num_edges]``. The numbers of rows may differ in later calls; the numbers of features and dtypes may not.
+            num_edges]``, on the model's device. The numbers of rows may differ in later calls; the numbers of features
+            and dtypes may not. On a GPU the kernels are chosen for the example's number of edges per row.
         path: The file to write; its name ends with ``.pt2``.
         example_kwargs: The arguments of the call that are given by name.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
@@ -78,7 +80,7 @@ def package(
             two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
             of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
             layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``.
-            Such a file takes about three times as long to write.
+            Such a file takes about three times as long to write. For CPUs only.
         cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
             for any one with these instructions. The last two need torch 2.13.
 
@@ -89,8 +91,9 @@ def package(
         CaptureError: The model has a graph break, does not run with these arguments, draws random numbers, decides by a
             size, writes to an input, or needs an operation of another library.
         TypeError: `model` is no module, or an argument or a result of the model is no tensor.
-        ValueError: The model is in training mode, is not on a CPU, or has more than one graph; one tensor is given
-            twice; there is no layout to keep; `cpu` is unknown; or `path` has another ending.
+        ValueError: The model is in training mode, or has more than one graph; the model and the inputs are not on one
+            CPU or GPU; one tensor is given twice; there is no layout to keep; `cpu` is unknown; or `path` has another
+            ending.
     """
     _check_types(model, example_inputs)
     path = os.fspath(path)
@@ -200,7 +203,8 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> torc
             )
     parts = [*model.named_parameters(), *model.named_buffers()]
     placed = [*((f"the model's {name}", value) for name, value in parts), *zip(names, leaves, strict=True)]
-    first, place = placed[0][0], placed[0][1].device
+    first = placed[0][0]
+    place: torch.device = placed[0][1].device
     for what, value in placed:
         if value.device.type not in KINDS:
             raise ArgumentError(
@@ -225,7 +229,7 @@ class _Kind:
         bounds_indices: Whether a wrong index of torch's operations would end the process.
     """
 
-    decompositions: Mapping[Any, Callable[..., Any]]
+    decompositions: dict[Any, Callable[..., Any]]
     held: Collection[Any]
     bounds_indices: bool
 

@@ -58,8 +58,8 @@ def data_object(name: str, data: bytes, folder: str) -> Path:
     path = Path(folder) / f"{name}.o"
     held = path.with_suffix(".bin")
     held.write_bytes(data)
-    lines = (".pushsection .rodata", f".globl {name}", f".hidden {name}", ".balign 64")
-    lines += (f"{name}:", f'.incbin "{held}"', ".popsection")
+    declared = [".pushsection .rodata", f".globl {name}", f".hidden {name}", ".balign 64"]
+    lines = [*declared, f"{name}:", f'.incbin "{held}"', ".popsection"]
     text = "".join(f"        {json.dumps(line + chr(10))}\n" for line in lines)
     compile_to([*compiler(), "-fPIC"], f"__asm__(\n{text});\n", path)
     return path
