@@ -56,7 +56,8 @@ def _check_lines(build: Build) -> list[str]:
             f'"{device}", {{{sizes}}});'
         )
     if build.device == "cuda":
-        card = "{}, {}".format(*torch.cuda.get_device_capability())
+        place = next((one.get_device() for one in inputs if one.get_device().type == "cuda"), None)
+        card = "{}, {}".format(*torch.cuda.get_device_capability(place))
         lines.append(f"  gnncompile::check_card(given, {card});")
     if sealed is not None:
         tensors = ", ".join(map(str, sealed.tensors))

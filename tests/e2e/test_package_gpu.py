@@ -142,6 +142,39 @@ def test_kernels_are_compiled_without_a_gpu():
     assert done.returncode == 0, done.stderr
 
 
+_GRID = """
+#include <cstdint>
+int main() {{
+  const uint32_t ynumel = 0, xnumel = 3;
+  {prefix}
+  const uint32_t grid[3] = {{uint32_t({x}), uint32_t({y}), uint32_t({z})}};
+  return grid[0] * grid[1] * grid[2] == 0 ? 0 : 1;
+}}
+"""
+
+
+def test_a_package_launches_no_blocks_along_two_axes_where_there_are_no_rows(tmp_path):
+    """Torch 2.11 divides by the number of parts of an axis, which is 0, and the process dies."""
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    gnncompile.compile(nn.ReLU())  # patches torch
+    grid = GridExpr.from_meta({"grid_type": "Grid2DWithYZOverflow"}, {"XBLOCK": 4, "YBLOCK": 1}, mode="cpp")
+    text = _GRID.format(prefix="\n  ".join(grid.prefix), x=grid.x_grid, y=grid.y_grid, z=grid.z_grid)
+    (tmp_path / "grid.cpp").write_text(text)
+    subprocess.run(["g++", "-std=c++17", tmp_path / "grid.cpp", "-o", tmp_path / "grid"], check=True)
+    assert subprocess.run([tmp_path / "grid"]).returncode == 0
+
+
+def test_only_conditions_that_can_fail_are_conditions():
+    import sympy
+    from torch.utils._sympy.functions import Min
+
+    rows, edges = sympy.symbols("rows edges", integer=True, nonnegative=True)
+    assert aoti._always_holds(Min(edges // 7, rows) <= rows)
+    assert not aoti._always_holds(Min(edges // 7, rows) <= edges + 1)
+    assert not aoti._always_holds(edges <= 2**31 - 1)
+
+
 def test_a_launch_with_other_arguments_is_an_error():
     from gnncompile.codegen.triton.entry import Entry
     from gnncompile.exc import InternalError
