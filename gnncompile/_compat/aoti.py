@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +18,22 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
-from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.lowering import fallback_handler
 from torch._inductor.package.package import package_aoti
 from torch.export import ExportedProgram
+from torch.utils._sympy.functions import Min
 
 from gnncompile._compat.compiles import symbolic_trace
-from gnncompile._compat.inductor import V, inductor_decompositions, register_lowering
+from gnncompile._compat.inductor import inductor_decompositions, register_lowering
 from gnncompile._compat.inductor_call import installed
 from gnncompile._compat.numbers import EXACT_SETTINGS
 from gnncompile.exc import InternalError
 
 SUPPORT = Path(__file__).with_name("aoti_support.h")
 """C++ functions that the code of each package calls."""
+
+DEVICE_SUPPORT = {device: SUPPORT.with_name(f"aoti_{device}.h") for device in ("cpu", "cuda")}
+"""C++ functions that the code for a type of device calls."""
 
 PRODUCTS = SUPPORT.with_name("aoti_products.h")
 """Torch's products of matrices, for kernels."""
@@ -61,16 +63,22 @@ class Build:
         folder: Where object files are written.
         cpu: The CPU that code is compiled for, as the compiler's ``-march`` names it.
         sealed: The inputs whose seal each call compares, or None.
+        device: The type of the device that computes, "cpu" or "cuda".
         objects: The object files of kernels, which may be compiling still, by the name of their function.
+        cubins: The machine code of kernels for a GPU, which may be compiling still, by the name of the kernel.
         declared: The lines that the code of the model begins with.
+        checked: The conditions on sizes that each call checks, as text.
     """
 
     names: Sequence[str]
     folder: str
     cpu: str = "native"
     sealed: Sealed | None = None
+    device: str = "cpu"
     objects: dict[str, Future[Path]] = field(default_factory=dict)
+    cubins: dict[str, Future[Any]] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
+    checked: set[str] = field(default_factory=set)
 
 
 _build: contextvars.ContextVar[Build | None] = contextvars.ContextVar("build", default=None)
@@ -91,8 +99,11 @@ def declare(wrapper: Any, text: str) -> None:
 
 
 def declare_support(wrapper: Any) -> None:
-    """Declares the functions of :data:`SUPPORT` in a model's code."""
-    declare(wrapper, SUPPORT.read_text(encoding="utf-8"))
+    """Declares the functions of :data:`SUPPORT` and :data:`DEVICE_SUPPORT` in a model's code."""
+    build = _build.get()
+    assert build is not None
+    for path in (SUPPORT, DEVICE_SUPPORT[build.device]):
+        declare(wrapper, path.read_text(encoding="utf-8"))
 
 
 def call_kernel(wrapper: Any, name: str, arguments: Sequence[str], what: str) -> None:
@@ -113,10 +124,16 @@ def link(wrapper: Any, name: str) -> None:
     build = _build.get()
     assert build is not None
     declare_support(wrapper)
-    line = f'extern "C" int {name}(const int64_t*);'
-    if line not in build.declared:
-        declare(wrapper, line)
-        CUDACodeCache.aot_kernels_o.append(str(build.objects[name].result()))
+    link_object(wrapper, f'extern "C" int {name}(const int64_t*);', build.objects[name].result)
+
+
+def link_object(wrapper: Any, declaration: str, path: Callable[[], Path]) -> None:
+    """Declares an object file's symbol in a model's code, and adds the file to those that Inductor links, once."""
+    build = _build.get()
+    assert build is not None
+    if declaration not in build.declared:
+        declare(wrapper, declaration)
+        CUDACodeCache.aot_kernels_o.append(str(path()))
 
 
 def declare_products(wrapper: Any) -> None:
@@ -158,14 +175,14 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def _building(names: Sequence[str], cpu: str, sealed: Sealed | None) -> Iterator[Build]:
+def _building(names: Sequence[str], cpu: str, sealed: Sealed | None, device: str = "cpu") -> Iterator[Build]:
     with _lock, tempfile.TemporaryDirectory(prefix="gnncompile-package-") as folder:
-        build = Build(names, folder, cpu, sealed)
+        build = Build(names, folder, cpu, sealed, device)
         token = _build.set(build)
         try:
             yield build
         finally:
-            for started in build.objects.values():
+            for started in (*build.objects.values(), *build.cubins.values()):
                 started.cancel()
             CUDACodeCache.aot_kernels_o.clear()
             _build.reset(token)
@@ -209,6 +226,8 @@ def _always_holds(expression: Any) -> bool:
     left, right = (*expression.args, None, None)[:2]
     if isinstance(expression, sympy.Eq):
         return bool(left.is_Symbol and right.is_Symbol)
+    if isinstance(expression, sympy.LessThan) and isinstance(left, (Min, sympy.Min)) and right in left.args:
+        return True
     if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and right.is_number:
         return bool(right >= _LARGE)
     return False
@@ -222,6 +241,7 @@ def compile_program(
     decompositions: dict[Any, Callable[..., Any]],
     cpu: str = "native",
     sealed: Sealed | None = None,
+    device: str = "cpu",
 ) -> list[Any]:
     """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
 
@@ -233,6 +253,7 @@ def compile_program(
         decompositions: How our ops without a lowering are written with torch's.
         cpu: The CPU that code is compiled for: "native", or one of :data:`VECTOR_BITS`.
         sealed: The inputs whose seal each call compares, if one of them is a seal.
+        device: The type of the device that computes, "cpu" or "cuda".
     """
     with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
@@ -249,9 +270,10 @@ def compile_program(
         **settings,
     }
     module, environment = plain.module(), _environment(plain)
-    with _building(names, cpu, sealed), symbolic_trace():
+    with _building(names, cpu, sealed, device) as build, symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
-    assumed = [] if environment is None else conditions(environment)
+    found = [] if environment is None else conditions(environment)
+    assumed = [one for one in found if one.text not in build.checked]
     if assumed:
         raise InternalError(f"a package would only serve sizes with {assumed[0].text}; please report it")
     return list(files)
@@ -310,57 +332,3 @@ def _environment(program: ExportedProgram) -> Any:
 def write_package(path: str, models: dict[str, list[Any]]) -> None:
     """Writes compiled models into one file."""
     package_aoti(path, models)
-
-
-def patch_input_checks() -> None:
-    """Makes the models of our packages check all inputs in every call, and say in words what is wrong."""
-    theirs: Any = CppWrapperCpu.generate_input_output_runtime_checks
-
-    def generate(self: Any) -> None:
-        build = _build.get()
-        if build is None:
-            theirs(self)
-            return
-        declare_support(self)
-        write = getattr(self.prefix, "splice_aot", self.prefix.splice)
-        write("\n".join(_check_lines(build.names, build.sealed)))
-
-    CppWrapperCpu.generate_input_output_runtime_checks = generate  # type: ignore[method-assign]
-
-
-def _check_lines(names: Sequence[str], sealed: Sealed | None) -> list[str]:
-    """Returns the C++ function that checks a model's inputs before anything reads them."""
-    inputs: list[Any] = list(V.graph.graph_inputs.values())
-    if len(inputs) != len(names):
-        raise InternalError(f"a package of {len(names)} inputs was compiled for {len(inputs)}; please report it")
-    symbols: dict[Any, int] = {}
-    # The checks of AOTInductor's own, which an environment variable turns on, come after those here.
-    lines = ["static inline bool _check_aoti_runtime_check_inputs_env() { return false; }"]
-    lines += ["AOTI_NOINLINE static void __check_inputs_outputs(AtenTensorHandle* inputs, AtenTensorHandle*) {"]
-    lines.append(f"  gnncompile::Inputs given(inputs, {len(inputs)});")
-    major, minor = torch.__version__.split(".")[:2]
-    lines.append(f"  gnncompile::check_torch({major}, {minor});")
-    lines.append("  gnncompile::check_cpu();")
-    for at, (name, value) in enumerate(zip(names, inputs, strict=True)):
-        sizes = ", ".join(_size_code(size, symbols) for size in value.get_size())
-        kind = str(value.get_dtype()).removeprefix("torch.")
-        device = value.get_device().type
-        quoted = json.dumps(name, ensure_ascii=False)
-        lines.append(
-            f'  given.check({at}, {quoted}, aoti_torch_dtype_{kind}(), "{kind}", aoti_torch_device_type_{device}(), '
-            f'"{device}", {{{sizes}}});'
-        )
-    if sealed is not None:
-        tensors = ", ".join(map(str, sealed.tensors))
-        sizes = ", ".join(f"given.size({at}, {axis})" for at, axis in sealed.sizes)
-        lines.append(f"  given.check_layout({sealed.seal}, {{{tensors}}}, {{{sizes}}});")
-    return [*lines, "  given.passed = true;", "}"]
-
-
-def _size_code(size: Any, symbols: dict[Any, int]) -> str:
-    """Returns a size that is expected as a number, a size that others must equal as ``-1 - k``, any other as "any"."""
-    if isinstance(size, (int, sympy.Integer)):
-        return str(int(size))
-    if isinstance(size, sympy.Symbol):
-        return str(-1 - symbols.setdefault(size, len(symbols)))
-    return "gnncompile::any"

@@ -219,8 +219,12 @@ def patch_grid_2d() -> None:
     @functools.wraps(generate)
     def with_no_rows(self: Any, *args: Any, **kwargs: Any) -> None:
         generate(self, *args, **kwargs)
-        if self.mode == "python" and "==" not in self.y_grid:
+        if "==" in self.y_grid:
+            return
+        if self.mode == "python":
             self.y_grid = f"(0 if y_grid_div_ == 0 else {self.y_grid})"
+        elif self.mode == "cpp":  # in a package, the process would die of the division
+            self.y_grid = f"(y_grid_div_ == 0 ? 0 : {self.y_grid})"
 
     triton_heuristics.Grid2DWithYZOverflow.generate = with_no_rows  # type: ignore[method-assign]
 

@@ -133,6 +133,18 @@ def contiguous(tensor: Any) -> Any:
     return ir.ExternKernel.require_contiguous(realized(tensor))
 
 
+def aligned(tensor: Any) -> Any:
+    """Returns a tensor of Inductor's graph as a contiguous buffer that begins where memory begins.
+
+    Inductor copies inputs of a graph whose address is no multiple of 16.
+    """
+    buffer = contiguous(tensor)
+    offset = buffer.get_layout().offset
+    return (
+        buffer if V.graph.sizevars.statically_known_equals(offset, 0) else realized(ir.ExternKernel.copy_input(buffer))
+    )
+
+
 class Borrowed(Result):
     """A buffer that its call assigns. It may share memory with an input, so Inductor must not use its memory again."""
 
@@ -223,17 +235,16 @@ def returns_argument(*ops: Any) -> None:
     _returned.update(ops)
 
 
-def writable(tensor: Any, position: int, besides: Sequence[fx.Node] = ()) -> Any:
+def writable(tensor: Any, node: Any, besides: Sequence[fx.Node] = ()) -> Any:
     """Returns a tensor that the current call may write to: the given tensor, or a copy if other nodes may read it.
 
     Inductor does not order readers before this point: by its schema, the lowered op writes to nothing.
 
     Args:
         tensor: A tensor of Inductor's graph.
-        position: The index of the tensor among the arguments of the lowered node.
+        node: The node of the tensor, an argument of the lowered node.
         besides: Nodes that may read or write the tensor too: they do so before.
     """
-    node: Any = V.graph.current_node.args[position]
     while len(node.users.keys() - set(besides)) == 1 and node.op == "call_function":
         if not _may_return_its_argument(node):
             return realized(tensor)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gnncompile._compat.aoti import patch_input_checks, patch_vector_sets
+from gnncompile._compat.aoti import patch_vector_sets
+from gnncompile._compat.aoti_checks import patch_input_checks, patch_return
 from gnncompile._compat.breaks import patch_log_graph_break
 from gnncompile._compat.compiles import patch_remove_tensorify_graphargs
 from gnncompile._compat.dynamo import patch_codegen_update_mutated
@@ -152,6 +153,13 @@ INDUCTOR = (
         "A package checks all inputs in every call, and says in words what is wrong.",
         "AOTInductor has a setting for such checks.",
         patch_input_checks,
+    ),
+    Patch(
+        ("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_return",),
+        _ALL,
+        "A package for GPUs tells that an index is out of range when its results are complete.",
+        "AOTInductor reads conditions on data without a wait in the middle of a call.",
+        patch_return,
     ),
     Patch(
         ("torch._inductor.cpu_vec_isa:valid_vec_isa_list",),

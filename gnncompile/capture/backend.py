@@ -33,6 +33,7 @@ from gnncompile.ops import (
     exchange_lowering,
     gemm,
     gradient,
+    launch,
     packaged,
     prepared,
     region_lowering,
@@ -388,6 +389,7 @@ def prepare_torch() -> None:
     region_lowering.install()
     exchange_lowering.install()
     packaged.install()
+    launch.install()
     seal.install()
     stored.install()
     prepared.install()

@@ -136,19 +136,47 @@ def csr(
     """
     num_edges = index.numel()
     check_sizes(num_edges, num_rows, num_columns)
-    lowest = -num_rows if wrap_rows else 0, -num_columns if wrap_columns else 0
-    bad = (index < lowest[0]) | (index >= num_rows) | (other < lowest[1]) | (other >= num_columns)
+    wraps = wrap_rows, wrap_columns
+    bad = out_of_range(index, other, (num_rows, num_columns), wraps)
     _report(bad, index, other, (num_rows, num_columns))
     index = _wrapped(index, num_rows) if wrap_rows else index
     other = _wrapped(other, num_columns) if wrap_columns else other
-    masked = bad if alive is None else bad | ~alive
-    # Masked edges sort after the last row, where no kernel reads.
+    found = sorted_edges(index, other, num_rows, num_columns, bad if alive is None else bad | ~alive)
+    _attach_hubs(found[0], num_edges)
+    return found
+
+
+def out_of_range(index: Tensor, other: Tensor, limits: tuple[int, int], wraps: tuple[bool, bool]) -> Tensor:
+    """Returns whether an end of each edge is outside of the graph, bool ``[num_edges]``.
+
+    Args:
+        index: The row of each edge, ``[num_edges]``.
+        other: The other end of each edge, ``[num_edges]``.
+        limits: The number of rows and the number of columns.
+        wraps: Whether negative entries of `index` and of `other` count from the end.
+    """
+    lowest = [-limit if wrap else 0 for limit, wrap in zip(limits, wraps, strict=True)]
+    return (index < lowest[0]) | (index >= limits[0]) | (other < lowest[1]) | (other >= limits[1])
+
+
+def sorted_edges(
+    index: Tensor, other: Tensor, num_rows: int, num_columns: int, masked: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the layout of :func:`csr`. The numbers may be symbols: the function makes no decision by them.
+
+    Args:
+        index: The row of each edge, ``[num_edges]``. Rows of masked edges may be any number.
+        other: The other end of each edge, ``[num_edges]``. Ends of masked edges may be any number.
+        num_rows: The number of rows.
+        num_columns: The number of columns.
+        masked: The edges that go after the last row, where no kernel reads, bool ``[num_edges]``.
+    """
     row = torch.where(masked, num_rows, index).to(torch.int32)
     row, order = torch.sort(row, stable=True)
     # Counting by search keeps this free of atomics and of a data-dependent size.
     rowptr = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device, dtype=torch.int32), out_int32=True)
-    _attach_hubs(rowptr, num_edges)
-    return rowptr, other.clamp(0, max(num_columns - 1, 0)).to(torch.int32)[order], order.to(torch.int32)
+    col = other.clamp(0, torch.sym_max(num_columns - 1, 0)).to(torch.int32)[order]
+    return rowptr, col, order.to(torch.int32)
 
 
 def check_sizes(num_edges: int, num_rows: int, num_columns: int) -> None:
@@ -181,28 +209,42 @@ def with_loops(
     Returns:
         rowptr ``[num_rows + 1]``, col and edge ``[num_edges + num_rows]``; the loops are the last edges.
     """
-    num_edges, num_rows = edge.numel(), rowptr.numel() - 1
-    rows = torch.arange(num_rows + 1, dtype=torch.int32, device=rowptr.device)
-    place = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
-    row = index[edge].to(torch.int32)
-    if alive is None:
-        starts, places = rowptr + rows, place + row
-    else:
-        keep = alive[edge]
-        before = torch.nn.functional.pad(keep.cumsum(0, dtype=torch.int32), (1, 0))
-        starts = before[rowptr] + rows
-        places = torch.where(keep, before[:-1] + row, starts[-1] + place - before[:-1])
-    places = torch.cat([places, starts[1:] - 1]).long()
-    loops = torch.arange(num_edges, num_edges + num_rows, dtype=torch.int32, device=rowptr.device)
-    new_col, new_edge = torch.empty_like(places, dtype=torch.int32), torch.empty_like(places, dtype=torch.int32)
-    new_col.scatter_(0, places, torch.cat([col, rows[:-1]]))
-    new_edge.scatter_(0, places, torch.cat([edge, loops]))
+    starts, new_col, new_edge = add_loops(rowptr, col, edge, index[edge].to(torch.int32), alive)
     known = given_hubs(rowptr)
     if known is not None and known.number == NO_HUBS:
         give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)
     else:
-        _attach_hubs(starts, num_edges + num_rows)
+        _attach_hubs(starts, new_edge.numel())
     return starts, new_col, new_edge
+
+
+def add_loops(
+    rowptr: Tensor, col: Tensor, edge: Tensor, row: Tensor, alive: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the layout of :func:`with_loops`. The sizes may be symbols.
+
+    Args:
+        rowptr: ``[num_rows + 1]``, int32.
+        col: ``[num_edges]``, int32.
+        edge: ``[num_edges]``, int32.
+        row: The row of each edge in the order of the layout, int32 ``[num_edges]``.
+        alive: Edges to keep, by their numbers in `edge`, bool ``[num_edges]``.
+    """
+    num_edges, num_rows = edge.size(0), rowptr.size(0) - 1
+    rows = torch.arange(num_rows + 1, dtype=torch.int32, device=rowptr.device)
+    place = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
+    if alive is None:
+        starts, places = rowptr + rows, place + row
+    else:
+        keep = alive[edge] & (row < num_rows)
+        before = torch.nn.functional.pad(keep.cumsum(0, dtype=torch.int32), (1, 0))
+        starts = before[rowptr] + rows
+        places = torch.where(keep, before[:-1] + row, starts[-1] + place - before[:-1])
+    places = torch.cat([places, first_edges(starts)[1] - 1]).long()
+    loops = torch.arange(num_edges, num_edges + num_rows, dtype=torch.int32, device=rowptr.device)
+    empty = torch.empty_like(places, dtype=torch.int32)
+    found = [empty.scatter(0, places, torch.cat(pair)) for pair in ((col, first_edges(rows)[0]), (edge, loops))]
+    return starts, found[0], found[1]
 
 
 def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
@@ -341,11 +383,25 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
         if found.order is not None:
             found.order.follow()
         return found.rows
-    positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
-    rows = torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
+    rows = find_rows(rowptr, num_edges)
     if not device_of(rowptr.device).is_capturing:
         _rows.set(rowptr, _Rows(rows, _version(rowptr), Ordered.after([rows])))
     return rows
+
+
+def find_rows(rowptr: Tensor, num_edges: int) -> Tensor:
+    """Returns the tensor of :func:`rows_of_edges`. The sizes may be symbols."""
+    positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
+    return torch.searchsorted(rowptr, positions, right=True, out_int32=True) - 1
+
+
+def first_edges(rowptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the place of the first edge of each row, and of each next row, ``[num_rows]``: views of a rowptr.
+
+    Inductor of torch 2.11 can't slice a tensor whose number of rows depends on data.
+    """
+    size, at = (rowptr.size(0) - 1,), rowptr.storage_offset()
+    return rowptr.as_strided(size, (1,), at), rowptr.as_strided(size, (1,), at + 1)
 
 
 def _most_hubs(num_rows: int, num_edges: int) -> int:
@@ -353,20 +409,35 @@ def _most_hubs(num_rows: int, num_edges: int) -> int:
 
 
 def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
-    """Returns the `most` longest rows and their pieces. The longest row comes first, so that it is started first."""
     longest = most_edges(num_edges)
-    degree, rows = torch.topk(rowptr.diff(), most)
-    pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
-    ends = pieces.cumsum(0)
-    table = torch.stack([rows, ends - pieces, pieces], 1).int()
-    ids = torch.arange(num_edges // longest + most, device=rowptr.device)
-    owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
-    number = torch.stack([(degree > longest).sum(), ends[-1]])
+    table, owner, number = hub_lists(rowptr, most, num_edges, longest)
     version = _version(rowptr)
     if not device_of(number.device).host_waits:
         return Hubs(table, owner, version, _pair(number), longest, None)
     arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
     return Hubs(table, owner, version, None, longest, arriving, Ordered.after([table, owner]))
+
+
+def hub_lists(rowptr: Tensor, most: int, num_edges: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns `rows` and `pieces` of :class:`Hubs`, and the numbers of hubs and of pieces as a tensor, ``[2]``.
+
+    The longest row comes first, so that it is started first. The numbers may be symbols.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        most: The largest possible number of hubs.
+        num_edges: The number of edges.
+        longest: The most edges of a row that is no hub, and of a piece.
+    """
+    begins, ends = first_edges(rowptr)
+    degree, rows = torch.topk(ends - begins, most)
+    pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
+    ends = pieces.cumsum(0)
+    table = torch.stack([rows, ends - pieces, pieces], 1).int()
+    ids = torch.arange(num_edges // longest + most, device=rowptr.device)
+    total = pieces.sum()
+    owner = torch.where(ids < total, torch.searchsorted(ends, ids, right=True), -1).int()
+    return table, owner, torch.stack([(degree > longest).sum(), total])
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:
@@ -380,5 +451,6 @@ def _version(tensor: Tensor) -> int:
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     """Returns ``1 / max(num_edges, 1)`` of every row: ``[num_rows]``, "float32" or "float64"."""
-    degree = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
+    begins, ends = first_edges(rowptr)
+    degree = (ends - begins).clamp(min=1)
     return degree.to(getattr(torch, dtype)).reciprocal()

@@ -139,7 +139,7 @@ def _lower_return_start(gradient: Any, send: Any, halo: Any, group: str, after: 
 def _lower_return_wait(gradient: Any, arrived: Any, send: Any, halo: Any, group: str, after: Sequence[Any]) -> Any:
     own = gradient.get_size()[0] - halo.get_size()[0]
     source, started, *_, earlier = inductor_call.node_now().args
-    rows = writable(gradient, 0, besides=(started, *earlier, *_ordered_after(source)))
+    rows = writable(gradient, inductor_call.node_now().args[0], besides=(started, *earlier, *_ordered_after(source)))
     start = arrived.data.data.call
     # The rows that leave may be another buffer, which Inductor must not use again before they have left.
     given = [rows, realized(arrived), contiguous(send), start.inputs[0], *map(realized, after)]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile._compat import aoti, inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, writable
+from gnncompile._compat.inductor_call import Call, Result, contiguous, node_now, realized, tensor_of, writable
 from gnncompile.codegen.cpp import matrix
 from gnncompile.device import device_of
 from gnncompile.ops import on_meta
@@ -364,7 +364,7 @@ class SumsOverRows(Call):
 
 
 def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
-    total = writable(total, 0)
+    total = writable(total, node_now().args[0])
     ProductInPlace([total, *map(realized, (left, right))], written=[total])
     return tensor_of(total)
 
@@ -372,7 +372,7 @@ def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
 def _lower_product(*args: Any) -> Any:
     *factors, added, gate, relu, in_place = args
     if in_place:
-        added = writable(added, -4)
+        added = writable(added, node_now().args[-4])
     left, right = factors[:2]
     matrices = [realized(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
     extra = [None if t is None else contiguous(t) for t in (added, gate)]

@@ -9,7 +9,7 @@ import platform
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,9 @@ from gnncompile.capture.compile import callable_of
 from gnncompile.codegen.cpp.objects import flags_text
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
-from gnncompile.ops import packaged
+from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
+from gnncompile.serving import bound_indices
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -63,13 +64,15 @@ def package(
     call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
-    Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words.
+    Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is
+    on an NVIDIA GPU, the file serves on GPUs of the same compute capability.
 
     Args:
-        model: The model, in evaluation mode, on a CPU. It may be a compiled one. Its forward takes and returns
+        model: The model, in evaluation mode, on a CPU or a GPU. It may be a compiled one. Its forward takes and returns
             tensors, in tuples, lists or dicts.
         example_inputs: The arguments of one call, tensors such as ``x [num_nodes, channels]`` and ``edge_index [2,
-            num_edges]``. The numbers of rows may differ in later calls; the numbers of features and dtypes may not.
+            num_edges]``, on the model's device. The numbers of rows may differ in later calls; the numbers of features
+            and dtypes may not. On a GPU the kernels are chosen for the example's number of edges per row.
         path: The file to write; its name ends with ``.pt2``.
         example_kwargs: The arguments of the call that are given by name.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
@@ -77,7 +80,7 @@ def package(
             two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
             of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
             layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``.
-            Such a file takes about three times as long to write.
+            Such a file takes about three times as long to write. For CPUs only.
         cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
             for any one with these instructions. The last two need torch 2.13.
 
@@ -88,8 +91,9 @@ def package(
         CaptureError: The model has a graph break, does not run with these arguments, draws random numbers, decides by a
             size, writes to an input, or needs an operation of another library.
         TypeError: `model` is no module, or an argument or a result of the model is no tensor.
-        ValueError: The model is in training mode, is not on a CPU, or has more than one graph; one tensor is given
-            twice; there is no layout to keep; `cpu` is unknown; or `path` has another ending.
+        ValueError: The model is in training mode, or has more than one graph; the model and the inputs are not on one
+            CPU or GPU; one tensor is given twice; there is no layout to keep; `cpu` is unknown; or `path` has another
+            ending.
     """
     _check_types(model, example_inputs)
     path = os.fspath(path)
@@ -100,19 +104,24 @@ def package(
     target: Any = model if program is None else program.target
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     names = input_names(target, args, kwargs)
-    _check_inputs(target, names, pytree.tree_leaves((args, kwargs)))
+    place = _check_inputs(target, names, pytree.tree_leaves((args, kwargs)))
     refuse_training(target)
     ours, theirs = resolve(None, options)
     captured = capture(target, args, kwargs, options or {})
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
-    refuse_operations([*structure, captured.rest.graph])
+    kind = KINDS[place.type]
+    refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
     traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
-    settings = _settings(ours, theirs)
-    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu)
+    for one in traced.values() if kind.bounds_indices else ():
+        bound_indices.run(one.program.graph)
+    settings = _settings(ours, theirs, place)
+    metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
-        name: aoti.compile_program(one.program, one.names, settings, metadata, packaged.DECOMPOSITIONS, cpu, one.sealed)
+        name: aoti.compile_program(
+            one.program, one.names, settings, metadata, kind.decompositions, cpu, one.sealed, place.type
+        )
         for name, one in traced.items()
     }
     aoti.write_package(path, files)
@@ -167,7 +176,13 @@ def _check_cpu(cpu: str) -> None:
         raise ArgumentError(f"cpu: found {cpu}, which needs torch 2.13; this is torch {torch.__version__}.")
 
 
-def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None:
+def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> torch.device:
+    """Returns the device of a model and its inputs.
+
+    Raises:
+        ArgumentTypeError: An input is no dense tensor.
+        ArgumentError: One tensor is given twice, or the tensors are on several devices or on one without packages.
+    """
     for name, value in zip(names, leaves, strict=True):
         if not isinstance(value, Tensor):
             raise ArgumentTypeError(
@@ -186,13 +201,44 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> None
                 f"example_inputs: {name} is the same tensor as {same[0]}, expected another: a package would take one "
                 "for the other. Pass a clone()."
             )
-    weights = [(f"the model's {name}", value) for name, value in model.named_parameters()]
-    for what, value in (*weights, *zip(names, leaves, strict=True)):
-        if not device_of(value.device).is_cpp_in_inductor:
+    parts = [*model.named_parameters(), *model.named_buffers()]
+    placed = [*((f"the model's {name}", value) for name, value in parts), *zip(names, leaves, strict=True)]
+    first = placed[0][0]
+    place: torch.device = placed[0][1].device
+    for what, value in placed:
+        if value.device.type not in KINDS:
             raise ArgumentError(
-                f"model: {what} is on {value.device}, expected a CPU, for which packages are made. Pass model.cpu() "
-                "and inputs on the CPU."
+                f"model: {what} is on {value.device}, expected a CPU or a GPU, for which packages are made. Pass "
+                "model.cpu() and inputs on the CPU."
             )
+        if value.device != place:
+            raise ArgumentError(
+                f"model: {what} is on {value.device}, expected {place} like {first}. Move the model and all inputs to "
+                "one device."
+            )
+    return place
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What packages for a type of device hold.
+
+    Attributes:
+        decompositions: Our ops that are traced as other operations.
+        held: All our ops that a package can hold.
+        bounds_indices: Whether a wrong index of torch's operations would end the process.
+    """
+
+    decompositions: dict[Any, Callable[..., Any]]
+    held: Collection[Any]
+    bounds_indices: bool
+
+
+KINDS = {
+    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False),
+    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True),
+}
+"""The types of devices for which packages are made."""
 
 
 @dataclass
@@ -266,13 +312,16 @@ class _Call:
             return export(module.eval(), args, self.kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def _settings(ours: Options, theirs: dict[str, Any]) -> dict[str, Any]:
-    """Returns Inductor's settings. A package multiplies matrices by torch's library, on whatever CPU it runs."""
-    after = AfterDifferentiation(replace(ours, products=False))
-    return {"post_grad_custom_pre_pass": after, "shape_padding": False, **theirs}
+def _settings(ours: Options, theirs: dict[str, Any], place: torch.device) -> dict[str, Any]:
+    """Returns Inductor's settings. A package multiplies matrices by torch's library, on whatever device it runs."""
+    is_cpp = device_of(place).is_cpp_in_inductor
+    ours = replace(ours, products=False, epilogues=ours.epilogues and is_cpp)
+    return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}
 
 
-def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str) -> dict[str, str]:
+def _metadata(
+    model: nn.Module, names: list[str], leaves: list[Any], models: Iterable[str], cpu: str, place: torch.device
+) -> dict[str, str]:
     inputs = {
         name: f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
         for name, leaf in zip(names, leaves, strict=True)
@@ -285,7 +334,18 @@ def _metadata(model: nn.Module, names: list[str], leaves: list[Any], models: Ite
         "inputs": json.dumps(inputs),
         "models": ", ".join(models),
         "compiler": flags_text(cpu),
+        "device": place.type,
+        **({} if device_of(place).is_cpp_in_inductor else card(place)),
     }
+
+
+def card(place: torch.device) -> dict[str, str]:
+    """Returns the name and the compute capability of a GPU, and the compiler of kernels."""
+    import triton
+
+    major, minor = torch.cuda.get_device_capability(place)
+    name = torch.cuda.get_device_name(place)
+    return {"card": name, "compute_capability": f"{major}.{minor}", "triton": triton.__version__}
 
 
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import fx, nn
 
 from gnncompile._compat.aoti import Condition
 from gnncompile.exc import ArgumentError, CaptureError
-from gnncompile.ops.packaged import HELD
 from gnncompile.passes.analysis import depends_on_chance, mutates
 from gnncompile.passes.log import line_of
 
@@ -29,13 +28,18 @@ def refuse_training(model: nn.Module) -> None:
             )
 
 
-def refuse_operations(graphs: Iterable[fx.Graph]) -> None:
-    """Raises CaptureError if a captured graph draws random numbers, writes to an input, or needs another library."""
+def refuse_operations(graphs: Iterable[fx.Graph], held: Collection[Any]) -> None:
+    """Raises CaptureError if a captured graph draws random numbers, writes to an input, or needs another library.
+
+    Args:
+        graphs: The graphs.
+        held: Our ops that a package can hold.
+    """
     for graph in graphs:
         for node in graph.nodes:
             if node.op != "call_function":
                 continue
-            reason = _reason(node)
+            reason = _reason(node, held)
             if reason is not None:
                 line = line_of(node.meta.get("stack_trace") or "")
                 raise CaptureError(f"model: can't be packaged at {line}: {node.target} {reason}")
@@ -50,7 +54,7 @@ def refuse_conditions(conditions: Iterable[Condition]) -> None:
         )
 
 
-def _reason(node: fx.Node) -> str | None:
+def _reason(node: fx.Node, held: Collection[Any]) -> str | None:
     target: Any = node.target
     if depends_on_chance(node):
         return (
@@ -60,7 +64,7 @@ def _reason(node: fx.Node) -> str | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
     if target.namespace == "gnncompile":
-        return None if target in HELD else "has no form in a package. Move what needs it out of the packaged model."
+        return None if target in held else "has no form in a package. Move what needs it out of the packaged model."
     if target.namespace not in _PLAIN:
         return "belongs to another library, which a server does not have. Write it with torch's operations."
     if mutates(node) and any(one.op == "placeholder" for one in node.all_input_nodes):

@@ -158,9 +158,9 @@ def launches_of(kernel: TritonKernel, monkeypatch: pytest.MonkeyPatch) -> list[t
 
         return record
 
-    monkeypatch.setattr(kernel, "_ordinary", recorded("rows", kernel._ordinary))
+    monkeypatch.setattr(kernel, "ordinary", recorded("rows", kernel.ordinary))
     for what in ("pieces", "hubs"):
-        monkeypatch.setattr(kernel, f"_{what}", [recorded(what, v) for v in getattr(kernel, f"_{what}")])
+        monkeypatch.setattr(kernel, what, [recorded(what, v) for v in getattr(kernel, what)])
     return counted
 
 
@@ -268,9 +268,9 @@ SEVERAL = {
 def in_launches_of_their_own(region: Region, tile: Tile) -> TritonKernel:
     """Rows and pieces are walked one behind the other."""
     kernel, plan = TritonKernel(region, tile), schedule(region)
-    assert kernel.hub_tile is not None and kernel._together
-    kernel._together, kernel._ordinary = False, Variant(writer_of(region, plan, tile, Part("ordinary")))
-    kernel._pieces = [Variant(writer_of(region, plan, kernel.hub_tile, Part("pieces")))]
+    assert kernel.hub_tile is not None and kernel.together
+    kernel.together, kernel.ordinary = False, Variant(writer_of(region, plan, tile, Part("ordinary")))
+    kernel.pieces = [Variant(writer_of(region, plan, kernel.hub_tile, Part("pieces")))]
     return kernel
 
 

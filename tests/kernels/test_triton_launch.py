@@ -83,7 +83,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
-    kernel._ordinary._kernel = jit
+    kernel.ordinary._kernel = jit
     x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
     shifted = torch.zeros(33)[1:].view(8, 4)
 
@@ -109,7 +109,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel([shifted], edges, [out])
     assert jit.by_triton == 2
     assert jit.launched == [expected(x), expected(shifted)]
-    assert sorted(kernel._ordinary.compiled, key=str) == [(-1, 0), -1]
+    assert sorted(kernel.ordinary.compiled, key=str) == [(-1, 0), -1]
 
     jit.launched.clear()
     hook = lambda metadata: None  # noqa: E731
@@ -142,7 +142,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: lambda *arguments: launched.append(arguments))
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
-    kernel._ordinary._kernel = jit
+    kernel.ordinary._kernel = jit
     x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
     shifted = torch.zeros(33)[1:].view(8, 4)
     for tensor in (x, x, shifted, shifted):
@@ -167,7 +167,7 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
     take_few_edges(monkeypatch, 1)
     region = neighbour_sum(D, "float32", 1, 64)
     kernel = TritonKernel(region, Tile(rows, 1, 64, 1))
-    walk, join = kernel._ordinary._kernel, kernel._hubs[0]._kernel = FakeJit(), FakeJit()
+    walk, join = kernel.ordinary._kernel, kernel.hubs[0]._kernel = FakeJit(), FakeJit()
     x, out, edges = torch.randn(7, 64), torch.empty(4, 64), MIXED.layout("cpu")
     for _ in range(2):
         (kernel.trusted if trusted else kernel)([x], edges, [out])

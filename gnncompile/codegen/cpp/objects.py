@@ -1,15 +1,20 @@
-"""Compiles C++ kernels to object files, which a linker puts into a package."""
+"""Compiles kernels to object files, which a linker puts into a package."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from gnncompile.codegen.cpp.compiler import FLAGS, compile_to, compiler, kernel_flags, wide_vectors
 from gnncompile.device import available_cores
+
+T = TypeVar("T")
 
 _ENTRY = 'extern "C" int run('
 """How every kernel's source declares its entry point."""
@@ -40,6 +45,23 @@ def _compile(source: str, contract: bool, folder: str, cpu: str) -> Path:
     path = Path(folder) / f"{name}.o"
     flags = (*kernel_flags(contract), f"-march={cpu}", "-fvisibility=hidden")  # the last -march counts
     compile_to([*compiler(), *flags], source.replace(_ENTRY, f'extern "C" int {name}('), path)
+    return path
+
+
+def start_task(task: Callable[[], T]) -> Future[T]:
+    """Starts another compile among those of kernels."""
+    return _builders().submit(task)
+
+
+def data_object(name: str, data: bytes, folder: str) -> Path:
+    """Writes an object file that holds data, and returns its path. Its only symbol is `name`, an array of bytes."""
+    path = Path(folder) / f"{name}.o"
+    held = path.with_suffix(".bin")
+    held.write_bytes(data)
+    declared = [".pushsection .rodata", f".globl {name}", f".hidden {name}", ".balign 64"]
+    lines = [*declared, f"{name}:", f'.incbin "{held}"', ".popsection"]
+    text = "".join(f"        {json.dumps(line + chr(10))}\n" for line in lines)
+    compile_to([*compiler(), "-fPIC"], f"__asm__(\n{text});\n", path)
     return path
 
 

@@ -16,6 +16,7 @@ from gnncompile import tuning
 from gnncompile.codegen.triton import ahead
 from gnncompile.codegen.triton.edge_linears import read_as_words
 from gnncompile.codegen.triton.edge_sums import EdgeSumsWriter
+from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
 from gnncompile.codegen.triton.launcher import Launcher, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
@@ -58,6 +59,8 @@ class Variant:
 
     Attributes:
         text: The generated module.
+        counts: The numbers among the kernel's parameters, by their names in :data:`COUNTS`.
+        entry: The kernel, for packages.
         compiled: The launcher for each device. Triton compiles for the alignment of pointers. So if some pointers are
             no multiples of 16, the key also has the positions of these pointers.
     """
@@ -66,16 +69,18 @@ class Variant:
         names, region = writer.parameters, writer.region
         self.text = writer.module()
         self._kernel: Any = getattr(load_module(self.text), KERNEL)
-        self._counts = [COUNTS.index(name) for name in names if name in COUNTS]
+        self.counts = [name for name in names if name in COUNTS]
+        self._counts = [COUNTS.index(name) for name in self.counts]
         self._arguments = _arguments(region, names)
         words = read_as_words(region)
         # positions of the arguments that are read in words of 64 bits, and so must be aligned
         self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
         self._pick = itemgetter(*(at for at, _ in self._arguments))
         self._columns = writer.tile.across(region.grid)
-        self._options: dict[str, Any] = {}
-        if isinstance(self._kernel, triton.JITFunction):  # the interpreter takes no compile options
-            self._options = {"num_warps": writer.tile.num_warps, "enable_fp_fusion": region.contracts}
+        options = {"num_warps": writer.tile.num_warps, "enable_fp_fusion": region.contracts}
+        self._options = options if isinstance(self._kernel, triton.JITFunction) else {}  # the interpreter takes none
+        pointers = tuple(name for name in names if name not in COUNTS), tuple(dtype for _, dtype in self._arguments)
+        self.entry = Entry(self.text, self._kernel, *pointers, len(self.counts), self._columns, options=options)
         self.compiled: dict[int | tuple[int, ...], Launcher] = {}
         self._begun: Future[None] | None = None
 
@@ -160,6 +165,12 @@ class TritonKernel:
     Attributes:
         text: The generated module, for graphs with few edges per row if other graphs have kernels of their own.
         tile: The tile of that module.
+        ordinary: The kernel of the first launch.
+        pieces: The kernels that walk pieces of hubs, one for each pass.
+        hubs: The kernel that joins pieces, if outputs need it.
+        together: Whether the first launch walks pieces, too.
+        large: The programs of a large hub for each program of another hub, and the fewest pieces of a large hub.
+        partial: The length and the dtype of the partial results of a piece.
         hub_texts: The further modules for hubs, in the order of their launches.
         hub_tile: The tile for pieces of hubs, or None if programs walk whole rows.
         gathered: For each pass over the edges of a row, the inputs that the pass reads per edge or at the edge's other
@@ -174,27 +185,30 @@ class TritonKernel:
         self.gathered = tuple(loop.gathered for loop in plan.loops)
         (_, self.tile), *denser = tiles_by_degree(region, plan) if tile is None else [(0, tile)]
         self.hub_tile = hub_tile(region, plan, self.tile)
-        self._together = plan.passes == 1
-        part = Part("all" if self.hub_tile is None else "both" if self._together else "ordinary")
-        self._ordinary = Variant(writer_of(region, plan, self.tile, part))
-        self.text = self._ordinary.text
-        self._pieces: list[Variant] = []
-        self._hubs: list[Variant] = []
-        self._large = 0, 1
+        self.together = plan.passes == 1
+        part = Part("all" if self.hub_tile is None else "both" if self.together else "ordinary")
+        self.ordinary = Variant(writer_of(region, plan, self.tile, part))
+        self.text = self.ordinary.text
+        self.pieces: list[Variant] = []
+        self.hubs: list[Variant] = []
+        self.large = 0, 1
         if self.hub_tile is not None:
-            if not self._together:
+            if not self.together:
                 parts = [Part("pieces", k) for k in range(plan.passes)]
-                self._pieces = [Variant(writer_of(region, plan, self.hub_tile, part)) for part in parts]
+                self.pieces = [Variant(writer_of(region, plan, self.hub_tile, part)) for part in parts]
             if not all(map(region.per_edge, region.outputs)):
                 joining = joining_tile(region, self.hub_tile)
-                self._hubs = [Variant(writer_of(region, plan, joining, Part("hubs")))]
-                self._large = large_programs(region, joining), joining.edges + 1
-        self.hub_texts = [v.text for v in (*self._pieces, *self._hubs)]
-        self._partial = plan.partial_length, getattr(torch, region.compute)
+                self.hubs = [Variant(writer_of(region, plan, joining, Part("hubs")))]
+                self.large = large_programs(region, joining), joining.edges + 1
+        self.hub_texts = [v.text for v in (*self.pieces, *self.hubs)]
+        self.partial = plan.partial_length, getattr(torch, region.compute)
         self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
+    def for_degree(self, degree: int) -> TritonKernel:
+        """Returns this kernel, or the kernel with the tile for graphs with `degree` edges per row."""
+        return of_degree(self._denser, degree, self)
+
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
-        """Returns this kernel, or the kernel with the tile for this graph's number of edges per row."""
         if not self._denser:
             return self
         return of_degree(self._denser, layout[1].size(0) / max(layout[0].size(0) - 1, 1), self)
@@ -215,12 +229,12 @@ class TritonKernel:
         """
         kernel = self._for(layout)
         with on_device(outputs[0].get_device()):
-            kernel._launch(kernel._ordinary, tensors, layout, outputs)
+            kernel._launch(kernel.ordinary, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
         kernel = self._for(layout)
-        kernel._launch(kernel._ordinary.trusted, tensors, layout, outputs)
+        kernel._launch(kernel.ordinary.trusted, tensors, layout, outputs)
 
     generator = "triton"
 
@@ -234,8 +248,8 @@ class TritonKernel:
 
     def compile_ahead(self, degree: int) -> None:
         """Starts to compile the kernels for graphs with `degree` edges per row, and those for hubs."""
-        kernel = of_degree(self._denser, degree, self)
-        for variant in (kernel._ordinary, *kernel._pieces, *kernel._hubs):
+        kernel = self.for_degree(degree)
+        for variant in (kernel.ordinary, *kernel.pieces, *kernel.hubs):
             variant.compile_ahead()
 
     def _launch(
@@ -247,20 +261,20 @@ class TritonKernel:
             return
         hubs = csr.hubs(rowptr, layout[1].size(0)) if self.hub_tile is not None else None
         number, pieces = hubs.programs() if hubs is not None else (0, 0)
-        length, dtype = self._partial
+        length, dtype = self.partial
         if hubs is None or not pieces:
             given = (*layout, rowptr, rowptr, rowptr, _nothing(dtype, rowptr.device), *outputs, *tensors)
         else:
             partial = torch.empty((pieces, length), dtype=dtype, device=rowptr.device)
             given = (*layout, hubs.rows, rowptr, hubs.pieces, partial, *outputs, *tensors)
-        programs, fewest = self._large
+        programs, fewest = self.large
         large = programs * min(number, pieces // fewest)  # hubs with the most pieces come first
         counts = rows, pieces, large, hubs.most_edges if hubs is not None else tuning.TILES.hub_edges
-        start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self._together else 0))
+        start(given, counts, device, -(-rows // self.tile.rows) + (pieces if self.together else 0))
         if pieces:
-            for variant in self._pieces:
+            for variant in self.pieces:
                 variant(given, counts, device, pieces)
-            for variant in self._hubs:
+            for variant in self.hubs:
                 variant(given, counts, device, number + large)
 
 
@@ -282,6 +296,9 @@ class TritonEdgeSums:
     Attributes:
         text: The generated module.
         tile: The tile of its programs.
+        variant: The kernel.
+        offsets: The place of each output among the sums of a program.
+        partial: The length and the dtype of the sums of a program.
         gathered: For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end.
 
     Raises:
@@ -293,20 +310,20 @@ class TritonEdgeSums:
         self.gathered = tuple(loop.gathered for loop in plan.loops)
         self.tile = tile or choose_tile(region, plan)
         writer = EdgeSumsWriter(region, plan, self.tile, Part("edges"))
-        self._variant = Variant(writer)
-        self.text = self._variant.text
-        self._offsets, self._length = [plan.offsets[out.node] for out in region.outputs], plan.partial_length
-        self._dtype = getattr(torch, region.compute)
+        self.variant = Variant(writer)
+        self.text = self.variant.text
+        self.offsets = [plan.offsets[out.node] for out in region.outputs]
+        self.partial = plan.partial_length, getattr(torch, region.compute)
         self._reads_rows = "rows" in writer.parameters
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel. Arguments are those of :class:`TritonKernel`; an output has a row per edge feature."""
         with on_device(outputs[0].get_device()):
-            self._launch(self._variant, tensors, layout, outputs)
+            self._launch(self.variant, tensors, layout, outputs)
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
-        self._launch(self._variant.trusted, tensors, layout, outputs)
+        self._launch(self.variant.trusted, tensors, layout, outputs)
 
     generator = "triton"
 
@@ -317,7 +334,7 @@ class TritonEdgeSums:
 
     def compile_ahead(self, degree: int) -> None:
         """Starts to compile the kernel. It serves graphs of every number of edges per row."""
-        self._variant.compile_ahead()
+        self.variant.compile_ahead()
 
     def _launch(
         self,
@@ -328,10 +345,11 @@ class TritonEdgeSums:
     ) -> None:
         rowptr, edges, tiles = layout[0], layout[1].size(0), tuning.TILES
         programs = min(max(edges // (tiles.edge_sum_steps * self.tile.edges), 1), tiles.edge_sum_programs)
-        partial = torch.empty((programs, self._length), dtype=self._dtype, device=rowptr.device)
+        length, dtype = self.partial
+        partial = torch.empty((programs, length), dtype=dtype, device=rowptr.device)
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
         start(given, (rowptr.size(0) - 1, 0, 0, 0), rowptr.get_device(), programs)
         total = partial.sum(0)
-        for offset, output in zip(self._offsets, outputs, strict=True):
+        for offset, output in zip(self.offsets, outputs, strict=True):
             output.view(-1).copy_(total[offset : offset + output.numel()])

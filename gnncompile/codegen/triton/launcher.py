@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.codegen.triton import ahead
+from gnncompile.codegen.triton.entry import Entry
 from gnncompile.device import device_of
 
 
@@ -110,10 +112,17 @@ class Kernel:
     """
 
     def __init__(self, kernel: Any, **options: Any) -> None:
-        self._kernel = kernel
+        self._kernel, self._all_options = kernel, options
         self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
         self._launchers: dict[tuple[int, tuple[Any, ...], tuple[int, ...]], Launcher] = {}
         self._begun: dict[tuple[Any, ...], Future[None] | None] = {}
+
+    def entry(
+        self, names: Sequence[str], pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]
+    ) -> Entry:
+        """Returns the kernel, for packages. `names` are those of the pointers; the others as for `compile_ahead`."""
+        text, options = inspect.getsource(self._kernel.fn), self._all_options
+        return Entry(text, self._kernel, tuple(names), tuple(pointers), numbers, 1, constants, options)
 
     def compile_ahead(self, pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]) -> None:
         """Starts to compile the kernel in another thread. A launch with these constants waits for the result.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.gemm import kernels as gemm
 from gnncompile.codegen.triton import tiled_writer
+from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.tiled_layers import matrix, padded
@@ -26,7 +27,8 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, Space
 from gnncompile.layout.csr import rows_of_edges
 
-_split = Kernel(gemm.split, num_warps=tuning.TILES.short_warps)
+split_kernel = Kernel(gemm.split, num_warps=tuning.TILES.short_warps)
+"""Splits weights into three bfloat16 parts."""
 
 _GIVEN = (*Layout._fields, "rows", "sums")
 _SUMS = len(_GIVEN) - 1
@@ -47,7 +49,13 @@ class RowKernel(Protocol):
 
 
 class _Walk:
-    """The kernel of one phase."""
+    """The kernel of one phase.
+
+    Attributes:
+        tile: The tile of its programs.
+        partial: The length and the dtype of the sums of a program.
+        sums: The names of the outputs that are sums over all edges, and their places among the sums of a program.
+    """
 
     def __init__(self, plan: TiledPlan, phase: Phase, places: dict[str, int], tile: TiledTile | None) -> None:
         self.tile = tile or choose_tiled_tile(plan, phase)
@@ -59,20 +67,26 @@ class _Walk:
         self._names = writer.parameters
         self._pick = _pick([places[name] for name in self._names])
         self.reads_rows = "rows" in writer.parameters
-        self._compute = tensor_type(plan.region.compute)
-        offsets, self._size = phase.offsets(plan.region)
+        offsets, size = phase.offsets(plan.region)
+        self.partial = size, tensor_type(plan.region.compute)
         outputs = enumerate(plan.region.outputs)
-        self._sums = [(places[f"out{k}"], offsets[out.node]) for k, out in outputs if out.node in offsets]
+        self.sums = [(f"out{k}", offsets[out.node]) for k, out in outputs if out.node in offsets]
+        self._sums = [(places[name], first) for name, first in self.sums]
 
     def compile_ahead(self, types: Mapping[str, torch.dtype]) -> None:
         """Starts to compile the kernel. `types` are the dtypes of all tensors of a region's launch, by name."""
         self._kernel.compile_ahead([types[name] for name in self._names], 1, ())
 
+    def entry(self, types: Mapping[str, torch.dtype]) -> Entry:
+        """Returns the kernel, for packages. `types` are those of :meth:`compile_ahead`."""
+        return self._kernel.entry(self._names, [types[name] for name in self._names], 1, ())
+
     def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
         """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
         programs = min(-(-edges // self.tile.edges), self.tile.programs * tuning.TILES.processors)
         if self._sums:
-            given[_SUMS] = given[0].new_empty((programs, self._size), dtype=self._compute)
+            length, dtype = self.partial
+            given[_SUMS] = given[0].new_empty((programs, length), dtype=dtype)
         self._kernel(programs, self._pick(given), (rows,), ())
         if self._sums:
             self._write_sums(given[_SUMS].sum(0), given)
@@ -94,7 +108,11 @@ class TiledKernel:
         tile: The tile of every phase. None chooses a tile for each phase.
 
     Attributes:
+        region: The region.
+        plan: Its plan.
         walks: The kernels that walk the edges.
+        reads_rows: Whether a walk reads the row of each edge.
+        parts: The kernels that reduce stored values of edges to rows, and what they compute.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as Triton kernels.
@@ -102,44 +120,48 @@ class TiledKernel:
 
     def __init__(self, region: Region, of_rows: Callable[[Region], RowKernel], tile: TiledTile | None = None) -> None:
         plan = TiledPlan(region)
-        self._region, self._plan = region, plan
+        self.region, self.plan = region, plan
         self._places = {name: at for at, name in enumerate(self._names())}
         self.walks = [_Walk(plan, phase, self._places, tile) for phase in plan.phases]
-        self._reads_rows = any(walk.reads_rows for walk in self.walks)
-        self._parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
+        self.reads_rows = any(walk.reads_rows for walk in self.walks)
+        self.parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
         self._types = {
             int(n.value or 0) + k: tensor_type(n.dtype) for n in region.inputs for k in range(len(n.positions))
         }
 
     def _names(self) -> list[str]:
         """The names of all tensors of a launch, in the order of :meth:`trusted`."""
-        region = self._region
+        region = self.region
         outputs = [f"out{k}" for k in range(len(region.outputs))]
-        return [*_GIVEN, *outputs, *self._temporaries(), *self._weights(), *(f"t{p}" for p in range(region.count))]
+        return [*_GIVEN, *outputs, *self.temporaries(), *self.weights(), *(f"t{p}" for p in range(region.count))]
 
     def compile_ahead(self, degree: int) -> None:
         """Starts to compile the kernels for graphs with `degree` edges per row."""
-        region, bools = self._region, torch.float64 if self._region.double else torch.bool
-        types = dict.fromkeys(_GIVEN, torch.int32) | {"sums": tensor_type(region.compute)}
-        types |= {f"out{k}": tensor_type(out.dtype) for k, out in enumerate(region.outputs)}
-        types |= {name: tensor_type(self._plan.stored[i]) for name, i in self._temporaries().items()}
-        types |= dict.fromkeys(self._weights(), torch.bfloat16)
-        types |= {f"t{p}": bools if dtype is torch.bool else dtype for p, dtype in self._types.items()}
+        types = self.types()
         for walk in self.walks:
             walk.compile_ahead(types)
-        for weights in self._weights():
+        for weights in self.weights():
             given = [self._types[int(weights[1:])], torch.bfloat16]
-            _split.compile_ahead(given, 5, (False, tuning.TILES.split_block))
-        for kernel, _ in self._parts:
+            split_kernel.compile_ahead(given, 5, (False, tuning.TILES.split_block))
+        for kernel, _ in self.parts:
             kernel.compile_ahead(degree)
 
-    def _temporaries(self) -> dict[str, int]:
-        """The names of the stored values that are no outputs, with their nodes."""
-        return {place: i for i, place in self._plan.places.items() if place.startswith("temp")}
+    def types(self) -> dict[str, torch.dtype]:
+        """Returns the dtypes of all tensors of a launch, by name."""
+        region, bools = self.region, torch.float64 if self.region.double else torch.bool
+        types = dict.fromkeys(_GIVEN, torch.int32) | {"sums": tensor_type(region.compute)}
+        types |= {f"out{k}": tensor_type(out.dtype) for k, out in enumerate(region.outputs)}
+        types |= {name: tensor_type(self.plan.stored[i]) for name, i in self.temporaries().items()}
+        types |= dict.fromkeys(self.weights(), torch.bfloat16)
+        return types | {f"t{p}": bools if dtype is torch.bool else dtype for p, dtype in self._types.items()}
 
-    def _weights(self) -> dict[str, tuple[int, int]]:
+    def temporaries(self) -> dict[str, int]:
+        """The names of the stored values that are no outputs, with their nodes."""
+        return {place: i for i, place in self.plan.places.items() if place.startswith("temp")}
+
+    def weights(self) -> dict[str, tuple[int, int]]:
         """The arguments that hold bfloat16 parts of weights, with the weights' rows and columns."""
-        region, layers = self._region, self._plan.layers
+        region, layers = self.region, self.plan.layers
         return {name: matrix(region, region.nodes[i]) for i, name in layers.items() if name[0] == "w"}
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
@@ -156,7 +178,7 @@ class TiledKernel:
         """
         device = outputs[0].get_device()
         expected = [(tensors[p], dtype) for p, dtype in self._types.items()]
-        expected += [(t, tensor_type(o.dtype)) for t, o in zip(outputs, self._region.outputs, strict=True)]
+        expected += [(t, tensor_type(o.dtype)) for t, o in zip(outputs, self.region.outputs, strict=True)]
         expected += [(t, torch.int32) for t in layout]
         for tensor, dtype in expected:
             if tensor.dtype is not dtype or tensor.get_device() != device:
@@ -169,61 +191,61 @@ class TiledKernel:
     @property
     def listing(self) -> str:
         """The generated code of all kernels."""
-        return "\n\n".join([*(walk.text for walk in self.walks), *(kernel.listing for kernel, _ in self._parts)])
+        return "\n\n".join([*(walk.text for walk in self.walks), *(kernel.listing for kernel, _ in self.parts)])
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
         """The inputs that each walk reads per edge or at the edge's other end."""
-        nodes, gathered = self._region.nodes, (Space.EDGE, Space.ORDERED, self._region.by.opposite)
+        nodes, gathered = self.region.nodes, (Space.EDGE, Space.ORDERED, self.region.by.opposite)
         return tuple(
             tuple(i for i in phase.need if nodes[i].op == "input" and nodes[i].space in gathered)
-            for phase in self._plan.phases
+            for phase in self.plan.phases
         )
 
     def trusted(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The same without checks. The caller guarantees dtypes, devices, and that the device is the current device."""
-        rowptr, edges, plan = layout[0], layout[1].size(0), self._plan
+        rowptr, edges, plan = layout[0], layout[1].size(0), self.plan
         rows, device = rowptr.size(0) - 1, rowptr.device
-        owners = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
+        owners = rows_of_edges(rowptr, edges) if self.reads_rows else rowptr
         # Rows of edges that are masked out are not written. They must not count in products.
-        make = torch.empty if self._region.unmasked else torch.zeros
+        make = torch.empty if self.region.unmasked else torch.zeros
         temporaries = [
-            make((edges, self._region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
-            for i in self._temporaries().values()
+            make((edges, self.region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
+            for i in self.temporaries().values()
         ]
-        weights = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self._weights().items()]
+        weights = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self.weights().items()]
         given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
         for walk in self.walks:
             walk(given, rows, edges)
         self._write_products(given, outputs)
-        for kernel, part in self._parts if rows else ():
+        for kernel, part in self.parts if rows else ():
             leaves = [given[self._places[plan.places[i]]] for i in sorted(part.leaves)]
-            kernel.trusted([*tensors[: self._region.count], *leaves], layout, [outputs[k] for k in part.outputs])
+            kernel.trusted([*tensors[: self.region.count], *leaves], layout, [outputs[k] for k in part.outputs])
 
     @staticmethod
     def _split_weights(weights: Tensor, rows: int, columns: int) -> Tensor:
         """Returns weights in three bfloat16 parts, ``[3, rows, columns]``, with padded rows and columns of zeros."""
         size, block = (padded(rows), padded(columns)), tuning.TILES.split_block
         parts = torch.empty((3, *size), dtype=torch.bfloat16, device=weights.device)
-        _split(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, columns, *size), (False, block))
+        split_kernel(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, columns, *size), (False, block))
         return parts
 
     def _without_bools(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the tensors that walks read. In float64, bools become numbers: see :attr:`TiledPlan.stored`."""
-        if not self._region.double:
+        if not self.region.double:
             return tensors
         return [t.to(torch.float64) if t.dtype is torch.bool else t for t in tensors]
 
     def _write_products(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        nodes, edges = self._region.nodes, given[1].size(0)
-        for out, output in zip(self._region.outputs, outputs, strict=True):
-            if out.node in self._plan.products:
+        nodes, edges = self.region.nodes, given[1].size(0)
+        for out, output in zip(self.region.outputs, outputs, strict=True):
+            if out.node in self.plan.products:
                 factors = [self._factor(i, given).view(edges, nodes[i].shape[1]) for i in nodes[out.node].args]
-                write_product(factors[0], factors[1], output.view(matrix(self._region, nodes[out.node])))
+                write_product(factors[0], factors[1], output.view(matrix(self.region, nodes[out.node])))
 
     def _factor(self, i: int, given: Sequence[Tensor]) -> Tensor:
-        name = self._plan.places.get(i, f"t{self._region.nodes[i].value}")
-        return given[self._places[name]].to(tensor_type(self._plan.factor))
+        name = self.plan.places.get(i, f"t{self.region.nodes[i].value}")
+        return given[self._places[name]].to(tensor_type(self.plan.factor))
 
 
 def _pick(places: Sequence[int]) -> Callable[[Any], tuple[Tensor, ...]]:

@@ -1,0 +1,138 @@
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <mutex>
+
+namespace gnncompile {
+
+inline void check(CUresult result, const std::string& what) {
+  if (result == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  if (cuGetErrorString(result, &text) != CUDA_SUCCESS || !text) text = "an unknown error";
+  refuse(what + ": " + text);
+}
+
+inline void check(cudaError_t result, const std::string& what) {
+  if (result != cudaSuccess) refuse(what + ": " + cudaGetErrorString(result));
+}
+
+// The kernels are machine code for one compute capability.
+inline void check_card(const Inputs& given, int major, int minor) {
+  int device = given.device, found_major = 0, found_minor = 0;
+  if (device < 0) check(cudaGetDevice(&device), "the current GPU");
+  check(cudaDeviceGetAttribute(&found_major, cudaDevAttrComputeCapabilityMajor, device), "the GPU");
+  check(cudaDeviceGetAttribute(&found_minor, cudaDevAttrComputeCapabilityMinor, device), "the GPU");
+  if (found_major != major || found_minor != minor)
+    refuse("made for a GPU of compute capability " + std::to_string(major) + "." + std::to_string(minor) + ", found " +
+           std::to_string(found_major) + "." + std::to_string(found_minor) +
+           "; package the model on a machine with the GPU of the server");
+}
+
+// A kernel, whose machine code is a part of this file. It is loaded once into each context.
+struct Kernel {
+  const unsigned char* const code;
+  const char* const symbol;
+  const unsigned threads, shared;
+  const int pointers, numbers, scratches;
+  std::mutex lock;
+  std::map<CUcontext, CUfunction> loaded;
+
+  Kernel(const unsigned char* code, const char* symbol, unsigned threads, unsigned shared, int pointers, int numbers,
+         int scratches)
+      : code(code), symbol(symbol), threads(threads), shared(shared), pointers(pointers), numbers(numbers),
+        scratches(scratches) {}
+
+  CUfunction function() {
+    CUcontext context = nullptr;
+    check(cuCtxGetCurrent(&context), "the context of the GPU");
+    if (!context) refuse("the GPU has no context in this thread; call cudaSetDevice first");
+    std::lock_guard<std::mutex> guard(lock);
+    CUfunction& found = loaded[context];
+    if (found) return found;
+    CUmodule module = nullptr;
+    CUfunction made = nullptr;
+    check(cuModuleLoadData(&module, code), std::string("the code of the kernel ") + symbol);
+    check(cuModuleGetFunction(&made, module, symbol), std::string("the kernel ") + symbol);
+    if (shared > 48 * 1024)
+      check(cuFuncSetAttribute(made, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(shared)),
+            std::string("the shared memory of the kernel ") + symbol);
+    return found = made;
+  }
+};
+
+// Launches `programs` x `columns` programs. The kernel takes pointers, int32 numbers, and pointers to scratch memory,
+// which no kernel here needs.
+inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_t columns,
+                   std::initializer_list<AtenTensorHandle> tensors, std::initializer_list<int64_t> numbers) {
+  if (programs <= 0) return;
+  if (int(tensors.size()) != kernel.pointers || int(numbers.size()) != kernel.numbers)
+    refuse(std::string("the kernel ") + kernel.symbol + " is launched with other arguments; please report it");
+  std::vector<CUdeviceptr> addresses;
+  std::vector<int32_t> counts;
+  std::vector<void*> arguments;
+  addresses.reserve(tensors.size() + kernel.scratches);
+  counts.reserve(numbers.size());
+  for (AtenTensorHandle tensor : tensors) {
+    addresses.push_back(CUdeviceptr(address(tensor)));
+    if (addresses.back() & 15)
+      refuse(std::string("the kernel ") + kernel.symbol + " got an address that is no multiple of 16; please report it");
+  }
+  addresses.resize(tensors.size() + kernel.scratches, 0);
+  for (int64_t number : numbers) counts.push_back(int32_t(number));
+  for (size_t at = 0; at < tensors.size(); ++at) arguments.push_back(&addresses[at]);
+  for (int32_t& count : counts) arguments.push_back(&count);
+  for (size_t at = tensors.size(); at < addresses.size(); ++at) arguments.push_back(&addresses[at]);
+  check(cuLaunchKernel(kernel.function(), unsigned(programs), unsigned(columns), 1, kernel.threads, 1, 1, kernel.shared,
+                       stream, arguments.data(), nullptr),
+        std::string("the launch of the kernel ") + kernel.symbol);
+}
+
+// The flags of one call: whether an index is out of range. They are copied to the host while the device works, and read
+// when the results are complete.
+class Flags {
+  static constexpr int most = 64;
+  static inline std::mutex lock;
+  static inline std::vector<unsigned char*> free;
+  cudaStream_t stream;
+  unsigned char* host = nullptr;
+  int count = 0;
+
+ public:
+  explicit Flags(cudaStream_t stream) : stream(stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (free.empty()) {
+      void* made = nullptr;
+      check(cudaMallocHost(&made, most), "no pinned memory");
+      free.push_back(static_cast<unsigned char*>(made));
+    }
+    host = free.back();
+    free.pop_back();
+  }
+
+  ~Flags() {
+    if (count) cudaStreamSynchronize(stream);  // an error of another part of the call left a copy on its way
+    std::lock_guard<std::mutex> guard(lock);
+    free.push_back(host);
+  }
+
+  void add(AtenTensorHandle flag, int64_t rows, int64_t entries) {
+    if (!rows && entries) refuse_index();
+    if (count == most) read();
+    const void* source = reinterpret_cast<const void*>(address(flag));
+    check(cudaMemcpyAsync(host + count++, source, 1, cudaMemcpyDeviceToHost, stream), "the check of indices");
+  }
+
+  void read() {
+    check(cudaStreamSynchronize(stream), "the GPU");
+    const int found = count;
+    count = 0;
+    for (int at = 0; at < found; ++at)
+      if (host[at]) refuse_index();
+  }
+
+  [[noreturn]] static void refuse_index() {
+    refuse("index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; "
+           "check edge_index against the number of nodes, and batch against the number of graphs");
+  }
+};
+
+}  // namespace gnncompile

@@ -1,0 +1,75 @@
+"""Our ops as launches of Triton kernels and operations of torch's, in a program that is traced for a package on a GPU.
+
+No decision depends on the entries of a tensor, so a traced program serves any graph. Edges outside of the graph are
+treated as masked out, and refused when the results of the call are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnncompile import _compat
+from gnncompile.ir.region import parse
+from gnncompile.layout import csr
+from gnncompile.ops.launch import launch
+
+_own = torch.ops.gnncompile
+
+
+def _region(tensors: Sequence[Tensor], layout: Sequence[Tensor], spec: str) -> list[Tensor]:
+    from gnncompile.codegen.triton.sized import run_region
+
+    pointers, edges = (_compat.size_now(one.size(0)) for one in layout[:2])
+    degree = 0 if pointers is None or edges is None or pointers < 2 else edges // (pointers - 1)
+    given = [one.contiguous() for one in tensors]
+    return run_region(parse(spec), degree, given, [one.contiguous() for one in layout[:3]], launch)
+
+
+def _csr(
+    index: Tensor,
+    other: Tensor,
+    num_rows: int,
+    num_columns: int,
+    alive: Tensor | None,
+    wrap_rows: bool = False,
+    wrap_columns: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    bad = csr.out_of_range(index, other, (num_rows, num_columns), (wrap_rows, wrap_columns))
+    index = torch.where(index < 0, index + num_rows, index) if wrap_rows else index
+    other = torch.where(other < 0, other + num_columns, other) if wrap_columns else other
+    masked = bad if alive is None else bad | ~alive
+    rowptr, col, edge = csr.sorted_edges(index, other, num_rows, num_columns, masked)
+    return _own.refused(rowptr, bad.any(), num_rows, 0), col, edge
+
+
+def _csr_with_loops(
+    rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The rows of a layout are within the graph, those of the index may not be.
+    return csr.add_loops(rowptr, col, edge, csr.find_rows(rowptr, edge.size(0)), alive)
+
+
+def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
+    bad = (index < (-size if wraps else 0)) | (index >= size)
+    found: Tensor = _own.refused(torch.where(bad, 0, index), bad.any(), size, index.numel())
+    return found
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    _own.region.default: _region,
+    _own.csr.default: _csr,
+    _own.csr_with_loops.default: _csr_with_loops,
+    _own.inverse_degree.default: csr.inverse_degree,
+    _own.bounded.default: _bounded,
+}
+"""Our ops that are traced as launches and as operations of torch's."""
+
+HELD = {
+    *DECOMPOSITIONS,
+    *(getattr(_own, name).default for name in ("stored", "rounded", "embedding_gradient", "add_product")),
+}
+"""Our ops that a package on a GPU can hold."""

@@ -1,0 +1,76 @@
+"""Makes the operations of a traced program check their indices, for a device on which a wrong index ends the process.
+
+Before: ``aten.embedding(weight, z)``
+After:  ``aten.embedding(weight, gnncompile.bounded(z, rows, False))``
+Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. ``bounded``
+replaces wrong indices, and lets the call fail in words. Edges of regions are checked where they are sorted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten, _own = torch.ops.aten, torch.ops.gnncompile
+
+_ALONG = {
+    aten.index_select.default: 2,
+    aten.gather.default: 2,
+    aten.scatter.src: 2,
+    aten.scatter.value: 2,
+    aten.scatter_add.default: 2,
+    aten.scatter_reduce.two: 2,
+    aten.index_add.default: 2,
+    aten.index_fill.int_Scalar: 2,
+    aten.index_copy.default: 2,
+}
+"""Operations along the axis that the argument 1 names, and the position of their index."""
+
+_WITH_LISTS = (aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
+"""Operations whose argument 1 holds an index for each axis. These may be negative."""
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _WITH_LISTS:
+            indices = [
+                one if one is None else _bounded(graph, node, node.args[0], axis, one, wraps=True)
+                for axis, one in enumerate(node.args[1])
+            ]
+            node.update_arg(1, indices)
+        elif node.target is aten.embedding.default:
+            node.update_arg(1, _bounded(graph, node, node.args[0], 0, node.args[1], wraps=False))
+        elif node.target in _ALONG:
+            at = _ALONG[node.target]
+            node.update_arg(at, _bounded(graph, node, node.args[0], node.args[1], node.args[at], wraps=False))
+
+
+def _bounded(graph: fx.Graph, user: fx.Node, indexed: Any, axis: Any, index: Any, wraps: bool) -> Any:
+    """Returns the node of a checked index, before its reader."""
+    value: Any = index.meta.get("val")
+    if not isinstance(value, Tensor) or value.dtype in (torch.bool, torch.uint8) or not _is_given(index):
+        return index
+    with graph.inserting_before(user):
+        size = graph.call_function(aten.sym_size.int, (indexed, axis))
+        size.meta["val"] = indexed.meta["val"].shape[axis]
+        made = graph.call_function(_own.bounded.default, (index, size, wraps))
+    made.meta["val"] = value
+    return made
+
+
+def _is_given(index: fx.Node) -> bool:
+    """Whether an index depends on an input, and not only on sizes."""
+    seen, todo = set[fx.Node](), [index]
+    while todo:
+        node = todo.pop()
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor):
+            return True
+        if node.target is not aten.sym_size.int:
+            todo += [one for one in node.all_input_nodes if one not in seen]
+        seen.add(node)
+    return False

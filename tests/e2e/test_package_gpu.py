@@ -1,0 +1,264 @@
+"""Packages for GPUs: the traced programs, which Triton's interpreter runs on a CPU, and on a GPU the packages."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch_geometric.nn import GCNConv, SAGEConv
+
+import gnncompile
+from gnncompile._compat import aoti
+from gnncompile._compat.compiles import symbolic_trace
+from gnncompile._compat.inductor import inductor_decompositions
+from gnncompile.exc import ArgumentError, IndexOutOfRangeError
+from gnncompile.ops import packaged_triton
+from gnncompile.ops.launch import launch
+from gnncompile.serving import bound_indices
+from gnncompile.serving.package import _Call
+from gnncompile.serving.program import capture
+from tests.e2e.package_cpp import serve_in_cpp
+from tests.e2e.test_package import EDGES, MODELS, TwoLayers, inputs_of, random_sizes, serve
+from tests.e2e.test_package_models import SIZES, hub, skip_what_this_torch_does_not_capture
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter takes tensors of a CPU")
+
+
+def traced(model, names):
+    """Returns the program of a model that a package for a GPU holds. It runs on a CPU in Triton's interpreter."""
+    call = inputs_of(names, (40, 160, 3))
+    captured = capture(model, call, {}, {})
+    program = _Call(captured, model, call, {}, list(names)).plain().program
+    bound_indices.run(program.graph)
+    with symbolic_trace():
+        plain = program.run_decompositions({**inductor_decompositions(), **packaged_triton.DECOMPOSITIONS})
+    environment = aoti._environment(plain)
+    assert not aoti.conditions(environment), "the program holds for some sizes only"
+    ours = {node.target for node in plain.graph.nodes if getattr(node.target, "namespace", "") == "gnncompile"}
+    assert torch.ops.gnncompile.launch.default in ours and not ours & set(packaged_triton.DECOMPOSITIONS)
+    return plain.module()
+
+
+def in_double(call):
+    return tuple(one.double() if one.is_floating_point() else one for one in call)
+
+
+@interpreted
+@pytest.mark.parametrize("name", MODELS)
+def test_traced_programs_give_the_results_of_eager_in_float64(name):
+    skip_what_this_torch_does_not_capture(name)
+    torch.manual_seed(0)
+    make, names = MODELS[name]
+    model = make().eval()
+    program, exact = traced(model, names), copy.deepcopy(model).double()
+    calls = [inputs_of(names, size, seed) for seed, size in enumerate((*SIZES[1:4], (33, 200, 2)))]
+    for call in (*calls, hub(inputs_of(names, (80, 400, 3), 7))):
+        with torch.no_grad():
+            found, expected = (pytree.tree_leaves(one) for one in (program(*call), exact(*in_double(call))))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+class Looks(nn.Module):
+    """Reads rows by indices of its own, beside a layer: from both ends, along an axis, and of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.embedding = SAGEConv(16, 4), nn.Embedding(10, 4)
+
+    def forward(self, x, edge_index, z, batch):
+        h = self.conv(x, edge_index)
+        own = h[batch] + h.index_select(0, batch) + h.gather(0, batch[:, None].expand(-1, 4))
+        return own + self.embedding(z), torch.zeros_like(h).scatter_add(0, batch[:, None].expand(-1, 4), h)
+
+
+@interpreted
+def test_wrong_indices_are_refused():
+    """Such an index in a kernel would end the process on a GPU."""
+    torch.manual_seed(0)
+    names = ("x", "edge_index", "z", "batch")
+    model = Looks().eval()
+    program = traced(model, names)
+    x, edge_index, z, batch = inputs_of(names, (9, 20, 3))
+    with torch.no_grad():
+        for ours, theirs in zip(program(x, edge_index, z, batch), model(x, edge_index, z, batch), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        outside = edge_index.clone()
+        outside[1, 7] = 9
+        empty = torch.zeros(0, 16)
+        wrong = [
+            (x, outside, z, batch),
+            (x, edge_index - 1, z, batch),
+            (x, edge_index, z + 10, batch),
+            (x, edge_index, -1 - z, batch),
+            (x, edge_index, z, batch + 9),
+            (empty, edge_index, z[:0], batch[:0]),
+        ]
+        for call in wrong:
+            with pytest.raises(IndexOutOfRangeError, match="outside of the graph"):
+                program(*call)
+
+
+@interpreted
+def test_self_loops_join_a_layout_with_edges_outside_of_the_graph():
+    """The edges outside are masked out, so loops of all rows still have a place."""
+    own, csr = torch.ops.gnncompile, packaged_triton.DECOMPOSITIONS
+    row, col = torch.tensor([2, 7, 0, -5, 2, 1]), torch.tensor([1, 0, 9, 1, 2, 0])
+    alive = torch.tensor([True, True, True, True, False, True])
+    for keep in (None, alive):
+        bad = (row < 0) | (row >= 3) | (col < 0) | (col >= 3)
+        masked = bad if keep is None else bad | ~keep
+        layout = packaged_triton.csr.sorted_edges(row, col, 3, 3, masked)
+        rowptr, found, edge = csr[own.csr_with_loops.default](*layout, row, keep)
+        good = torch.cat([torch.stack([row, col])[:, ~masked], torch.arange(3).repeat(2, 1)], 1)
+        expected = own.csr(good[0], good[1], 3, 3, None)
+        assert torch.equal(rowptr, expected[0]) and torch.equal(found[: rowptr[-1]], expected[1])
+        assert torch.equal(edge.sort()[0], torch.arange(9, dtype=torch.int32))
+
+
+_COMPILE = """
+from gnncompile.codegen.triton.kernel import triton_kernel
+from gnncompile.ir.region import parse
+entry = triton_kernel(parse({spec!r})).ordinary.entry
+made = entry.compile((9, 0))
+assert made.code.startswith(b"\\x7fELF") and made.symbol.encode() in made.code and made.scratches == 2, made[1:]
+assert made.threads == 32 * entry.options["num_warps"]
+"""
+
+
+def test_kernels_are_compiled_without_a_gpu():
+    from tests.triton_regions import neighbour_sum
+
+    region = neighbour_sum(gnncompile.ir.region.Space.DESTINATION, "float32", 1, 8)
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILE.format(spec=region.spec)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+_GRID = """
+#include <cstdint>
+int main() {{
+  const uint32_t ynumel = 0, xnumel = 3;
+  {prefix}
+  const uint32_t grid[3] = {{uint32_t({x}), uint32_t({y}), uint32_t({z})}};
+  return grid[0] * grid[1] * grid[2] == 0 ? 0 : 1;
+}}
+"""
+
+
+def test_a_package_launches_no_blocks_along_two_axes_where_there_are_no_rows(tmp_path):
+    """Torch 2.11 divides by the number of parts of an axis, which is 0, and the process dies."""
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    gnncompile.compile(nn.ReLU())  # patches torch
+    grid = GridExpr.from_meta({"grid_type": "Grid2DWithYZOverflow"}, {"XBLOCK": 4, "YBLOCK": 1}, mode="cpp")
+    text = _GRID.format(prefix="\n  ".join(grid.prefix), x=grid.x_grid, y=grid.y_grid, z=grid.z_grid)
+    (tmp_path / "grid.cpp").write_text(text)
+    subprocess.run(["g++", "-std=c++17", tmp_path / "grid.cpp", "-o", tmp_path / "grid"], check=True)
+    assert subprocess.run([tmp_path / "grid"]).returncode == 0
+
+
+def test_only_conditions_that_can_fail_are_conditions():
+    import sympy
+    from torch.utils._sympy.functions import Min
+
+    rows, edges = sympy.symbols("rows edges", integer=True, nonnegative=True)
+    assert aoti._always_holds(Min(edges // 7, rows) <= rows)
+    assert not aoti._always_holds(Min(edges // 7, rows) <= edges + 1)
+    assert not aoti._always_holds(edges <= 2**31 - 1)
+
+
+def test_a_launch_with_other_arguments_is_an_error():
+    from gnncompile.codegen.triton.entry import Entry
+    from gnncompile.exc import InternalError
+
+    class Function:
+        arg_names = ("one", "other")
+
+    with pytest.raises(InternalError, match="is launched with others"):
+        Entry("", Function(), ("one",), (torch.float32,), 0).compile((9, 0))
+    assert callable(launch)
+
+
+def test_the_model_and_the_inputs_are_on_one_device(tmp_path):
+    model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval()
+    x, edge_index = inputs_of(EDGES, (40, 160, 3))
+    with pytest.raises(ArgumentError, match="expected a CPU or a GPU"):
+        gnncompile.package(model, (x.to("meta"), edge_index), tmp_path / "model.pt2")
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+def on_gpu(call):
+    return tuple(one.cuda() for one in call)
+
+
+def agree(model, calls, answers):
+    """Compares with eager in float64."""
+    exact = copy.deepcopy(model).double()
+    for call, found in zip(calls, answers, strict=True):
+        assert not isinstance(found, str), found
+        with torch.no_grad():
+            expected = pytree.tree_leaves(exact(*in_double(call)))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.cuda().double(), theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_packages_on_a_gpu(name, tmp_path):
+    skip_what_this_torch_does_not_capture(name)
+    torch.manual_seed(0)
+    make, names = MODELS[name]
+    model = make().eval().cuda()
+    path = gnncompile.package(model, on_gpu(inputs_of(names, (40, 160, 3))), tmp_path / "model.pt2")
+    sizes = (*SIZES, *random_sizes(20))
+    calls = [on_gpu(inputs_of(names, size, seed)) for seed, size in enumerate(sizes)]
+    calls += [on_gpu(hub(inputs_of(names, size, 7))) for size in ((200, 600, 3), (5000, 100_000, 9))]
+    agree(model, calls, serve(path, calls, tmp_path)[0])
+    found = gnncompile.package_info(path)
+    assert found["device"] == "cuda" and found["card"] == torch.cuda.get_device_name()
+
+
+@pytest.mark.gpu
+def test_the_server_in_cpp_answers_on_a_gpu(tmp_path):
+    torch.manual_seed(0)
+    model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval().cuda()
+    path = gnncompile.package(model, on_gpu(inputs_of(EDGES, (40, 160, 3))), tmp_path / "model.pt2")
+    calls = [inputs_of(EDGES, size, seed) for seed, size in enumerate(SIZES)]
+    options = ("--device", "cuda", "--threads", "3", "--repeat", "20")
+    answers, _ = serve_in_cpp(path, calls, tmp_path, *options)
+    agree(model, [on_gpu(call) for call in calls], answers)
+
+
+@pytest.mark.gpu
+def test_wrong_inputs_on_a_gpu_are_errors_and_the_next_call_is_served(tmp_path):
+    torch.manual_seed(0)
+    names = ("x", "edge_index", "z", "batch")
+    model = Looks().eval().cuda()
+    good = on_gpu(inputs_of(names, (9, 20, 3)))
+    path = gnncompile.package(model, good, tmp_path / "model.pt2")
+    x, edge_index, z, batch = good
+    wrong = {
+        "index out of range": (x, edge_index + 9, z, batch),
+        "an entry of edge_index": (x, edge_index, z + 10, batch),
+        "or of another index": (x, edge_index, z, batch + 9),
+        "outside of the graph": (x[:0], edge_index, z[:0], batch[:0]),
+        "x: found another device, expected cuda": (x.cpu(), edge_index, z, batch),
+        "x: found dtype float64, expected float32": (x.double(), edge_index, z, batch),
+        "x: found shape [9, 8], expected 16": (x[:, :8].contiguous(), edge_index, z, batch),
+    }
+    calls = [call for one in wrong.values() for call in (one, good)]
+    answers, said = serve(path, calls, tmp_path)
+    agree(model, [good] * len(wrong), answers[1::2])
+    for expected, found in zip(wrong, answers[::2], strict=True):
+        assert isinstance(found, str)
+        assert expected in (found if torch.__version__ >= "2.13" else said)

@@ -1,0 +1,93 @@
+"""Launches that depend on sizes alone, as programs that are traced for packages make them: all kinds of regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnncompile.ir import reference
+from gnncompile.ir.reference import Layout
+from gnncompile.ir.region import BOOL, Region, Space
+from gnncompile.ir.residuals import with_residuals
+from gnncompile.ir.vjp import vjp
+from tests import tiled_regions, triton_regions
+from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERANCE, Case, random_tensors
+
+pytest.importorskip("triton")
+from gnncompile.codegen.triton.entry import Entry
+from gnncompile.codegen.triton.sized import run_region
+
+pytestmark = [*GPU, INTERPRETED]
+HUB = triton_regions.graph([0] * 300 + [2] * 140 + [1, 3], [i % 5 for i in range(442)], 4, 5, dead=(7, 401))
+
+
+def launch(entry: Entry, tensors: list[Tensor], numbers: list[int], programs: int, written: list[int]) -> list[Tensor]:
+    """Launches on copies of the tensors that are written. Each pointer has the dtype that the entry tells."""
+    assert [t.dtype for t in tensors] == list(entry.types) and len(numbers) == entry.numbers
+    given = [t.clone() if at in written else t for at, t in enumerate(tensors)]
+    entry.run(given, numbers, programs)
+    return [given[at] for at in written]
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fills new memory with NaN."""
+    ordinary = torch.Tensor.new_empty
+
+    def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = ordinary(self, *args, **kwargs)
+        return made.fill_(torch.nan) if made.is_floating_point() else made.fill_(1)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def compare(region: Region, tensors: list[Tensor], layout: Layout, degree: int = 3) -> None:
+    """Compares with the reference."""
+    on_device = [t.to(DEVICE) for t in tensors], [t.to(DEVICE) for t in layout]
+    found = run_region(region, degree, *on_device, launch)
+    for out, ours, right in zip(region.outputs, found, reference.run(region, tensors, layout), strict=True):
+        if out.dtype == BOOL:
+            assert torch.equal(ours.cpu(), right.view_as(ours.cpu()))
+            continue
+        limit = 10 * TOLERANCE.get(out.dtype, 0)
+        torch.testing.assert_close(ours.cpu(), right.view(ours.shape), rtol=limit, atol=limit, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["mixed", "no_edge", "no_row", "one_node", "all_masked", "hub"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_regions_by_row(case: Case, name: str) -> None:
+    graph = HUB if name == "hub" else GRAPHS[name]
+    region = case(Space.DESTINATION, "float32", 2, 5)
+    compare(region, random_tensors(region, graph), graph.layout("cpu"))
+
+
+@pytest.mark.parametrize("degree", [1, 30, 1000])
+def test_the_tile_is_that_of_the_expected_degree(degree: int) -> None:
+    region = triton_regions.attention(Space.DESTINATION, "float32", 4, 8)
+    compare(region, random_tensors(region, HUB), HUB.layout("cpu"), degree)
+
+
+@pytest.mark.parametrize("edges", [150, 0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", tiled_regions.REGIONS)
+def test_tiled_regions_and_their_gradients(name: str, dtype: str, edges: int) -> None:
+    torch.manual_seed(0)
+    make = tiled_regions.Maker(dtype)
+    region = tiled_regions.REGIONS[name](make)
+    index = torch.randint(19, (2, edges)).sort()[0]
+    graph = triton_regions.Graph(index[0], index[1] % 9, 20, 9)
+    tensors, layout = make.tensors(20, 9, edges, getattr(torch, dtype)), graph.layout("cpu")
+    compare(region, tensors, layout)
+    kept = with_residuals(region)
+    results = reference.run(kept, tensors, layout)
+    count = len(region.outputs)
+    wanted, given = (True,) * len(tensors), tuple(k < count for k in range(len(kept.outputs)))
+    stage = next(s for s in vjp(kept, wanted, given).stages if s.region.walks_edges and s.region.by is region.by)
+    if any(operand.kind == "temporary" for operand in stage.operands):
+        pytest.skip("the first walk reads results of other stages")
+    cotangents = [torch.randn_like(result) if result.is_floating_point() else result for result in results]
+    kinds = {"input": tensors, "output": results, "cotangent": cotangents}
+    compare(stage.region, [kinds[o.kind][o.index] for o in stage.operands], layout)
