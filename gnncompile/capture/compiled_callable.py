@@ -273,7 +273,7 @@ class CompiledCallable:
         limits = [*self.policy.limits, *(one for captured in self.backend.captured for one in captured.log.limits)]
         for one in limits:
             if not one.is_met(batch):
-                raise Unpadded(f"the model takes {one}, found {batch.counts[one.kind]}")
+                raise Unpadded(f"the model takes {one}")
         unknown = [batch.counts[one.kind] for one in limits if one.number is None and one.is_of(batch)]
         return min(unknown, default=MAX_NUMBER)
 

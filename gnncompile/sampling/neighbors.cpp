@@ -107,6 +107,21 @@ struct Draws {
   u64 next() { return mix(state += GOLDEN); }
   // A number in [0, limit). The bias is below limit / 2^64.
   i64 below(i64 limit) { return static_cast<i64>((static_cast<unsigned __int128>(next()) * limit) >> 64); }
+  // Writes below(limit), below(limit + 1), and so on, `count` numbers. Each follows from its index alone, so the
+  // compiler computes eight at once. There has to be room for a multiple of eight.
+  void below_each(i64 limit, i64 count, u64* out) {
+    if (limit + count >= i64(1) << 32) {
+      for (i64 n = 0; n < count; ++n) out[n] = below(limit + n);
+      return;
+    }
+    const i64 padded = (count + 7) / 8 * 8;
+    const u64 from = state;
+    for (i64 n = 0; n < padded; ++n) {
+      const u64 z = mix(from + GOLDEN * static_cast<u64>(n + 1)), most = static_cast<u64>(limit + n);
+      // The upper half of a product of 64 and 32 bits, from products that vector units have.
+      out[n] = ((z >> 32) * most + ((z & 0xffffffff) * most >> 32)) >> 32;
+    }
+  }
   // A number in (0, 1).
   double uniform() { return (static_cast<double>(next() >> 12) + 0.5) * 0x1p-52; }
 };
@@ -290,20 +305,23 @@ struct Range {
   i64 begin, end;
 };
 
-constexpr i64 FEW = 24;  // numbers that are compared with each other in less time than a table takes
+constexpr i64 FEW = 24;       // numbers that are compared with each other in less time than a table takes
+constexpr i64 MOST_FEW = 64;  // the bits of a word, and positions that fit into them
 
-// Chooses `count` of the edges of a node without replacement (Floyd's algorithm: Bentley and Floyd, A sample of
-// brilliance, 1987). `look` is called with each edge.
+// Chooses `count` of the edges of a node, at most MOST_FEW, without replacement (Floyd's algorithm: Bentley and Floyd, A
+// sample of brilliance, 1987). `look` is called with each edge.
 //
 // A word has a bit for each position modulo 64. A bit that is not set says that a position was not taken. One that is
 // set says that it was, if there are at most 64 positions. Otherwise it is set by chance only, which rarely happens.
 template <typename Look>
 void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
   const i64 population = range.end - range.begin, first = population - count;
-  const bool is_sure = population <= 64;
+  const bool is_sure = population <= MOST_FEW;
+  alignas(64) u64 drawn[MOST_FEW];
   u64 taken = 0;
+  draws.below_each(first + 1, count, drawn);
   for (i64 n = 0; n < count; ++n) {
-    i64 found = draws.below(first + n + 1);
+    i64 found = static_cast<i64>(drawn[n]);
     bool is_taken = taken >> (found & 63) & 1;
     if (__builtin_expect(is_taken & !is_sure, 0)) {
       i64 k = 0;
@@ -320,7 +338,7 @@ void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
 // The same for any count.
 void choose(Range range, i64 count, Draws draws, i64* out) {
   const i64 population = range.end - range.begin;
-  if (count <= FEW || population <= 64) return choose_few(range, count, draws, out, [](i64) {});
+  if (count <= FEW || population <= MOST_FEW) return choose_few(range, count, draws, out, [](i64) {});
   static thread_local HashTable<u64> taken;
   taken.clear(population, count);
   for (i64 i = population - count; i < population; ++i) {
@@ -381,7 +399,7 @@ Status draw_by_weight(const Relation& relation, Range range, i64 count, Draws dr
 
 constexpr i64 AHEAD = 16;         // edges between a prefetch and its use
 constexpr i64 BLOCK = 64;         // nodes that one thread takes at once
-constexpr i64 STEP = 4;           // nodes whose edges are drawn before their sources are read
+constexpr i64 STEP = 8;           // nodes whose edges are drawn before their sources are read
 constexpr i64 SEVERAL = 1 << 13;  // edges from which threads share the work on local ids
 constexpr i64 ENOUGH = 3;         // threads from which they do: two would take longer than one
 
@@ -561,7 +579,7 @@ class Sampler {
       const i64 start = starts_[i], drawn = starts_[i + 1] - start, population = ranges_[i].end - ranges_[i].begin;
       const Draws draws = {mix(hop.stream + GOLDEN * (hop.first + i))};
       std::fill(hop.col + start, hop.col + start + drawn, hop.first + i);
-      if (is_uniform && drawn < population && (drawn <= FEW || population <= 64)) {
+      if (is_uniform && drawn < population && (drawn <= FEW || population <= MOST_FEW)) {
         choose_few(ranges_[i], drawn, draws, hop.edge + start, [&](i64 edge) { relation.row.prefetch(edge); });
       } else {
         draw(hop.relation, ranges_[i], drawn, hop.is_all, draws, hop.edge + start);

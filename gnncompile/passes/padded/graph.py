@@ -71,8 +71,7 @@ class PaddedGraph:
         if one not in self.ctx.log.limits:
             self.ctx.log.limits.append(one)
         if not one.is_met(batch):
-            reason = f"the model takes {one}, found {batch.counts[kind]}"
-            raise _compat.Recapture(_compat.Setting.ROWS, one, reason, PADDING, user_line(self.at))
+            raise _compat.Recapture(_compat.Setting.ROWS, one, f"the model takes {one}", PADDING, user_line(self.at))
 
     def of(self, size: Any) -> RowTypes | None:
         """Returns the row types of a dimension with this size, or None if it is not padded."""
