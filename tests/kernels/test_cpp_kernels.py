@@ -552,6 +552,21 @@ def test_unsupported_regions_say_why() -> None:
         source(b.finish([Output(b.input(0, S, (1, 4), "float32"), "float32", (4,))]))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_choices_that_all_channels_share(dtype: str) -> None:
+    """Choices per head are made by masks. The value that is not chosen may be NaN, and one that is keeps its sign."""
+    b = Builder(D)
+    x, y, first = b.input(0, S, (5, 16), dtype), b.input(1, E, (1, 16), dtype), b.input(2, P, (5, 1), BOOL)
+    chosen = b.op("where", first, x, b.op("mul", y, b.const(-1.0)))
+    region = b.finish([out(b, b.reduce("sum", chosen), dtype), out(b, b.on_edges(b.sum_axis(chosen, 0)), dtype)])
+    assert "pick(" in source(region)
+    for name, where in GRAPHS.items():
+        tensors = inputs(region, where)
+        tensors[2] = torch.tensor([True, False, True, False, False]).view(1, 5, 1)
+        tensors[0][:, ~tensors[2].view(5)] = NAN
+        check(region, tensors, where, name)
+
+
 def test_wrong_tensors_are_named() -> None:
     region, where = neighbour_sum(D, "float32", 1, 64), GRAPHS["mixed"]
     with pytest.raises(ValueError, match="float64"):
