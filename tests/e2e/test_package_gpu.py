@@ -165,16 +165,6 @@ def test_a_package_launches_no_blocks_along_two_axes_where_there_are_no_rows(tmp
     assert subprocess.run([tmp_path / "grid"]).returncode == 0
 
 
-def test_only_conditions_that_can_fail_are_conditions():
-    import sympy
-    from torch.utils._sympy.functions import Min
-
-    rows, edges = sympy.symbols("rows edges", integer=True, nonnegative=True)
-    assert aoti._always_holds(Min(edges // 7, rows) <= rows)
-    assert not aoti._always_holds(Min(edges // 7, rows) <= edges + 1)
-    assert not aoti._always_holds(edges <= 2**31 - 1)
-
-
 def test_a_launch_with_other_arguments_is_an_error():
     from gnncompile.codegen.triton.entry import Entry
     from gnncompile.exc import InternalError

@@ -18,6 +18,7 @@ from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERA
 
 pytest.importorskip("triton")
 from gnncompile.codegen.triton.entry import Entry
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, list_hubs
 from gnncompile.codegen.triton.sized import run_region
 
 pytestmark = [*GPU, INTERPRETED]
@@ -91,3 +92,26 @@ def test_tiled_regions_and_their_gradients(name: str, dtype: str, edges: int) ->
     cotangents = [torch.randn_like(result) if result.is_floating_point() else result for result in results]
     kinds = {"input": tensors, "output": results, "cotangent": cotangents}
     compare(stage.region, [kinds[o.kind][o.index] for o in stage.operands], layout)
+
+
+@pytest.mark.parametrize(
+    "rows, edges, longest, fewest",
+    [(5, 40, 4, 3), (3000, 9000, 2, 2), (3000, 9000, 2, NO_LARGE), (1, 600, 128, 2), (2500, 100, 128, 2), (0, 0, 3, 2)],
+)
+def test_hubs_are_listed_with_large_ones_first(rows: int, edges: int, longest: int, fewest: int) -> None:
+    torch.manual_seed(0)
+    row = (torch.rand(edges) ** 4 * rows).long()  # many edges of the first rows
+    degree = torch.bincount(row, minlength=rows)
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), degree.cumsum(0)]).int().to(DEVICE)
+    most = min(edges // (longest + 1), rows)
+    most_pieces = edges // longest * min(most, 1) + most
+    hubs, pieces = (found.cpu() for found in list_hubs(rowptr, most, most_pieces, longest, fewest, launch))
+    parts = torch.where(degree > longest, -(-degree // longest), 0)
+    large, small = (parts >= fewest).nonzero().flatten(), ((parts > 0) & (parts < fewest)).nonzero().flatten()
+    expected = torch.cat([large, small])
+    ends = parts[expected].cumsum(0)
+    table = torch.stack([expected, ends - parts[expected], parts[expected]], 1)
+    assert torch.equal(hubs[: len(expected)].long(), table) and not hubs[len(expected) :].any()
+    owners = torch.repeat_interleave(torch.arange(len(expected)), parts[expected])
+    assert torch.equal(pieces[: len(owners)].long(), owners) and (pieces[len(owners) :] == -1).all()
+    assert len(pieces) == most_pieces and len(hubs) == most

@@ -7,7 +7,7 @@ Each launch returns its results as new tensors, so no tensor of the program chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,20 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.triton.entry import Entry
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
 from gnncompile.codegen.triton.tiled_layers import padded
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
-from gnncompile.layout.csr import find_rows, hub_lists
+from gnncompile.layout.csr import find_rows
 from gnncompile.layout.side_table import SideTable
 
-Launch = Callable[[Entry, list[Tensor], list[Any], Any, list[int]], list[Tensor]]
-"""Launches a kernel: ``launch(entry, tensors, numbers, programs, written)``.
+_lists: SideTable[dict[int, tuple[Tensor, Tensor]]] = SideTable()
+"""The lists of hubs of layouts, by rowptr and by the fewest pieces of a large hub.
 
-Returns the tensors at the positions `written`, as the kernel leaves them. `programs` may be 0.
+All regions that walk a layout in one trace read the same lists.
 """
-
-_lists: SideTable[tuple[Tensor, Tensor, Tensor]] = SideTable()
-"""The lists of hubs of layouts, by rowptr: all regions that walk a layout in one trace read the same lists."""
 
 Kernel = TritonKernel | TritonEdgeSums | TiledKernel
 
@@ -110,15 +108,15 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
         step = tuning.TILES.hub_edges
         longest = torch.sym_max(run.edges // tuning.TILES.hub_share // step * step, step)
         number = torch.sym_min(run.edges // (longest + 1), run.rows)
-        pieces = run.edges // longest + number
+        pieces = run.edges // longest * torch.sym_min(number, 1) + number
         programs, fewest = kernel.large
         large = programs * torch.sym_min(number, pieces // fewest)
-        rowptr = run.given["rowptr"]
-        lists = _lists.get(rowptr)
-        if lists is None:
-            lists = hub_lists(rowptr, number, run.edges, longest)
-            _lists.set(rowptr, lists)
-        run.given["hubs"], run.given["pieces"], _ = lists
+        fewest = fewest if programs else NO_LARGE
+        lists = _lists.get(run.given["rowptr"]) or {}
+        if fewest not in lists:
+            lists[fewest] = list_hubs(run.given["rowptr"], number, pieces, longest, fewest, run.start)
+            _lists.set(run.given["rowptr"], lists)
+        run.given["hubs"], run.given["pieces"] = lists[fewest]
         run.given["partial"] = run.empty(pieces, *kernel.partial)
         counts = {"num_rows": run.rows, "num_pieces": pieces, "num_large": large, "most_edges": longest}
 
