@@ -14,6 +14,7 @@ from gnncompile.ir.region import BOOL, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.vjp import vjp
 from tests import tiled_regions, triton_regions
+from tests.harness import tune
 from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERANCE, Case, random_tensors
 
 pytest.importorskip("triton")
@@ -115,3 +116,15 @@ def test_hubs_are_listed_with_large_ones_first(rows: int, edges: int, longest: i
     owners = torch.repeat_interleave(torch.arange(len(expected)), parts[expected])
     assert torch.equal(pieces[: len(owners)].long(), owners) and (pieces[len(owners) :] == -1).all()
     assert len(pieces) == most_pieces and len(hubs) == most
+
+
+@pytest.mark.parametrize("heads, channels", [(1, 64), (1, 5), (4, 8)])
+@pytest.mark.parametrize("case", [triton_regions.neighbour_sum, triton_regions.several, triton_regions.attention])
+def test_many_hubs_and_large_ones(case: Case, heads: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hubs with one piece to many, in the middle of other rows; those with two pieces and more are large."""
+    tune(monkeypatch, hub_edges=8)
+    triton_regions.take_few_edges(monkeypatch, 1)
+    row = torch.repeat_interleave(torch.arange(12), torch.tensor([3, 9, 0, 8, 70, 1, 17, 16, 0, 25, 33, 2]))
+    graph = triton_regions.Graph(row, torch.arange(len(row)) % 7, 12, 7)
+    region = case(Space.DESTINATION, "float32", heads, channels)
+    compare(region, random_tensors(region, graph), graph.layout("cpu"))
