@@ -20,7 +20,7 @@ from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERA
 pytest.importorskip("triton")
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_lists import NO_LARGE, list_hubs
-from gnncompile.codegen.triton.sized import run_region
+from gnncompile.codegen.triton.sized import any_of, run_region
 
 pytestmark = [*GPU, INTERPRETED]
 HUB = triton_regions.graph([0] * 300 + [2] * 140 + [1, 3], [i % 5 for i in range(442)], 4, 5, dead=(7, 401))
@@ -128,3 +128,12 @@ def test_many_hubs_and_large_ones(case: Case, heads: int, channels: int, monkeyp
     graph = triton_regions.Graph(row, torch.arange(len(row)) % 7, 12, 7)
     region = case(Space.DESTINATION, "float32", heads, channels)
     compare(region, random_tensors(region, graph), graph.layout("cpu"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
+def test_whether_one_of_many_is_true(count: int) -> None:
+    flags = torch.zeros(count, dtype=torch.bool, device=DEVICE)
+    assert not any_of(flags, launch).any()
+    if count:
+        flags[count * 2 // 3] = True
+        assert any_of(flags, launch).tolist() == [True]

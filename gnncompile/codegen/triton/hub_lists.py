@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.triton import hub_kernels
+from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel
 
@@ -31,10 +31,14 @@ NO_LARGE = 2**30
 """The fewest pieces of a large hub where no hub is large."""
 
 _kernels = {
-    "count": (Kernel(hub_kernels.count, num_warps=tuning.TILES.short_warps), ("rowptr", "counts"), 4),
-    "sum_up": (Kernel(hub_kernels.sum_up, num_warps=tuning.TILES.short_warps), ("counts", "totals"), 1),
-    "place": (Kernel(hub_kernels.place, num_warps=tuning.TILES.short_warps), ("rowptr", "counts", "totals", "hubs"), 4),
-    "own": (Kernel(hub_kernels.own, num_warps=tuning.TILES.short_warps), ("totals", "hubs", "pieces"), 2),
+    "count": (Kernel(layout_kernels.count, num_warps=tuning.TILES.short_warps), ("rowptr", "counts"), 4),
+    "sum_up": (Kernel(layout_kernels.sum_up, num_warps=tuning.TILES.short_warps), ("counts", "totals"), 1),
+    "place": (
+        Kernel(layout_kernels.place, num_warps=tuning.TILES.short_warps),
+        ("rowptr", "counts", "totals", "hubs"),
+        4,
+    ),
+    "own": (Kernel(layout_kernels.own, num_warps=tuning.TILES.short_warps), ("totals", "hubs", "pieces"), 2),
 }
 """The kernels in the order of their launches, with their pointers and the number of their int32 numbers."""
 

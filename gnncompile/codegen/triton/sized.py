@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
+from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
 from gnncompile.codegen.triton.tiled_layers import padded
 from gnncompile.ir.bits import tensor_type
@@ -31,7 +33,7 @@ _lists: SideTable[dict[int, tuple[Tensor, Tensor]]] = SideTable()
 All regions that walk a layout in one trace read the same lists.
 """
 
-Kernel = TritonKernel | TritonEdgeSums | TiledKernel
+RegionKernel = TritonKernel | TritonEdgeSums | TiledKernel
 
 
 def run_region(
@@ -58,8 +60,27 @@ def run_region(
     return _run(triton_kernel(region), degree, list(tensors), list(layout[:3]), outputs, launch)
 
 
+def any_of(flags: Tensor, launch: Launch) -> Tensor:
+    """Returns whether one of some bools is true, a bool ``[1]``.
+
+    A program that Inductor traces for a small example would reduce them in one block.
+    """
+    count, noted = flags.numel(), flags.new_zeros((1,))
+    entry = _note.entry(("flags", "noted"), (torch.bool, torch.bool), 1, (_NOTED,))
+    return launch(entry, [flags.reshape(-1), noted], [count], -(-count // _NOTED), [1])[0]
+
+
+_note, _NOTED = Kernel(layout_kernels.note, num_warps=tuning.TILES.short_warps), 4096
+"""The kernel of :func:`any_of`, and the bools that a program reads."""
+
+
 def _run(
-    kernel: Kernel, degree: int, tensors: list[Tensor], layout: list[Tensor], outputs: list[Tensor], launch: Launch
+    kernel: RegionKernel,
+    degree: int,
+    tensors: list[Tensor],
+    layout: list[Tensor],
+    outputs: list[Tensor],
+    launch: Launch,
 ) -> list[Tensor]:
     names = [*(f"out{k}" for k in range(len(outputs))), *(f"t{p}" for p in range(len(tensors)))]
     given = dict(zip(("rowptr", "col", "edge", *names), (*layout, *outputs, *tensors), strict=True))

@@ -1,4 +1,7 @@
-"""Triton kernels that list the hubs of a layout and their pieces: see :mod:`gnncompile.codegen.triton.hub_lists`."""
+"""Triton kernels for layouts in packages: they list hubs and their pieces, and note bad indices.
+
+See :mod:`gnncompile.codegen.triton.hub_lists` and :func:`gnncompile.codegen.triton.sized.any_of`.
+"""
 
 from __future__ import annotations
 
@@ -83,3 +86,12 @@ def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.cons
     unused = (piece >= hubs) & (piece < most_hubs)
     for part in range(3):
         tl.store(hubs_ptr + piece * 3 + part, tl.zeros([BLOCK], tl.int32), mask=unused)
+
+
+@triton.jit(do_not_specialize=["number"])
+def note(flags_ptr, noted_ptr, number, BLOCK: tl.constexpr):
+    """Sets a bool if one of `number` bools is true. All programs that write it write the same."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    flags = tl.load(flags_ptr + at, mask=at < number, other=0)
+    found = tl.max(flags.to(tl.int32), 0) > 0
+    tl.store(noted_ptr, found, mask=found)
