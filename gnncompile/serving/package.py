@@ -72,7 +72,7 @@ def package(
             tensors, in tuples, lists or dicts.
         example_inputs: The arguments of one call, tensors such as ``x [num_nodes, channels]`` and ``edge_index [2,
             num_edges]``, on the model's device. The numbers of rows may differ in later calls; the numbers of features
-            and dtypes may not. On a GPU the kernels are chosen for the example's number of edges per row.
+            and dtypes may not. On a GPU, kernels are chosen by the example's sizes: pass a usual one.
         path: The file to write; its name ends with ``.pt2``.
         example_kwargs: The arguments of the call that are given by name.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
