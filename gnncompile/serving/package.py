@@ -203,8 +203,7 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> torc
             )
     parts = [*model.named_parameters(), *model.named_buffers()]
     placed = [*((f"the model's {name}", value) for name, value in parts), *zip(names, leaves, strict=True)]
-    first = placed[0][0]
-    place: torch.device = placed[0][1].device
+    first, place = (placed[0][0], placed[0][1].device) if placed else ("", torch.device("cpu"))
     for what, value in placed:
         if value.device.type not in KINDS:
             raise ArgumentError(
