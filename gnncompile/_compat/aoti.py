@@ -21,7 +21,6 @@ from torch._inductor.codecache import CUDACodeCache
 from torch._inductor.lowering import fallback_handler
 from torch._inductor.package.package import package_aoti
 from torch.export import ExportedProgram
-from torch.utils._sympy.functions import Min
 
 from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import inductor_decompositions, register_lowering
@@ -226,8 +225,6 @@ def _always_holds(expression: Any) -> bool:
     left, right = (*expression.args, None, None)[:2]
     if isinstance(expression, sympy.Eq):
         return bool(left.is_Symbol and right.is_Symbol)
-    if isinstance(expression, sympy.LessThan) and isinstance(left, (Min, sympy.Min)) and right in left.args:
-        return True
     if isinstance(expression, (sympy.StrictLessThan, sympy.LessThan)) and right.is_number:
         return bool(right >= _LARGE)
     return False

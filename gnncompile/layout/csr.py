@@ -209,7 +209,10 @@ def with_loops(
     Returns:
         rowptr ``[num_rows + 1]``, col and edge ``[num_edges + num_rows]``; the loops are the last edges.
     """
-    starts, new_col, new_edge = add_loops(rowptr, col, edge, index[edge].to(torch.int32), alive)
+    # A GPU tells of a bad index later. The rows of the layout are within the graph, those of such an index are not.
+    waits = device_of(rowptr.device).host_waits
+    row = find_rows(rowptr, edge.numel()) if waits else index[edge].to(torch.int32)
+    starts, new_col, new_edge = add_loops(rowptr, col, edge, row, alive)
     known = given_hubs(rowptr)
     if known is not None and known.number == NO_HUBS:
         give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)

@@ -29,6 +29,12 @@ def _region(tensors: Sequence[Tensor], layout: Sequence[Tensor], spec: str) -> l
     return run_region(parse(spec), degree, given, [one.contiguous() for one in layout[:3]], launch)
 
 
+def _any_of(flags: Tensor) -> Tensor:
+    from gnncompile.codegen.triton.sized import any_of
+
+    return any_of(flags, launch)
+
+
 def _csr(
     index: Tensor,
     other: Tensor,
@@ -43,7 +49,7 @@ def _csr(
     other = torch.where(other < 0, other + num_columns, other) if wrap_columns else other
     masked = bad if alive is None else bad | ~alive
     rowptr, col, edge = csr.sorted_edges(index, other, num_rows, num_columns, masked)
-    return _own.refused(rowptr, bad.any(), num_rows, 0), col, edge
+    return _own.refused(rowptr, _any_of(bad), num_rows, 0), col, edge
 
 
 def _csr_with_loops(
@@ -55,7 +61,7 @@ def _csr_with_loops(
 
 def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     bad = (index < (-size if wraps else 0)) | (index >= size)
-    found: Tensor = _own.refused(torch.where(bad, 0, index), bad.any(), size, index.numel())
+    found: Tensor = _own.refused(torch.where(bad, 0, index), _any_of(bad), size, index.numel())
     return found
 
 

@@ -72,7 +72,7 @@ def package(
             tensors, in tuples, lists or dicts.
         example_inputs: The arguments of one call, tensors such as ``x [num_nodes, channels]`` and ``edge_index [2,
             num_edges]``, on the model's device. The numbers of rows may differ in later calls; the numbers of features
-            and dtypes may not. On a GPU the kernels are chosen for the example's number of edges per row.
+            and dtypes may not. On a GPU, kernels are chosen by the example's sizes: pass a usual one.
         path: The file to write; its name ends with ``.pt2``.
         example_kwargs: The arguments of the call that are given by name.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
@@ -203,8 +203,7 @@ def _check_inputs(model: nn.Module, names: list[str], leaves: list[Any]) -> torc
             )
     parts = [*model.named_parameters(), *model.named_buffers()]
     placed = [*((f"the model's {name}", value) for name, value in parts), *zip(names, leaves, strict=True)]
-    first = placed[0][0]
-    place: torch.device = placed[0][1].device
+    first, place = (placed[0][0], placed[0][1].device) if placed else ("", torch.device("cpu"))
     for what, value in placed:
         if value.device.type not in KINDS:
             raise ArgumentError(

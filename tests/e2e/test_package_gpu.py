@@ -15,7 +15,7 @@ import gnncompile
 from gnncompile._compat import aoti
 from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import inductor_decompositions
-from gnncompile.exc import ArgumentError, IndexOutOfRangeError
+from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
 from gnncompile.ops import packaged_triton
 from gnncompile.ops.launch import launch
 from gnncompile.serving import bound_indices
@@ -165,16 +165,6 @@ def test_a_package_launches_no_blocks_along_two_axes_where_there_are_no_rows(tmp
     assert subprocess.run([tmp_path / "grid"]).returncode == 0
 
 
-def test_only_conditions_that_can_fail_are_conditions():
-    import sympy
-    from torch.utils._sympy.functions import Min
-
-    rows, edges = sympy.symbols("rows edges", integer=True, nonnegative=True)
-    assert aoti._always_holds(Min(edges // 7, rows) <= rows)
-    assert not aoti._always_holds(Min(edges // 7, rows) <= edges + 1)
-    assert not aoti._always_holds(edges <= 2**31 - 1)
-
-
 def test_a_launch_with_other_arguments_is_an_error():
     from gnncompile.codegen.triton.entry import Entry
     from gnncompile.exc import InternalError
@@ -187,11 +177,18 @@ def test_a_launch_with_other_arguments_is_an_error():
     assert callable(launch)
 
 
+class Constant(nn.Module):
+    def forward(self):
+        return torch.ones(3)
+
+
 def test_the_model_and_the_inputs_are_on_one_device(tmp_path):
     model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval()
     x, edge_index = inputs_of(EDGES, (40, 160, 3))
     with pytest.raises(ArgumentError, match="expected a CPU or a GPU"):
         gnncompile.package(model, (x.to("meta"), edge_index), tmp_path / "model.pt2")
+    with pytest.raises(CaptureError, match="reads no tensor"):
+        gnncompile.package(Constant().eval(), (), tmp_path / "model.pt2")
 
 
 # -- on a GPU -----------------------------------------------------------------------------------------------------

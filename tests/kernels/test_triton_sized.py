@@ -14,11 +14,13 @@ from gnncompile.ir.region import BOOL, Region, Space
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.vjp import vjp
 from tests import tiled_regions, triton_regions
+from tests.harness import tune
 from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERANCE, Case, random_tensors
 
 pytest.importorskip("triton")
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.sized import run_region
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, list_hubs
+from gnncompile.codegen.triton.sized import any_of, run_region
 
 pytestmark = [*GPU, INTERPRETED]
 HUB = triton_regions.graph([0] * 300 + [2] * 140 + [1, 3], [i % 5 for i in range(442)], 4, 5, dead=(7, 401))
@@ -91,3 +93,47 @@ def test_tiled_regions_and_their_gradients(name: str, dtype: str, edges: int) ->
     cotangents = [torch.randn_like(result) if result.is_floating_point() else result for result in results]
     kinds = {"input": tensors, "output": results, "cotangent": cotangents}
     compare(stage.region, [kinds[o.kind][o.index] for o in stage.operands], layout)
+
+
+@pytest.mark.parametrize(
+    "rows, edges, longest, fewest",
+    [(5, 40, 4, 3), (3000, 9000, 2, 2), (3000, 9000, 2, NO_LARGE), (1, 600, 128, 2), (2500, 100, 128, 2), (0, 0, 3, 2)],
+)
+def test_hubs_are_listed_with_large_ones_first(rows: int, edges: int, longest: int, fewest: int) -> None:
+    torch.manual_seed(0)
+    row = (torch.rand(edges) ** 4 * rows).long()  # many edges of the first rows
+    degree = torch.bincount(row, minlength=rows)
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), degree.cumsum(0)]).int().to(DEVICE)
+    most = min(edges // (longest + 1), rows)
+    most_pieces = edges // longest * min(most, 1) + most
+    hubs, pieces = (found.cpu() for found in list_hubs(rowptr, most, most_pieces, longest, fewest, launch))
+    parts = torch.where(degree > longest, -(-degree // longest), 0)
+    large, small = (parts >= fewest).nonzero().flatten(), ((parts > 0) & (parts < fewest)).nonzero().flatten()
+    expected = torch.cat([large, small])
+    ends = parts[expected].cumsum(0)
+    table = torch.stack([expected, ends - parts[expected], parts[expected]], 1)
+    assert torch.equal(hubs[: len(expected)].long(), table) and not hubs[len(expected) :].any()
+    owners = torch.repeat_interleave(torch.arange(len(expected)), parts[expected])
+    assert torch.equal(pieces[: len(owners)].long(), owners) and (pieces[len(owners) :] == -1).all()
+    assert len(pieces) == most_pieces and len(hubs) == most
+
+
+@pytest.mark.parametrize("heads, channels", [(1, 64), (1, 5), (4, 8)])
+@pytest.mark.parametrize("case", [triton_regions.neighbour_sum, triton_regions.several, triton_regions.attention])
+def test_many_hubs_and_large_ones(case: Case, heads: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hubs with one piece to many, in the middle of other rows; those with two pieces and more are large."""
+    tune(monkeypatch, hub_edges=8)
+    triton_regions.take_few_edges(monkeypatch, 1)
+    row = torch.repeat_interleave(torch.arange(12), torch.tensor([3, 9, 0, 8, 70, 1, 17, 16, 0, 25, 33, 2]))
+    graph = triton_regions.Graph(row, torch.arange(len(row)) % 7, 12, 7)
+    region = case(Space.DESTINATION, "float32", heads, channels)
+    compare(region, random_tensors(region, graph), graph.layout("cpu"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
+def test_whether_one_of_many_is_true(count: int) -> None:
+    flags = torch.zeros(count, dtype=torch.bool, device=DEVICE)
+    assert not any_of(flags, launch).any()
+    if count:
+        flags[count * 2 // 3] = True
+        assert any_of(flags, launch).tolist() == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 
 import pytest
@@ -55,6 +56,21 @@ def test_self_loops_are_added_without_a_sort(nodes: int, masked: bool, device: s
     assert [t.dtype for t in made] == [torch.int32] * 3
     if device == "cuda" and nodes == 300:
         assert torch.equal(found(made[0], 1500).rows, found(expected[0], 1500).rows)
+
+
+def test_self_loops_join_a_layout_of_bad_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the error for a bad index comes later. Until then such edges are masked out."""
+    row, col = torch.tensor([2, 7, 0, -5, 2]), torch.tensor([1, 0, 9, 1, 2])
+    bad = csr.out_of_range(row, col, (3, 3), (False, False))
+    layout = csr.sorted_edges(row, col, 3, 3, bad)
+    like_a_gpu = dataclasses.replace(csr.device_of("cpu"), host_waits=True)
+    monkeypatch.setattr(csr, "device_of", lambda place: like_a_gpu)
+    made = csr.with_loops(*layout, row, None)
+    monkeypatch.undo()
+    loops = torch.arange(3)
+    expected = csr.csr(torch.cat([row[~bad], loops]), torch.cat([col[~bad], loops]), 3, 3, None)
+    live = int(expected[0][-1])
+    assert torch.equal(made[0], expected[0]) and torch.equal(made[1][:live], expected[1])
 
 
 def test_where_there_is_no_hub_there_is_none_with_self_loops(device: str) -> None:

@@ -7,7 +7,7 @@ Each launch returns its results as new tensors, so no tensor of the program chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
+from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
 from gnncompile.codegen.triton.tiled_layers import padded
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
-from gnncompile.layout.csr import find_rows, hub_lists
+from gnncompile.layout.csr import find_rows
 from gnncompile.layout.side_table import SideTable
 
-Launch = Callable[[Entry, list[Tensor], list[Any], Any, list[int]], list[Tensor]]
-"""Launches a kernel: ``launch(entry, tensors, numbers, programs, written)``.
+_lists: SideTable[dict[int, tuple[Tensor, Tensor]]] = SideTable()
+"""The lists of hubs of layouts, by rowptr and by the fewest pieces of a large hub.
 
-Returns the tensors at the positions `written`, as the kernel leaves them. `programs` may be 0.
+All regions that walk a layout in one trace read the same lists.
 """
 
-_lists: SideTable[tuple[Tensor, Tensor, Tensor]] = SideTable()
-"""The lists of hubs of layouts, by rowptr: all regions that walk a layout in one trace read the same lists."""
-
-Kernel = TritonKernel | TritonEdgeSums | TiledKernel
+RegionKernel = TritonKernel | TritonEdgeSums | TiledKernel
 
 
 def run_region(
@@ -60,8 +60,27 @@ def run_region(
     return _run(triton_kernel(region), degree, list(tensors), list(layout[:3]), outputs, launch)
 
 
+def any_of(flags: Tensor, launch: Launch) -> Tensor:
+    """Returns whether one of some bools is true, a bool ``[1]``.
+
+    A program that Inductor traces for a small example would reduce them in one block.
+    """
+    count, noted = flags.numel(), flags.new_zeros((1,))
+    entry = _note.entry(("flags", "noted"), (torch.bool, torch.bool), 1, (_NOTED,))
+    return launch(entry, [flags.reshape(-1), noted], [count], -(-count // _NOTED), [1])[0]
+
+
+_note, _NOTED = Kernel(layout_kernels.note, num_warps=tuning.TILES.short_warps), 4096
+"""The kernel of :func:`any_of`, and the bools that a program reads."""
+
+
 def _run(
-    kernel: Kernel, degree: int, tensors: list[Tensor], layout: list[Tensor], outputs: list[Tensor], launch: Launch
+    kernel: RegionKernel,
+    degree: int,
+    tensors: list[Tensor],
+    layout: list[Tensor],
+    outputs: list[Tensor],
+    launch: Launch,
 ) -> list[Tensor]:
     names = [*(f"out{k}" for k in range(len(outputs))), *(f"t{p}" for p in range(len(tensors)))]
     given = dict(zip(("rowptr", "col", "edge", *names), (*layout, *outputs, *tensors), strict=True))
@@ -110,15 +129,15 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
         step = tuning.TILES.hub_edges
         longest = torch.sym_max(run.edges // tuning.TILES.hub_share // step * step, step)
         number = torch.sym_min(run.edges // (longest + 1), run.rows)
-        pieces = run.edges // longest + number
+        pieces = run.edges // longest * torch.sym_min(number, 1) + number
         programs, fewest = kernel.large
         large = programs * torch.sym_min(number, pieces // fewest)
-        rowptr = run.given["rowptr"]
-        lists = _lists.get(rowptr)
-        if lists is None:
-            lists = hub_lists(rowptr, number, run.edges, longest)
-            _lists.set(rowptr, lists)
-        run.given["hubs"], run.given["pieces"], _ = lists
+        fewest = fewest if programs else NO_LARGE
+        lists = _lists.get(run.given["rowptr"]) or {}
+        if fewest not in lists:
+            lists[fewest] = list_hubs(run.given["rowptr"], number, pieces, longest, fewest, run.start)
+            _lists.set(run.given["rowptr"], lists)
+        run.given["hubs"], run.given["pieces"] = lists[fewest]
         run.given["partial"] = run.empty(pieces, *kernel.partial)
         counts = {"num_rows": run.rows, "num_pieces": pieces, "num_large": large, "most_edges": longest}
 
