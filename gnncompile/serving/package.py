@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,6 +44,12 @@ from gnncompile.serving.refusals import refuse_conditions, refuse_operations, re
 MODEL = "model"
 """The name of the model in a package."""
 
+UNTRIED = (
+    "gnncompile: packages for GPUs are experimental. Their kernels were tested in Triton's interpreter, but no package "
+    "has run on a GPU yet. Compare its results with the model's before you serve it."
+)
+"""The warning about a package for a GPU."""
+
 _METADATA = re.compile(rf"/{MODEL}/[^/]*wrapper_metadata\.json$")
 
 
@@ -65,7 +72,7 @@ def package(
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
     Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is
-    on an NVIDIA GPU, the file serves on GPUs of the same compute capability.
+    on an NVIDIA GPU, the file serves on GPUs of the same compute capability. Such packages are experimental.
 
     Args:
         model: The model, in evaluation mode, on a CPU or a GPU. It may be a compiled one. Its forward takes and returns
@@ -111,6 +118,8 @@ def package(
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
     kind = KINDS[place.type]
+    if place.type == "cuda":
+        warnings.warn(UNTRIED, stacklevel=2)
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
     traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
