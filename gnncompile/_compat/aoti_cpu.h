@@ -1,7 +1,7 @@
 #include <omp.h>
 #include <sys/mman.h>
 
-namespace gnncompile {
+namespace gnncompile __attribute__((visibility("hidden"))) {
 
 // A number for tensors and sizes: see gnncompile/ops/seal.py, which computes the same.
 template <typename T>

@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <mutex>
 
-namespace gnncompile {
+namespace gnncompile __attribute__((visibility("hidden"))) {
 
 inline void check(CUresult result, const std::string& what) {
   if (result == CUDA_SUCCESS) return;

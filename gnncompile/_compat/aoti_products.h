@@ -1,6 +1,6 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
-namespace gnncompile {
+namespace gnncompile __attribute__((visibility("hidden"))) {
 
 // Torch's functions for products of matrices and its code of a dtype: the struct Products of tiled kernels.
 inline int64_t products(int32_t dtype, int64_t (&table)[5]) {

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-namespace gnncompile {
+// Hidden, for a process may load packages of several versions. Static variables of inline functions are otherwise shared.
+namespace gnncompile __attribute__((visibility("hidden"))) {
 
 using namespace torch::aot_inductor;
 

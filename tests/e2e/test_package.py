@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -286,6 +287,20 @@ def test_a_wrong_input_is_an_error_in_words_and_the_next_call_is_served(both, tm
     for expected, found in zip(WRONG_IN_PYTHON, answers[::2], strict=True):
         assert isinstance(found, str)
         assert expected in (found if torch.__version__ >= "2.13" else said)
+
+
+def test_packages_share_no_symbols(both, tmp_path):
+    """A process may load packages of several versions."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("needs nm")
+    with zipfile.ZipFile(both[1]) as archive:
+        (library,) = (name for name in archive.namelist() if name.endswith(".wrapper.so"))
+        (tmp_path / "model.so").write_bytes(archive.read(library))
+    told = subprocess.run(
+        [nm, "-D", "--defined-only", tmp_path / "model.so"], check=True, capture_output=True, text=True
+    )
+    assert "AOTInductorModelContainerRun" in told.stdout and "gnncompile" not in told.stdout
 
 
 DAMAGES = {
