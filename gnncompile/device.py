@@ -109,10 +109,10 @@ class Device:
     def multiplies_in_own_vectors(self) -> bool:
         """Whether generated C++ multiplies matrices itself, in vectors of 512 bits, instead of calling torch's library.
 
-        Intel's library takes vectors of 256 bits on processors of others. On an AMD EPYC 9005 it reaches 100 GFLOP/s
-        per core in float32, and vectors of 512 bits 240 GFLOP/s.
+        Intel's library takes vectors of 256 bits on processors of other makers. On an AMD EPYC 9005 it reaches 100
+        GFLOP/s per core in float32, and vectors of 512 bits 240 GFLOP/s. Other processors of AMD follow it unmeasured.
         """
-        return self.generator == "cpp" and _library_halves_vectors()
+        return self.place.type == "cpu" and self.generator == "cpp" and _library_halves_vectors()
 
     @property
     def small_product(self) -> int:

@@ -39,6 +39,9 @@ class LoopTable:
     least_product: int
     """Least multiplications of a product. Below, the library is as fast."""
 
+    least_rows: int
+    """Least rows of a product. With fewer, copying the weight takes longer than the library takes for the product."""
+
     least_weight: int
     """Least elements of a weight."""
 

@@ -203,16 +203,14 @@ def with_loops(
         rowptr: ``[num_rows + 1]``, int32.
         col: ``[num_edges]``, int32.
         edge: ``[num_edges]``, int32.
-        index: The row of each edge, in the order of the edges, ``[num_edges]``.
+        index: The row of each edge, in the order of the edges, ``[num_edges]``. Not read: the layout tells the rows.
         alive: Edges to keep, in that order, bool ``[num_edges]``; the other edges go after the last row.
 
     Returns:
         rowptr ``[num_rows + 1]``, col and edge ``[num_edges + num_rows]``; the loops are the last edges.
     """
-    # A GPU tells of a bad index later. The rows of the layout are within the graph, those of such an index are not.
-    waits = device_of(rowptr.device).host_waits
-    row = find_rows(rowptr, edge.numel()) if waits else index[edge].to(torch.int32)
-    starts, new_col, new_edge = add_loops(rowptr, col, edge, row, alive)
+    # Not index[edge]: masked edges have no row in the layout, and on a GPU an index may still be out of range.
+    starts, new_col, new_edge = add_loops(rowptr, col, edge, find_rows(rowptr, edge.numel()), alive)
     known = given_hubs(rowptr)
     if known is not None and known.number == NO_HUBS:
         give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
 from gnncompile.device import device_of
-from gnncompile.exc import KernelMemoryError, UnsupportedRegion
+from gnncompile.exc import ArgumentError, KernelMemoryError, UnsupportedRegion
 from gnncompile.layout import csr as by_torch
 
 _Run = Callable[..., int]
@@ -61,6 +61,12 @@ def csr(
         return by_torch.csr(index, other, num_rows, num_columns, alive, wrap_rows, wrap_columns)
     num_edges = index.numel()
     by_torch.check_sizes(num_edges, num_rows, num_columns)
+    lengths = [one.numel() for one in (index, other, alive) if one is not None]
+    if any(length != num_edges for length in lengths):
+        raise ArgumentError(
+            f"edge_index: found {' and '.join(map(str, lengths))} entries for its rows, columns and mask, expected as "
+            "many of each; pass both ends of each edge."
+        )
     rows, columns, kept = _readable(index), _readable(other), None if alive is None else alive.contiguous()
     made = _fresh(num_rows + 1, num_edges, num_edges)
     wide = [one.dtype is torch.int64 for one in (rows, columns)]
@@ -81,6 +87,7 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
     if run is None:
         return by_torch.with_loops(rowptr, col, edge, index, alive)
     num_edges, num_rows = edge.numel(), rowptr.numel() - 1
+    by_torch.check_sizes(num_edges + num_rows, num_rows, num_rows)
     given = [None if one is None else one.contiguous() for one in (rowptr, col, edge, alive)]
     made = _fresh(num_rows + 1, num_edges + num_rows, num_edges + num_rows)
     _call(run, num_edges, num_rows, *given, *made)

@@ -6,7 +6,8 @@ Inductor the op returns a new tensor, so a graph is right with or without Induct
 
 ``gnncompile::product(left, right, added, gate, relu, in_place)`` is ``left @ right`` with an epilogue, and
 ``gnncompile::product_over_rows(left, right)`` is ``left.T @ right``, both for many rows. Their kernels compute float32
-products on tensor cores (:mod:`gnncompile.codegen.gemm.kernels`). ``gnncompile::sum_of_products`` and
+products on tensor cores (:mod:`gnncompile.codegen.gemm.kernels`), or in the vectors of a CPU
+(:mod:`gnncompile.codegen.cpp.matrix`). ``gnncompile::sum_of_products`` and
 ``gnncompile::two_products_over_rows`` compute two products in one launch.
 
 ``gnncompile::sums_over_rows(rows, behind)`` is ``rows.sum(0)``, launched after the call that makes `behind`.

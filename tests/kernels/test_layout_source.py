@@ -1,6 +1,7 @@
 """The counting sorts on a CPU, in packages and in a process, give the layouts that torch's operations give."""
 
 import ctypes
+import itertools
 from functools import lru_cache
 
 import pytest
@@ -10,6 +11,7 @@ from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
 from gnncompile.layout import csr
 from gnncompile.ops import counting_sort
+from tests.harness import kernels
 
 
 @lru_cache
@@ -38,6 +40,19 @@ def loops(rowptr, col, edge, alive):
     out = [torch.full((size,), -7, dtype=torch.int32) for size in (rows + 1, edges + rows, edges + rows)]
     assert call(LOOPS, edges, rows, rowptr, col, edge, alive, *out) == 0
     return out
+
+
+@pytest.fixture
+def in_cpp(monkeypatch):
+    """Makes ops run the generated C++ code, whatever the environment asks for."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
+    calls = []
+    monkeypatch.setattr(counting_sort, "_call", lambda *given: calls.append(given) or CALL(*given))
+    yield
+    assert calls, "torch's operations computed the layout"
+
+
+CALL = counting_sort._call
 
 
 GRAPHS = {
@@ -81,29 +96,17 @@ def test_an_edge_outside_of_the_graph_is_found(bad):
 
 @pytest.mark.parametrize("name", [name for name, (rows, columns, _) in GRAPHS.items() if rows == columns or rows < 5])
 @pytest.mark.parametrize("masked", [False, True])
-def test_self_loops_come_after_the_edges_of_their_row(name, masked):
+def test_self_loops_come_after_the_edges_of_their_row(in_cpp, name, masked):
     rows, _, edges = GRAPHS[name]
     torch.manual_seed(1)
     index, other = (torch.randint(max(rows, 1), (edges,)) for _ in range(2))
     alive = index != other if masked else None
-    layout = csr.csr(index, other, rows, rows, None)
-    expected = csr.with_loops(*layout, index, alive)
-    for made in (loops(*layout, alive), torch.ops.gnncompile.csr_with_loops(*layout, index, alive)):
-        for ours, theirs in zip(made, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-@pytest.fixture
-def in_cpp(monkeypatch):
-    """Makes ops run the generated C++ code, whatever the environment asks for."""
-    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
-    calls = []
-    monkeypatch.setattr(counting_sort, "_call", lambda *given: calls.append(given) or CALL(*given))
-    yield
-    assert calls, "torch's operations computed the layout"
-
-
-CALL = counting_sort._call
+    for known, further in itertools.product((None, alive), (None, alive)):  # edges masked before, and by the loops
+        layout = csr.csr(index, other, rows, rows, known)
+        expected = csr.with_loops(*layout, index, further)
+        for made in (loops(*layout, further), torch.ops.gnncompile.csr_with_loops(*layout, index, further)):
+            for ours, theirs in zip(made, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -129,6 +132,14 @@ def test_the_op_names_the_edge_outside_of_the_graph_as_torchs_operations_do(in_c
             sort_edges(index, other, 3, 2, None)
         messages.append(str(error.value))
     assert messages[0] == messages[1] and "edge 1 joins" in messages[0]
+
+
+@pytest.mark.parametrize("lengths", [(3, 2, None), (3, 3, 1)])
+def test_the_op_refuses_ends_of_other_lengths(lengths):
+    index, other = (torch.zeros(length, dtype=torch.int64) for length in lengths[:2])
+    alive = lengths[2] and torch.ones(lengths[2], dtype=torch.bool)
+    with kernels("cpp"), pytest.raises(ValueError, match="edge_index: found 3 and"):
+        torch.ops.gnncompile.csr(index, other, 3, 3, alive)
 
 
 def test_without_a_compiler_torch_computes_the_layout(monkeypatch):

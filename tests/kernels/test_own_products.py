@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gnncompile import tuning
 from gnncompile.codegen.cpp import matrix
 from gnncompile.codegen.cpp.products import LIBRARY, VECTORS
 from gnncompile.codegen.cpp.tiled_source import tiled_source
-from gnncompile.device import Device
+from gnncompile.device import Device, device_of
 from tests.harness import kernels
 from tests.kernels.test_tiles import by_op, check, region_of
 
@@ -27,7 +28,7 @@ SIZES = [(1, 1, 1), (1, 70, 5), (7, 16, 16), (130, 50, 33), (131, 33, 50), (300,
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Products by our own vectors, then by the library, on whatever CPU there is; small products count too."""
     monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: request.param))
-    few = replace(tuning.LOOPS, least_product=1, least_weight=1, narrowest_product=1)
+    few = replace(tuning.LOOPS, least_product=1, least_rows=1, least_weight=1, narrowest_product=1)
     monkeypatch.setattr(tuning, "LOOPS", few)
     torch._dynamo.reset()
     with kernels("cpp"), torch._inductor.config.patch(force_disable_caches=True):
@@ -39,7 +40,7 @@ def near(found: Tensor, right: Tensor) -> None:
     assert (found.double() - right).norm() <= 1e-6 * right.norm()
 
 
-@pytest.mark.parametrize("rows, depth, columns", SIZES)
+@pytest.mark.parametrize("rows, depth, columns", [*SIZES, (0, 5, 20), (4, 0, 5)])
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
 def test_by_rows(rows: int, depth: int, columns: int, added: str) -> None:
     torch.manual_seed(rows)
@@ -102,9 +103,27 @@ def test_rows_do_not_depend_on_their_place() -> None:
 
 
 @pytest.mark.parametrize("graph", ["no edge", "hub"])
-@pytest.mark.parametrize("name", ["equivariant", "filters"])
-def test_tiled_regions(name: str, graph: str, own: bool) -> None:
-    check(name, graph, "float32", True, by_op, 2e-5)
+@pytest.mark.parametrize(
+    "name, dtype, tolerance",
+    [("equivariant", "float32", 2e-5), ("filters", "float32", 2e-5), ("equivariant", "float64", 1e-11)],
+)
+def test_tiled_regions(name: str, dtype: str, tolerance: float, graph: str, own: bool) -> None:
+    check(name, graph, dtype, True, by_op, tolerance)
+
+
+def test_other_products_are_the_librarys(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "LOOPS", tuning.XEON)
+    assert matrix.pays(torch.empty(9000, 8), 8) is own
+    assert not matrix.pays(torch.empty(9000, 8, dtype=torch.float64), 8)
+    assert not matrix.pays(torch.empty(9000, 8, device="meta"), 8)
+    assert not matrix.pays(torch.empty(90, 8), 8)
+    assert not matrix.pays(torch.empty(tuning.XEON.least_rows - 1, 800), 800)
+    assert not matrix.pays(torch.empty(9000, 8), tuning.XEON.widest_product + 1)
+
+
+def test_a_gpu_has_none_of_these_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
+    assert not device_of(torch.device("cuda")).multiplies_in_own_vectors
 
 
 def test_the_writer_of_products_is_chosen(own: bool) -> None:
@@ -127,8 +146,16 @@ class Layers(nn.Module):
 
 
 @pytest.mark.parametrize("rows", [1, 90])
-def test_models(rows: int, own: bool) -> None:
+def test_models(rows: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    calls: set[str] = set()
+    for kernel in (matrix.by_rows, matrix.over_rows):
+
+        def run(*given: Any, kernel: Any = kernel) -> None:
+            calls.add(kernel.__name__)
+            kernel(*given)
+
+        monkeypatch.setattr(matrix, kernel.__name__, run)
     eager = Layers()
     compiled = gnncompile.compile(copy.deepcopy(eager))
     x = torch.randn(rows, 20)
@@ -138,6 +165,7 @@ def test_models(rows: int, own: bool) -> None:
         out, code = run_and_get_code(model, given)
         out.cos().sum().backward()
         results.append([out.detach(), given.grad, *(p.grad for p in model.parameters())])
+    assert calls == ({"by_rows", "over_rows"} if own else set())
     assert any("write_product(" in text for text in code) is own
     assert any("write_product_over_rows(" in text for text in code) is own
     for found, right in zip(results[1], results[0], strict=True):

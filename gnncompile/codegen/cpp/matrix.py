@@ -37,8 +37,14 @@ static void any_strip(T* to, int64_t columns, int64_t left, const T* a, int64_t 
 
 // Copies columns of a matrix with any strides to rows of STRIP elements, padded with zeros.
 static void copy_strip(T* to, const T* from, int64_t rows, int64_t left, int64_t row, int64_t column) {{
-  for (int64_t k = 0; k < rows; ++k)
-    for (int64_t j = 0; j < STRIP; ++j) to[k * STRIP + j] = j < left ? from[k * row + j * column] : T(0);
+  for (int64_t k = 0; column == 1 && k < rows; ++k)
+    for (int64_t j = 0; j < STRIP; ++j) to[k * STRIP + j] = j < left ? from[k * row + j] : T(0);
+  // In a transpose, neighbours in a column are neighbours in memory: LANES rows at a time read whole cache lines.
+  for (int64_t first = 0; column != 1 && first < rows; first += LANES) {{
+    const int64_t last = first + LANES < rows ? first + LANES : rows;
+    for (int64_t j = 0; j < STRIP; ++j)
+      for (int64_t k = first; k < last; ++k) to[k * STRIP + j] = j < left ? from[k * row + j * column] : T(0);
+  }}
 }}
 
 // Arguments: rows, inner, columns, threads, the strides of right, whether it adds to out, whether added has one row,
@@ -50,13 +56,17 @@ extern "C" int by_rows(const int64_t* g) {{
   const T* const added = reinterpret_cast<const T*>(g[11]);
   const T* const gate = reinterpret_cast<const T*>(g[12]);
   T* const out = reinterpret_cast<T*>(g[13]);
+  if (!rows) return 0;
   T* const space = static_cast<T*>(__builtin_malloc((in_strips(inner, columns) + 2 * LANES) * sizeof(T)));
   if (!space) return 1;
   T* const strips = aligned(space);
+  const int64_t copying = inner * columns > {tuning.LOOPS.serial_work} ? threads : 1;
+#pragma omp parallel for schedule(static) num_threads(copying) if (copying > 1)
   for (int64_t j = 0; j < columns; j += STRIP)
     copy_strip(strips + j * inner, right + j * g[5], inner, columns - j, g[4], g[5]);
   // The rows of a chunk stay in a core's second-level cache.
-  const int64_t wanted = {tuning.LOOPS.product_elements} / inner / 24 * 24 + 24, even = (rows + threads - 1) / threads;
+  const int64_t depth = inner ? inner : 1, wanted = {tuning.LOOPS.product_elements} / depth / 24 * 24 + 24;
+  const int64_t even = (rows + threads - 1) / threads;
   const int64_t chunk = wanted < even ? wanted : (even + 23) / 24 * 24, chunks = (rows + chunk - 1) / chunk;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t t = 0; t < chunks; ++t) {{
@@ -140,13 +150,15 @@ def pays(left: Tensor, columns: int) -> bool:
     """Whether our product of a matrix with one of `columns` columns is faster than the library's.
 
     Args:
-        left: The left matrix, or its transpose.
+        left: `left` of :func:`by_rows` or of :func:`over_rows`, ``[rows, depth]``.
         columns: The number of columns of the right matrix.
     """
     if left.is_meta or left.dtype is not torch.float32 or not device_of(left.device).multiplies_in_own_vectors:
         return False
     loops = tuning.LOOPS
     if max(left.size(1), columns) > loops.widest_product or left.numel() * columns < loops.least_product:
+        return False
+    if left.size(0) < loops.least_rows:  # by_rows copies the weight in each call
         return False
     return can_compile()
 

@@ -1,11 +1,12 @@
-"""Products of many rows run in kernels that use tensor cores. Runs after differentiation, on each graph.
+"""Products of many rows run in kernels of our own. Runs after differentiation, on each graph.
 
 Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with float32 rows of nodes
 After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_over_rows(dy, x)``
 Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
 layers take half of the time of most models' steps. The kernels split each number into three bfloat16 parts. Six
 products on tensor cores then have smaller errors than one in float32, in half of its time
-(:mod:`gnncompile.codegen.gemm.kernels`).
+(:mod:`gnncompile.codegen.gemm.kernels`). On CPUs of AMD, Intel's library uses half of each vector
+(:mod:`gnncompile.codegen.cpp.matrix`).
 """
 
 from __future__ import annotations
