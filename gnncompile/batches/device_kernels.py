@@ -124,7 +124,8 @@ def _spread_rows(
             made = tl.load(out_ptr + at, mask=inside & (number > 0), other=0)
             if IS_FLOAT:
                 more = (LEAST + (ROW * row + COLUMN * column) % PERIOD).to(tl.float32) / SCALE
-                made = made.to(tl.float64) + more if made.dtype == tl.float64 else made.to(tl.float32) + more
+                made = made.to(tl.float64) if made.dtype == tl.float64 else made.to(tl.float32)
+                made = tl.where(made != 0, made * (1 - more), more / 4)
             tl.store(out_ptr + at, made.to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -221,6 +221,8 @@ class Loader:
 
     def _move(self) -> None:
         """Moves the graph to the device, once for iterators in all threads. Lets the CPU sample if it does not fit."""
+        if self.not_on_device is not None or self._on_device is not None:
+            return
         with _moving:
             if self.not_on_device is not None or self._on_device is not None:
                 return

@@ -24,9 +24,11 @@ _PARTS = {
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the dense tensors that a value consists of."""
+    """Yields the dense tensors that a value consists of. Objects of other kinds are not looked into."""
     if isinstance(value, (EdgeIndex, Index)):
         yield from tensors_in(list(vars(value).values()))
+    elif isinstance(value, Tensor) and value.layout == torch.jagged:
+        yield from (value.values(), value.offsets())
     elif isinstance(value, Tensor):
         parts = _PARTS.get(value.layout)
         yield from (value,) if parts is None else (getattr(value, part)() for part in parts)

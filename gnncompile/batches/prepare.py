@@ -2,9 +2,9 @@
 
 Mini-batches are prepared where they are: on the CPU, or on the GPU if another engine has sampled them there.
 
-Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch. For
-positions, and for one node or none, see :mod:`gnncompile.batches.padding_rows`. Padded edges join padded nodes in
-rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
+Padded nodes repeat the features of the first nodes, so no operation sees values that are not in the mini-batch.
+Positions, and one node or none, are repeated in smaller numbers (:mod:`gnncompile.batches.padding_rows`). Padded edges
+join padded nodes in rings. Padded graphs share the padded nodes evenly, so no padded graph is empty.
 """
 
 from __future__ import annotations
@@ -280,8 +280,9 @@ class _Preparation:
         nodes, seeds = kinds.hop_prefix(0)[0], kinds.hop_prefixes[0].nodes
         store, rows = self.data.stores[0], dict(kinds.rows[0])
         for key, value in tensors(store).items():
-            is_listed = self.data.__cat_dim__(key, value, store) == 0 and (None, key) not in self.levels
-            if is_listed and _is_of_seeds(key) and key not in rows and value.shape[:1] == (seeds,):
+            is_listed = self.data.__cat_dim__(key, value, store) == 0
+            is_shape = isinstance(self.levels.get((None, key)), tuple)  # the graph has it, and not by node or edge
+            if is_listed and not is_shape and _is_of_seeds(key) and key not in rows and value.shape[:1] == (seeds,):
                 rows[key] = nodes
         return replace(kinds, rows=(rows,))
 

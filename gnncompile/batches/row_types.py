@@ -77,7 +77,7 @@ def tensors(store: Any) -> dict[str, Tensor]:
 
 Levels = Mapping[tuple[Any, str], str | tuple[int, ...]]
 """What PyG takes the tensors of a graph for, by store and name: :data:`NODES` or :data:`EDGES`. A tensor without a row
-for each node or edge, such as weights of classes, has its shape here: it is the same in all mini-batches.
+for each node or edge, such as weights of classes, has its shape here. It is not padded.
 """
 
 

@@ -120,7 +120,8 @@ class BatchMetadata:
         make_padded: Makes the padded tensor.
         make_layout: Makes the layout of an edge list: of the padded list for True, of the valid list for False.
         make_hop_prefixes: Makes the hop prefixes of a padded edge list.
-        is_shared: Whether all mini-batches have this tensor, such as weights of classes. It is not padded.
+        is_shared: Whether the tensor has the shape that it has in the graph, as weights of classes have. It is not
+            padded.
     """
 
     batch: Bucketed | None = None

@@ -68,7 +68,8 @@ def _check_fan_outs(num_neighbors: NumNeighbors, edge_types: list[EdgeType]) -> 
         )
     if num_neighbors.default is None:
         check_edge_types("num_neighbors", given, edge_types)
-    hops = [*given.values(), *([] if num_neighbors.default is None else [num_neighbors.default])]
+    is_used = num_neighbors.default is not None and any(kind not in given for kind in edge_types)
+    hops = [*given.values(), *([num_neighbors.default] if is_used else [])]
     if len({len(one) for one in hops}) > 1:
         raise ArgumentError(
             f"num_neighbors: found lists of {sorted({len(one) for one in hops})} hops, expected the same number for "

@@ -155,16 +155,17 @@ def shares(size: int, wanted: Mapping[Any, tuple[Tensor, int]]) -> dict[Any, int
     Returns:
         The bytes for each node type, a multiple of the bytes of a row.
     """
+    none, wanted = dict.fromkeys(wanted, 0), {key: one for key, one in wanted.items() if one[1] <= size}
     sizes = {key: max(per_row, 1) for key, (_, per_row) in wanted.items()}
-    if not wanted:
-        return {}
+    if len(wanted) < 2:  # nothing to compare, so no memory for it
+        return none | {key: min(size // sizes[key], reads.numel()) * sizes[key] for key, (reads, _) in wanted.items()}
     worth = torch.cat([reads.float() / sizes[key] for key, (reads, _) in wanted.items()])
     owner = torch.cat([torch.full_like(reads, at, dtype=torch.int32) for at, (reads, _) in enumerate(wanted.values())])
     owner = owner[worth.argsort(descending=True, stable=True)]
     per_row = torch.tensor(list(sizes.values()), device=owner.device)
     chosen = owner[per_row[owner].cumsum(0) <= size]
     numbers = torch.bincount(chosen, minlength=len(wanted)).tolist()
-    return {key: number * sizes[key] for key, number in zip(wanted, numbers, strict=True)}
+    return none | {key: number * sizes[key] for key, number in zip(wanted, numbers, strict=True)}
 
 
 def _chance(num_nodes: int, batch_size: int, seeds: Tensor | None, device: torch.device) -> Tensor:

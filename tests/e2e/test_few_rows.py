@@ -192,6 +192,54 @@ def test_padded_nodes_are_apart(one_by_one: bool, device: str, recording: None) 
     assert program is not None and program.pads and not program.backend.notes
 
 
+class Angles(nn.Module):
+    """Sums of angles over the edges of each node, times layers: an angle of more than 1 or less than -1 is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, pos: Tensor, cosine: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        between = torch.acos(0.99 * (pos[source] * pos[target]).sum(-1, keepdim=True)) + torch.acos(cosine)
+        return scatter(self.lin(x)[source] * between, target, 0, x.size(0))
+
+
+def directed(number: int, edges: int) -> Data:
+    """Unit vectors on nodes, and cosines on edges."""
+    generator = torch.Generator().manual_seed(number)
+    pos = torch.tensor([1.0, 1.0, 1.0]) + 0.3 * torch.randn(number, 3, generator=generator)
+    edge_index = torch.randint(number, (2, edges), generator=generator)
+    cosine = torch.full((edges, 1), 0.95 if edges == 1 else -0.8)
+    data = Data(x=torch.randn(number, 2, generator=generator), edge_index=edge_index, cosine=cosine)
+    data.pos, data.y = nn.functional.normalize(pos, dim=1), torch.rand(number, 2, generator=generator)
+    return data
+
+
+def test_padded_rows_stay_in_the_range_of_the_values(device: str, recording: None) -> None:
+    """Cosines, unit vectors and probabilities have gradients along padded edges that are no NaN."""
+    model = Angles().to(device)
+    items = [directed(*sizes) for sizes in ((4, 9), (7, 1), (6, 8), (1, 1))]
+    loss = lambda out, target: nn.functional.binary_cross_entropy(out.sigmoid(), target)  # noqa: E731
+    step = gnncompile.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3), options={"inductor": False})
+    for _ in range(4):
+        for batch, item in zip(gnncompile.loader(items, device=device, buckets=1), items, strict=True):
+            args = [item.to(device)[name] for name in ("x", "pos", "cosine", "edge_index")]
+            expected = loss(model(*args), item.y).detach()
+            found = step(batch.x, batch.pos, batch.cosine, batch.edge_index, target=batch.y)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert is_recorded(step)
+
+
+@pytest.mark.parametrize("place", [[300.0, 200.0, 100.0], [5.5e6, 9e6, 5e6], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_padded_positions_are_apart(place: list[float], dtype: torch.dtype) -> None:
+    value = torch.tensor([place], dtype=dtype)
+    rows = torch.cat([value, *padding_rows(value, 7, True)])
+    assert len(rows.unique(dim=0)) == 8
+
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
 
 

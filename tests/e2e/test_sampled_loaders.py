@@ -113,6 +113,15 @@ def test_buckets_transforms_and_pickles() -> None:
     for batch in batches:
         is_subgraph(batch, data)
         assert torch.equal(batch.mark, batch.x.sum())
+
+    def cut(batch: Data) -> Data:
+        batch.y = torch.arange(batch.num_nodes)[: batch.batch_size]
+        return batch
+
+    data.y = torch.arange(data.num_nodes)
+    for batch in load(NeighborLoader(data, [4, 3], batch_size=64, transform=cut), buckets=1):
+        found = attached(batch.y)
+        assert found is not None and found.rows is not None  # a row for each seed
     sampling = loaders.with_own_sampler(NeighborLoader(data, [4, 3], batch_size=64))
     again = pickle.loads(pickle.dumps(sampling))
     assert type(again.node_sampler) is NeighborSampler
@@ -464,7 +473,9 @@ def test_types_that_the_graph_does_not_have(sampler: str) -> None:
             gnncompile.loader(source, sampler=sampler)
     default = NumNeighbors({first: [1]}, default=[2])
     assert others and load(neighbours(data, input_nodes="venue"))
-    assert load(NeighborLoader(data, default, input_nodes="paper", batch_size=30))
+    unused = NumNeighbors(every, default=[2, 2])
+    for given in (default, unused):
+        assert load(NeighborLoader(data, given, input_nodes="paper", batch_size=30))
 
 
 @pytest.fixture

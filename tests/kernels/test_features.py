@@ -236,6 +236,7 @@ def test_shares_of_a_cache():
     assert shares(0, wanted) == {"a": 0, "b": 0, "c": 0}
     assert shares(11, wanted) == {"a": 8, "b": 2, "c": 0}
     assert shares(18, wanted) == {"a": 16, "b": 2, "c": 0}
+    assert shares(9, {"wide": (torch.full((3,), 90.0), 40), "slim": (torch.ones(5), 2)}) == {"wide": 0, "slim": 8}
     assert shares(1000, wanted) == {"a": 24, "b": 4, "c": 8}
     assert shares(9, {"a": (torch.ones(0), 4), "b": (torch.ones(3), 0)}) == {"a": 0, "b": 3}
 

@@ -46,6 +46,12 @@ def test_tensors_of_an_item() -> None:
     assert {memory(part) for part in parts} <= found
 
 
+def test_tensors_of_a_nested_tensor() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    found = {memory(tensor) for tensor in tensors_in(Data(x=nested))}
+    assert found == {memory(nested.values()), memory(nested.offsets())}
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return fake_streams.install(monkeypatch)
