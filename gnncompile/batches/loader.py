@@ -221,10 +221,10 @@ class Loader:
 
     def _move(self) -> None:
         """Moves the graph to the device, once for iterators in all threads. Lets the CPU sample if it does not fit."""
-        if self.not_on_device is not None or self._on_device is not None:
+        if self._is_decided():
             return
         with _moving:
-            if self.not_on_device is not None or self._on_device is not None:
+            if self._is_decided():  # by another thread
                 return
             # Triton is imported only where it is used.
             from gnncompile.batches.device_loader import DeviceLoader
@@ -234,6 +234,9 @@ class Loader:
                 self._on_device = DeviceLoader(self.source, _with_index(self.device), *given)
             except UnsupportedSampling as reason:
                 self._leave_to_cpu(str(reason))
+
+    def _is_decided(self) -> bool:
+        return self.not_on_device is not None or self._on_device is not None
 
     def _from_cpu(self) -> Iterator[Any]:
         device = _with_index(self.device)

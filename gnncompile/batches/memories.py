@@ -28,7 +28,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, (EdgeIndex, Index)):
         yield from tensors_in(list(vars(value).values()))
     elif isinstance(value, Tensor) and value.layout == torch.jagged:
-        yield from (value.values(), value.offsets())
+        yield from (value.values(), value.offsets())  # type: ignore[attr-defined]
     elif isinstance(value, Tensor):
         parts = _PARTS.get(value.layout)
         yield from (value,) if parts is None else (getattr(value, part)() for part in parts)
