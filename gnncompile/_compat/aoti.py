@@ -65,7 +65,7 @@ class Build:
         device: The type of the device that computes, "cpu" or "cuda".
         objects: The object files of kernels, which may be compiling still, by the name of their function.
         cubins: The machine code of kernels for a GPU, which may be compiling still, by the name of the kernel.
-        declared: The lines that the code of the model begins with.
+        declared: The lines that stand once in the code of the model.
         checked: The conditions on sizes that each call checks, as text.
     """
 
@@ -261,6 +261,8 @@ def compile_program(
         "aot_inductor.package": True,
         "aot_inductor.metadata": metadata,
         "size_asserts": False,
+        # Our kernels for GPUs take addresses that are multiples of 16, so inputs with others are copied.
+        "assume_aligned_inputs": device == "cuda",
         # The machine that serves has other cores than this one.
         "cpp.dynamic_threads": True,
         **_cpu_settings(cpu),

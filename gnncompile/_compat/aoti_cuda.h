@@ -17,6 +17,7 @@ inline void check(cudaError_t result, const std::string& what) {
 
 // The kernels are machine code for one compute capability.
 inline void check_card(const Inputs& given, int major, int minor) {
+  check(cudaFree(nullptr), "the context of the GPU");  // gives this thread the context of its GPU, and frees nothing
   int device = given.device, found_major = 0, found_minor = 0;
   if (device < 0) check(cudaGetDevice(&device), "the current GPU");
   check(cudaDeviceGetAttribute(&found_major, cudaDevAttrComputeCapabilityMajor, device), "the GPU");
@@ -77,7 +78,13 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
       refuse(std::string("the kernel ") + kernel.symbol + " got an address that is no multiple of 16; please report it");
   }
   addresses.resize(tensors.size() + kernel.scratches, 0);
-  for (int64_t number : numbers) counts.push_back(int32_t(number));
+  constexpr int64_t most = (int64_t(1) << 31) - 1 - (1 << 13);  // MAX_INDEX of gnncompile/layout/csr.py
+  for (int64_t number : numbers) {
+    if (number > most)
+      refuse("found " + std::to_string(number) + " edges, rows or entries of an index, at most " +
+             std::to_string(most) + " are possible; split the batch");
+    counts.push_back(int32_t(number));
+  }
   for (size_t at = 0; at < tensors.size(); ++at) arguments.push_back(&addresses[at]);
   for (int32_t& count : counts) arguments.push_back(&count);
   for (size_t at = tensors.size(); at < addresses.size(); ++at) arguments.push_back(&addresses[at]);

@@ -13,8 +13,8 @@ using namespace torch::aot_inductor;
 
 constexpr int64_t any = std::numeric_limits<int64_t>::min();
 
-// Kernels count nodes and edges in int32, self loops included.
-constexpr int64_t most_on_gpus = int64_t(1) << 30;
+// Kernels count nodes and edges in int32, self loops included, and may count a step of a loop past the end.
+constexpr int64_t most_on_gpus = (int64_t(1) << 30) - (1 << 13);
 
 [[noreturn]] inline void refuse(const std::string& message) { throw std::runtime_error("gnncompile: " + message); }
 

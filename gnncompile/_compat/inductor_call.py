@@ -136,13 +136,14 @@ def contiguous(tensor: Any) -> Any:
 def aligned(tensor: Any) -> Any:
     """Returns a tensor of Inductor's graph as a contiguous buffer that begins where memory begins.
 
-    Inductor copies inputs of a graph whose address is no multiple of 16.
+    Inductor copies inputs of a graph whose address is no multiple of 16, with the setting ``assume_aligned_inputs``.
     """
     buffer = contiguous(tensor)
-    offset = buffer.get_layout().offset
-    return (
-        buffer if V.graph.sizevars.statically_known_equals(offset, 0) else realized(ir.ExternKernel.copy_input(buffer))
-    )
+    # A buffer that is computed within a concatenation begins anywhere, and its own layout tells the offset 0.
+    inside = isinstance(V.graph.get_buffer(buffer.get_name()).get_layout(), ir.NonOwningLayout)
+    if not inside and V.graph.sizevars.statically_known_equals(buffer.get_layout().offset, 0):
+        return buffer
+    return contiguous(ir.ExternKernel.copy_input(buffer))
 
 
 class Borrowed(Result):

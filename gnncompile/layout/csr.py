@@ -210,7 +210,10 @@ def with_loops(
         rowptr ``[num_rows + 1]``, col and edge ``[num_edges + num_rows]``; the loops are the last edges.
     """
     # Not index[edge]: masked edges have no row in the layout, and on a GPU an index may still be out of range.
-    starts, new_col, new_edge = add_loops(rowptr, col, edge, find_rows(rowptr, edge.numel()), alive)
+    row = _search_rows(rowptr, edge.numel())
+    starts, places, columns, edges = loops_added(rowptr, col, edge, row, alive)
+    new_col = torch.empty_like(columns).scatter_(0, places, columns)
+    new_edge = torch.empty_like(edges).scatter_(0, places, edges)
     known = given_hubs(rowptr)
     if known is not None and known.number == NO_HUBS:
         give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)
@@ -219,10 +222,11 @@ def with_loops(
     return starts, new_col, new_edge
 
 
-def add_loops(
+def loops_added(
     rowptr: Tensor, col: Tensor, edge: Tensor, row: Tensor, alive: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the layout of :func:`with_loops`. The sizes may be symbols.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the rowptr of :func:`with_loops`, the places of edges and loops in it, and `col` and `edge` with loops at
+    their ends. The sizes may be symbols.
 
     Args:
         rowptr: ``[num_rows + 1]``, int32.
@@ -243,9 +247,7 @@ def add_loops(
         places = torch.where(keep, before[:-1] + row, starts[-1] + place - before[:-1])
     places = torch.cat([places, first_edges(starts)[1] - 1]).long()
     loops = torch.arange(num_edges, num_edges + num_rows, dtype=torch.int32, device=rowptr.device)
-    empty = torch.empty_like(places, dtype=torch.int32)
-    found = [empty.scatter(0, places, torch.cat(pair)) for pair in ((col, first_edges(rows)[0]), (edge, loops))]
-    return starts, found[0], found[1]
+    return starts, places, torch.cat([col, first_edges(rows)[0]]), torch.cat([edge, loops])
 
 
 def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
@@ -384,14 +386,22 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
         if found.order is not None:
             found.order.follow()
         return found.rows
-    rows = find_rows(rowptr, num_edges)
+    rows = _search_rows(rowptr, num_edges)
     if not device_of(rowptr.device).is_capturing:
         _rows.set(rowptr, _Rows(rows, _version(rowptr), Ordered.after([rows])))
     return rows
 
 
+def _search_rows(rowptr: Tensor, num_edges: int) -> Tensor:
+    positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
+    return torch.searchsorted(rowptr[1:], positions, right=True, out_int32=True)
+
+
 def find_rows(rowptr: Tensor, num_edges: int) -> Tensor:
-    """Returns the tensor of :func:`rows_of_edges`. The sizes may be symbols."""
+    """Returns the tensor of :func:`rows_of_edges`. The sizes may be symbols.
+
+    Inductor's search takes no view that begins within a tensor, so this searches all of rowptr.
+    """
     positions = torch.arange(num_edges, dtype=torch.int32, device=rowptr.device)
     return torch.searchsorted(rowptr, positions, right=True, out_int32=True) - 1
 
@@ -410,35 +420,20 @@ def _most_hubs(num_rows: int, num_edges: int) -> int:
 
 
 def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
+    """Returns the `most` longest rows and their pieces. The longest row comes first, so that it is started first."""
     longest = most_edges(num_edges)
-    table, owner, number = hub_lists(rowptr, most, num_edges, longest)
+    degree, rows = torch.topk(rowptr.diff(), most)
+    pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
+    ends = pieces.cumsum(0)
+    table = torch.stack([rows, ends - pieces, pieces], 1).int()
+    ids = torch.arange(num_edges // longest + most, device=rowptr.device)
+    owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
+    number = torch.stack([(degree > longest).sum(), ends[-1]])
     version = _version(rowptr)
     if not device_of(number.device).host_waits:
         return Hubs(table, owner, version, _pair(number), longest, None)
     arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
     return Hubs(table, owner, version, None, longest, arriving, Ordered.after([table, owner]))
-
-
-def hub_lists(rowptr: Tensor, most: int, num_edges: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns `rows` and `pieces` of :class:`Hubs`, and the numbers of hubs and of pieces as a tensor, ``[2]``.
-
-    The longest row comes first, so that it is started first. The numbers may be symbols.
-
-    Args:
-        rowptr: int32 ``[num_rows + 1]``.
-        most: The largest possible number of hubs.
-        num_edges: The number of edges.
-        longest: The most edges of a row that is no hub, and of a piece.
-    """
-    begins, ends = first_edges(rowptr)
-    degree, rows = torch.topk(ends - begins, most)
-    pieces = torch.where(degree > longest, (degree + (longest - 1)) // longest, 0)
-    ends = pieces.cumsum(0)
-    table = torch.stack([rows, ends - pieces, pieces], 1).int()
-    ids = torch.arange(num_edges // longest + most, device=rowptr.device)
-    total = pieces.sum()
-    owner = torch.where(ids < total, torch.searchsorted(ends, ids, right=True), -1).int()
-    return table, owner, torch.stack([(degree > longest).sum(), total])
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:

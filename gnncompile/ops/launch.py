@@ -162,7 +162,8 @@ def _lower(
     tensors: Sequence[Any], numbers: Sequence[Any], programs: Any, written: Sequence[int], kernel: str
 ) -> list[Any]:
     entry, nodes = _entries[kernel], node_now().args[0]
-    given = [writable(t, nodes[at]) if at in written else aligned(t) for at, t in enumerate(tensors)]
+    # contiguous() fixes the layout: Inductor would otherwise move a buffer into that of a later concatenation.
+    given = [contiguous(writable(t, nodes[at])) if at in written else aligned(t) for at, t in enumerate(tensors)]
     call = _LaunchCall(entry, given, [given[at] for at in written], numbers, programs)
     build = aoti.current_build()
     assert build is not None

@@ -56,7 +56,11 @@ def _csr_with_loops(
     rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     # The rows of a layout are within the graph, those of the index may not be.
-    return csr.add_loops(rowptr, col, edge, csr.find_rows(rowptr, edge.size(0)), alive)
+    row = csr.find_rows(rowptr, edge.size(0))
+    starts, places, columns, edges = csr.loops_added(rowptr, col, edge, row, alive)
+    # What is traced for a package writes to no tensor.
+    new_col, new_edge = (torch.empty_like(one).scatter(0, places, one) for one in (columns, edges))
+    return starts, new_col, new_edge
 
 
 def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:

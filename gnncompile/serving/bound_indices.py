@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gnncompile.exc import CaptureError
+from gnncompile.passes.log import line_of
+
 aten, _own = torch.ops.aten, torch.ops.gnncompile
 
 _ALONG = {
@@ -21,9 +24,13 @@ _ALONG = {
     aten.scatter.src: 2,
     aten.scatter.value: 2,
     aten.scatter_add.default: 2,
+    aten.scatter.reduce: 2,
+    aten.scatter.value_reduce: 2,
     aten.scatter_reduce.two: 2,
+    aten.index_reduce.default: 2,
     aten.index_add.default: 2,
     aten.index_fill.int_Scalar: 2,
+    aten.index_fill.int_Tensor: 2,
     aten.index_copy.default: 2,
 }
 """Operations along the axis that the argument 1 names, and the position of their index."""
@@ -31,18 +38,33 @@ _ALONG = {
 _WITH_LISTS = (aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
 """Operations whose argument 1 holds an index for each axis. These may be negative."""
 
+MASKS = (torch.bool, torch.uint8)
+"""The dtypes of indices that are masks."""
+
+_UNCHECKED = (aten.take.default, aten.put.default, aten.embedding_bag.padding_idx, aten.nll_loss_nd.default)
+
 
 def run(graph: fx.Graph) -> None:
-    """Rewrites the graph in place."""
+    """Rewrites the graph in place.
+
+    Raises:
+        CaptureError: An operation reads by indices that nothing checks.
+    """
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in _WITH_LISTS:
-            indices = [
-                one if one is None else _bounded(graph, node, node.args[0], axis, one, wraps=True)
-                for axis, one in enumerate(node.args[1])
-            ]
+            indices, axis = [], 0
+            for one in node.args[1]:
+                indices.append(one if one is None else _bounded(graph, node, node.args[0], axis, one, wraps=True))
+                axis += 1 if one is None else _axes(one)
             node.update_arg(1, indices)
+        elif node.target in _UNCHECKED:
+            line = line_of(node.meta.get("stack_trace") or "")
+            raise CaptureError(
+                f"model: can't be packaged for a GPU at {line}: {node.target} reads by indices that a package does not "
+                "check. Write it with index_select, gather or scatter_add."
+            )
         elif node.target is aten.embedding.default:
             node.update_arg(1, _bounded(graph, node, node.args[0], 0, node.args[1], wraps=False))
         elif node.target in _ALONG:
@@ -53,7 +75,7 @@ def run(graph: fx.Graph) -> None:
 def _bounded(graph: fx.Graph, user: fx.Node, indexed: Any, axis: Any, index: Any, wraps: bool) -> Any:
     """Returns the node of a checked index, before its reader."""
     value: Any = index.meta.get("val")
-    if not isinstance(value, Tensor) or value.dtype in (torch.bool, torch.uint8) or not _is_given(index):
+    if not isinstance(value, Tensor) or value.dtype in MASKS or not _is_given(index):
         return index
     with graph.inserting_before(user):
         size = graph.call_function(aten.sym_size.int, (indexed, axis))
@@ -61,6 +83,12 @@ def _bounded(graph: fx.Graph, user: fx.Node, indexed: Any, axis: Any, index: Any
         made = graph.call_function(_own.bounded.default, (index, size, wraps))
     made.meta["val"] = value
     return made
+
+
+def _axes(index: fx.Node) -> int:
+    """Returns the number of axes that an index stands for: several for a mask of several dimensions."""
+    value: Any = index.meta.get("val")
+    return value.dim() if isinstance(value, Tensor) and value.dtype in MASKS else 1
 
 
 def _is_given(index: fx.Node) -> bool:

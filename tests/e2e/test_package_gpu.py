@@ -17,7 +17,6 @@ from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import inductor_decompositions
 from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
 from gnncompile.ops import packaged_triton
-from gnncompile.ops.launch import launch
 from gnncompile.serving import bound_indices
 from gnncompile.serving.package import _Call
 from gnncompile.serving.program import capture
@@ -174,7 +173,6 @@ def test_a_launch_with_other_arguments_is_an_error():
 
     with pytest.raises(InternalError, match="is launched with others"):
         Entry("", Function(), ("one",), (torch.float32,), 0).compile((9, 0))
-    assert callable(launch)
 
 
 class Constant(nn.Module):
@@ -259,3 +257,39 @@ def test_wrong_inputs_on_a_gpu_are_errors_and_the_next_call_is_served(tmp_path):
     for expected, found in zip(wrong, answers[::2], strict=True):
         assert isinstance(found, str)
         assert expected in (found if torch.__version__ >= "2.13" else said)
+
+
+class Reads(nn.Module):
+    """Reads or writes rows of `x` by an index."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x, index):
+        return self.how(x, index)
+
+
+CHECKED = {
+    "index_reduce": lambda x, i: torch.zeros_like(x).index_reduce(0, i, x, "amax"),
+    "scatter that reduces": lambda x, i: torch.zeros_like(x).scatter(0, i[:, None].expand(-1, 4), x, reduce="add"),
+}
+
+
+def _bounded_program(how):
+    model, given = Reads(how).eval(), (torch.rand(6, 4), torch.tensor([0, 1, 2, 3, 1, 0]))
+    call = _Call(capture(model, given, {}, {}), model, given, {}, ["x", "index"])
+    program = call.plain().program
+    bound_indices.run(program.graph)
+    return [node for node in program.graph.nodes if node.target is torch.ops.gnncompile.bounded.default]
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_indices_of_a_models_own_operations_are_checked(name):
+    (node,) = _bounded_program(CHECKED[name])
+    assert node.args[1].meta["val"] == 6
+
+
+def test_an_operation_whose_indices_nothing_checks_is_refused():
+    with pytest.raises(CaptureError, match=r"take.default reads by indices that a package does not check"):
+        _bounded_program(lambda x, i: x.take(i))

@@ -209,6 +209,7 @@ class TritonKernel:
         return of_degree(self._denser, degree, self)
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
+        """Returns this kernel, or the kernel with the tile for the layout's number of edges per row."""
         if not self._denser:
             return self
         return of_degree(self._denser, layout[1].size(0) / max(layout[0].size(0) - 1, 1), self)

@@ -127,6 +127,7 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
     number = large = pieces = 0
     if kernel.hub_tile is not None:
         step = tuning.TILES.hub_edges
+        # In a process this is a power of two (`csr.most_edges`), but a symbol has no bit length.
         longest = torch.sym_max(run.edges // tuning.TILES.hub_share // step * step, step)
         number = torch.sym_min(run.edges // (longest + 1), run.rows)
         pieces = run.edges // longest * torch.sym_min(number, 1) + number
