@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from gnncompile import _compat, tuning
+from gnncompile.codegen.cpp import matrix
+from gnncompile.ops import counting_sort
 from gnncompile.passes import manager
 from gnncompile.runtime import launch
 
@@ -23,6 +25,8 @@ def forget_kernels() -> None:
     launch.runner.cache_clear()
     launch.kernel.cache_clear()
     launch.fallbacks.clear()
+    for compiled in (counting_sort._compiled, matrix._library, matrix.can_compile):  # or not, without a compiler
+        compiled.cache_clear()
 
 
 @contextmanager

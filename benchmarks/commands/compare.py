@@ -25,6 +25,7 @@ QUANTITIES = {
     "median_ms": "ms",
     "device_ms": "device ms",
     "us": "us",
+    "p50_us": "p50 us",
     "step_ms": "step ms",
     "loop_ms": "loop ms",
     "cold_seconds": "cold s",

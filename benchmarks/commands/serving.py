@@ -287,7 +287,7 @@ class _Measurement:
         assert self.server is not None
         torch.save(requests, self.folder / REQUESTS_FILE)
         files = [self.server, self.folder / PACKAGE, self.folder / REQUESTS_FILE, self.folder / ANSWERS]
-        command = [*map(str, files), "--repeat", str(repeat), *options]
+        command = [*map(str, files), *options, "--repeat", str(repeat)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 

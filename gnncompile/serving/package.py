@@ -118,7 +118,7 @@ def package(
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
     kind = KINDS[place.type]
-    if place.type == "cuda":
+    if not device_of(place).is_cpp_in_inductor:
         warnings.warn(UNTRIED, stacklevel=2)
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)

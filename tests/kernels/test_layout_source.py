@@ -45,10 +45,10 @@ def loops(rowptr, col, edge, alive):
 @pytest.fixture
 def in_cpp(monkeypatch):
     """Makes ops run the generated C++ code, whatever the environment asks for."""
-    monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
     calls = []
     monkeypatch.setattr(counting_sort, "_call", lambda *given: calls.append(given) or CALL(*given))
-    yield
+    with kernels("cpp"):
+        yield
     assert calls, "torch's operations computed the layout"
 
 

@@ -101,7 +101,10 @@ EXCHANGES |= {
 }
 """Ops that run in several processes at once: tests/partitioned.py."""
 
-NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested", *EXCHANGES}
+PACKAGED = {"launch", "refused", "bounded"}
+"""Ops of programs that are traced for packages on GPUs: tests/e2e/test_package_gpu.py."""
+
+NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested", *EXCHANGES, *PACKAGED}
 """The first needs a layer of the user's (tests/e2e/test_odd_layers.py). The second has a lowering only
 (tests/unit/test_inductor_guards.py). The others are never run. They stand for a
 sparse matrix, for a gradient and for a nested graph until a pass has replaced them (tests/e2e/test_sparse_made.py,
