@@ -86,16 +86,17 @@ class ServingCase:
         graphs = f"{load.graphs} graphs of " if load.graphs > 1 else ""
         return f"{self.name}: 2 layers, {CHANNELS} channels, {graphs}{load.num_nodes:,} nodes, {load.num_edges:,} edges"
 
-    def model(self) -> nn.Module:
-        """Returns the model in evaluation mode; always with the same parameters."""
+    def model(self, device: torch.device | str = "cpu") -> nn.Module:
+        """Returns the model in evaluation mode on a device; always with the same parameters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             make, _ = MODELS[self.model_name]
-            return TwoLayers(make(), make()).eval()
+            return TwoLayers(make(), make()).eval().to(device)
 
-    def requests(self, count: int, seed: int) -> list[Request]:
-        """Returns requests with different graphs, whose sizes differ by up to a tenth."""
-        return [self._request(seed + k, 1 - k / count / 10) for k in range(count)]
+    def requests(self, count: int, seed: int, device: torch.device | str = "cpu") -> list[Request]:
+        """Returns requests with different graphs, whose sizes differ by up to a tenth, on a device."""
+        made = [self._request(seed + k, 1 - k / count / 10) for k in range(count)]
+        return [tuple(one.to(device) for one in request) for request in made]
 
     def _request(self, seed: int, part: float) -> Request:
         load, (_, with_edges) = self.workload, MODELS[self.model_name]

@@ -18,7 +18,8 @@ from benchmarks.cases.graphs import KERNEL_GRAPHS, Graph
 from benchmarks.cases.names import UnknownNameError
 from benchmarks.commands import driver
 from benchmarks.measuring import counting, measure
-from benchmarks.measuring.comparison import Options, first_line
+from benchmarks.measuring.comparison import Options
+from benchmarks.measuring.errors import first_line
 from benchmarks.reporting import stored, tables
 from benchmarks.rows.kernels import KernelRow, Structure, exact, rows_for
 

@@ -29,7 +29,7 @@ from benchmarks.cases.names import UnknownNameError, chosen, named
 from benchmarks.cases.sampled import CASES, SampledCase, graph, known_edges, neighbour_loader
 from benchmarks.commands import driver, sampled_together
 from benchmarks.measuring import measure
-from benchmarks.measuring.comparison import first_line
+from benchmarks.measuring.errors import first_line
 from benchmarks.measuring.losses import TOLERANCE, Outcome, check, plain_loop
 from benchmarks.reporting import stored, tables
 from benchmarks.rows.sampled import ROWS, Sample, SampledRow

@@ -23,7 +23,8 @@ from benchmarks.cases.registry import Case, select
 from benchmarks.commands import driver
 from benchmarks.commands.layers import KEY, SUITES
 from benchmarks.measuring import measure
-from benchmarks.measuring.comparison import Options, first_line
+from benchmarks.measuring.comparison import Options
+from benchmarks.measuring.errors import first_line
 from benchmarks.reporting import tables
 from gnncompile.codegen.triton.plan import schedule
 from gnncompile.codegen.triton.tile import Tile, of_degree, tiles_by_degree, warps_of

@@ -13,6 +13,7 @@ from benchmarks.cases.registry import Case
 from benchmarks.measuring import counting, measure
 from benchmarks.measuring.check import Reference, Verdict
 from benchmarks.measuring.deadline import deadline
+from benchmarks.measuring.errors import first_line
 from benchmarks.measuring.step import Step
 from benchmarks.rows.variants import Variant
 
@@ -205,9 +206,3 @@ def _time(
             row.device_ms = alone[row.variant.name].median if alone else None
         else:
             row.fail("WRONG", f"after timing: {verdict}")
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the type of an error and its first line that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

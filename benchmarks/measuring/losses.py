@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring.comparison import first_line
+from benchmarks.measuring.errors import first_line
 from benchmarks.rows.variants import Runner
 
 LEARNING_RATE = 1e-3

@@ -18,7 +18,7 @@ from benchmarks.cases.names import named
 from benchmarks.cases.registry import Case, select
 from benchmarks.measuring import counting, measure, phases
 from benchmarks.measuring.check import Reference
-from benchmarks.measuring.comparison import first_line
+from benchmarks.measuring.errors import first_line
 from benchmarks.measuring.step import Step
 from benchmarks.rows.variants import VARIANTS
 
