@@ -59,6 +59,12 @@ class Workload:
     num_nodes: int
     num_edges: int
 
+    @property
+    def text(self) -> str:
+        """The size of a request, for people."""
+        graphs = f"{self.graphs} graphs of " if self.graphs > 1 else ""
+        return f"{graphs}{self.num_nodes:,} nodes, {self.num_edges:,} edges"
+
 
 WORKLOADS = (
     Workload("guide", 1, 10_000, 200_000),
@@ -82,9 +88,7 @@ class ServingCase:
     label = name
 
     def __str__(self) -> str:
-        load = self.workload
-        graphs = f"{load.graphs} graphs of " if load.graphs > 1 else ""
-        return f"{self.name}: 2 layers, {CHANNELS} channels, {graphs}{load.num_nodes:,} nodes, {load.num_edges:,} edges"
+        return f"{self.name}: 2 layers, {CHANNELS} channels, {self.workload.text}"
 
     def model(self, device: torch.device | str = "cpu") -> nn.Module:
         """Returns the model in evaluation mode on a device; always with the same parameters."""

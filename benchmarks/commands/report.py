@@ -1,7 +1,7 @@
 """Makes the tables and figures of README and docs again, from the results that are stored in benchmarks/results.
 
-In the README and in docs/speed.md, a table is between `<!-- benchmarks: NAME -->` and `<!-- end -->`.
-docs/benchmarks.md and the figures in docs/figures are written completely.
+In the pages of `WITH_TABLES`, a table is between `<!-- benchmarks: NAME -->` and `<!-- end -->`. docs/benchmarks.md and
+the figures in docs/figures are written completely.
 With --check nothing is written, and the exit status is 1 if a file would change.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.reporting.result_pages import page
 NAME = "report"
 HELP = "makes the tables and figures of README and docs from stored results"
 
-WITH_TABLES = ("README.md", "docs/speed.md")
+WITH_TABLES = ("README.md", "docs/speed.md", "docs/how/serving.md")
 """Pages that are written by hand and contain tables."""
 
 MARKED = re.compile(r"(<!-- benchmarks: (\S+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)

@@ -1,10 +1,11 @@
-"""Makes the tables of the README and the speed guide from stored results. A marker in the text names each table."""
+"""Makes the tables of the README and other pages from stored results. A marker in the text names each table."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases.serving import CASES
 from benchmarks.reporting.stored import Record, Stored, best
 
 COMPILE = ("compile", "compile dynamic", "partitioned scatter")
@@ -229,6 +230,64 @@ def attention_gpu(folder: Path) -> str:
     return markdown(["graph", "core", "gnncompile"], shown)
 
 
+def serving_cpu(folder: Path) -> str:
+    """Latencies of a served model on a CPU: medians of one client."""
+    shown = {
+        "torch.compile": "torch.compile",
+        "AOTInductor": "AOTInductor",
+        "package": "package",
+        "package with kept layout": "package, layout kept",
+    }
+    return _latencies(Stored(folder / "cpu-epyc-2-cores" / "serving-cpu.json"), shown)
+
+
+def serving_gpu(folder: Path) -> str:
+    """Latencies of a served model on each GPU with stored results, medians and p99 of one client; empty without one."""
+    shown = {
+        "eager": "eager",
+        "torch.compile": "torch.compile",
+        "torch.compile reduce-overhead": "`reduce-overhead` of torch",
+        "AOTInductor": "AOTInductor",
+        "gnncompile": "gnncompile in the process",
+        "package": "package",
+        "package in C++": "package in C++",
+    }
+    parts = []
+    for path in sorted(folder.glob("*/serving-cuda.json")):
+        stored = Stored(path)
+        versions = ", ".join(f"{name} {stored.environment[name]}" for name in ("torch", "triton"))
+        parts.append(f"{stored.environment['gpu']}; {versions}:\n\n{_latencies(stored, shown, with_p99=True)}")
+    head = (
+        "Microseconds of an answer on a GPU, the median of one client, and in brackets the time of 99 of 100 answers."
+    )
+    return "\n\n".join([head, *parts]) if parts else ""
+
+
+def _latencies(stored: Stored, shown: Mapping[str, str], with_p99: bool = False) -> str:
+    """Returns a table of microseconds of one client.
+
+    Args:
+        stored: the results.
+        shown: the head of the column for each row of the results. A row that was never measured has no column.
+        with_p99: whether the time within which 99 of 100 answers come follows in brackets.
+    """
+    cases = {name: rows for (name, clients), rows in stored.cases(("case", "clients")).items() if clients == 1}
+    names = [name for name in shown if any(name in rows for rows in cases.values())]
+
+    def cell(record: Record | None) -> str:
+        if record is None or record["status"] != "ok":
+            return "" if record is None else str(record["status"]).lower()
+        return f"{record['p50_us']:,.0f}" + (f" ({record['p99_us']:,.0f})" if with_p99 else "")
+
+    lines, last = [], ""
+    for case in CASES:
+        if case.name in cases:
+            request = case.workload.text if case.workload.text != last else ""
+            lines.append([request, case.model_name, *(cell(cases[case.name].get(name)) for name in names)])
+            last = case.workload.text
+    return markdown(["request", "model", *(shown[name] for name in names)], lines)
+
+
 def _three(found: dict[str, Record]) -> tuple[float | None, float | None, float | None]:
     """Returns the medians of eager, of the best row of `torch.compile`, and of gnncompile."""
     return found["eager"]["median_ms"], best(found, COMPILE, "median_ms"), found["gnncompile"]["median_ms"]
@@ -248,5 +307,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "attention-gpu": attention_gpu,
     "memory-cpu": memory_cpu,
     "guide-cpu": guide_cpu,
+    "serving-cpu": serving_cpu,
+    "serving-gpu": serving_gpu,
 }
 """The tables that a marker may name."""

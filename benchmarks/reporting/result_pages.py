@@ -9,6 +9,7 @@ QUANTITIES = {
     "median_ms": "median ms",
     "us": "us per call",
     "p50_us": "median microseconds of an answer",
+    "p99_us": "microseconds within which 99 of 100 answers come",
     "step_ms": "median ms of a step",
     "loop_ms": "ms of a mini-batch in the whole loop",
     "epoch_s": "seconds of an epoch, loading included",

@@ -63,6 +63,35 @@ def test_a_changed_result_changes_tables_and_nothing_else(copy: Path, capsys: py
     assert (copy / "docs" / "benchmarks.md").read_text().replace("4.20 (21)", "41.1 (21)") == page
 
 
+def test_latencies_on_a_gpu_stand_where_they_are_stored(tmp_path: Path):
+    assert TABLES["serving-gpu"](tmp_path) == ""
+
+    def latency(case: str, name: str, clients: int, p50: float | None, status: str = "ok") -> dict[str, Any]:
+        times = {"p50_us": p50, "p99_us": p50 and 2 * p50}
+        return {"case": case, "clients": clients, "row": name, "status": status, **times}
+
+    rows = [
+        latency("GAT-guide", "eager", 1, 1234.4),
+        latency("GAT-guide", "eager", 4, 1.0),
+        latency("GAT-guide", "package", 1, 99.6),
+        latency("GCN-guide", "eager", 1, 1000.0),
+        latency("GCN-guide", "package", 1, None, "FAILED"),
+        latency("GCN-single", "package", 1, 7.0),
+    ]
+    (tmp_path / "card").mkdir()
+    environment = {"gpu": "NVIDIA H100, 80 GiB, CUDA 12.8", "torch": "2.11.0", "triton": "3.6.0"}
+    (tmp_path / "card" / "serving-cuda.json").write_text(json.dumps({"environment": environment, "rows": rows}))
+    assert TABLES["serving-gpu"](tmp_path).splitlines()[2:] == [
+        "NVIDIA H100, 80 GiB, CUDA 12.8; torch 2.11.0, triton 3.6.0:",
+        "",
+        "| request | model | eager | package |",
+        "|---|---|---|---|",
+        "| 10,000 nodes, 200,000 edges | GCN | 1,000 (2,000) | failed |",
+        "| | GAT | 1,234 (2,469) | 100 (199) |",
+        "| 30 nodes, 64 edges | GCN | | 7 (14) |",
+    ]
+
+
 def test_figures():
     svg = bars("a < b", [Group("GCN & co", (30.0, 20.0, 0.001)), Group("GAT", (10.0, 5.0, 2.0))])
     root = ElementTree.fromstring(svg)

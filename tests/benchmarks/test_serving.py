@@ -317,7 +317,7 @@ def test_the_servers_answers_are_checked_too(monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 def test_the_smallest_case_on_a_gpu(tmp_path, capsys):
-    command = ["serving", "--quick", "--device", "cuda", "--cases", "GCN-single", "--clients", "1,2"]
+    command = ["serving", "--quick", "--device", "cuda", "--cases", "GraphSAGE-single", "--clients", "1,2"]
     assert main([*command, "--out", str(tmp_path)]) == 0
     stored = json.loads((tmp_path / "serving-cuda.json").read_text())
     found = {(row["row"], row["clients"]): row for row in stored["rows"]}
