@@ -10,7 +10,6 @@ there. Each of several clients has a stream of its own.
 """
 
 import argparse
-import copy
 import json
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.cases.names import UnknownNameError, chosen
 from benchmarks.cases.serving import CASES, Request, ServingCase
@@ -125,17 +124,22 @@ class Measurement:
         self.case, self.rows, self.clients, self.seconds = case, rows, clients, seconds
         self.packages, self.progress, self.server = packages, progress, server
         self.device, self.limit = packages.device, packages.limit
+        self.requests: list[Request] = []
+        self.expected = torch.empty(0)
 
     @torch.no_grad()
     def run(self) -> list[ServingResult]:
-        """Measures all rows. Errors of a row, or of the reference of all rows, are not raised but noted."""
-        counting.reset()
+        """Measures all rows. Errors of a row, or of the reference of all rows, are not raised but noted.
+
+        The reference is computed on the CPU: rows with packages are still measured after a row has broken the GPU for
+        this process.
+        """
         self.progress("answers in float64")
         try:
-            self.requests = self.case.requests(REQUESTS, self.packages.seed, self.device)
-            model = self.case.model(self.device)
-            exact = copy.deepcopy(model).double()
-            self.expected = torch.cat([exact(*_double(request)).cpu() for request in self.requests])
+            counting.reset()
+            self.requests = self.case.requests(REQUESTS, self.packages.seed)
+            exact = self.case.model().double()
+            self.expected = torch.cat([exact(*_double(request)) for request in self.requests])
         except Exception as error:
             first = Served()
             first.fail(error)
@@ -144,19 +148,18 @@ class Measurement:
         # All rows share the code of the model's classes, so Dynamo's limit on recompiles must be high enough for all.
         with torch._dynamo.config.patch(recompile_limit=64):
             for row in self.rows:
-                served = self._measure(row, model)
+                served = self._measure(row)
                 example = self.packages.example(row.package, self.case)
                 results += [ServingResult(**asdict(one), row=row, example=example) for one in served]
-                measure.free(self.device)
         self.progress("")
         return results
 
-    def _measure(self, row: ServingRow, model: nn.Module) -> list[Served]:
+    def _measure(self, row: ServingRow) -> list[Served]:
         """Measures one row. The result is a single one if the row fails before it has times."""
         first = Served()
         try:
             if row.make is not None:
-                return self._here(row, model)
+                return self._here(row)
             self.progress(f"{row.name}: package")
             path = str(self.packages.path(row.package, self.case))
             self.progress(f"{row.name}: check and time")
@@ -168,12 +171,14 @@ class Measurement:
             first.fail(error)
         return [first]
 
-    def _here(self, row: ServingRow, model: nn.Module) -> list[Served]:
+    def _here(self, row: ServingRow) -> list[Served]:
         assert row.make is not None
         self.progress(f"{row.name}: build, check and time")
+        measure.free(self.device)
+        requests = [tuple(one.to(self.device) for one in request) for request in self.requests]
         with deadline(self.limit + self.seconds * len(self.clients)):
-            serve = row.make(copy.deepcopy(model))
-            given = (self.requests, self.expected, self.clients, self.seconds, self.device)
+            serve = row.make(self.case.model(self.device))
+            given = (requests, self.expected, self.clients, self.seconds, self.device)
             return measure_clients(serve, *given, in_one_thread=row.in_one_thread)
 
     def _in_cpp(self, path: str, clients: int, keeps_layout: bool) -> Served:
@@ -205,7 +210,7 @@ class Measurement:
         """
         assert self.server is not None
         asked, answers = (Path(path).with_name(name) for name in ("requests.pt", "answers.pt"))
-        torch.save([[one.cpu() for one in request] for request in requests], asked)
+        torch.save(requests, asked)
         on_gpu = ("--device", str(self.device)) if self.device.type == "cuda" else ()
         files = [self.server, path, asked, answers]
         command = [*map(str, files), *options, *on_gpu, "--repeat", str(repeat)]
@@ -226,8 +231,9 @@ class Measurement:
         memory = []
         try:
             path = str(self.packages.path(OURS, self.case))
-            x, edge_index, *rest = self.requests[0]
-            requests = [*map(list, self.requests), [x, edge_index + x.size(0), *rest]]
+            requests = [list(request) for request in self.case.requests(REQUESTS, self.packages.seed)]
+            x, edge_index, *rest = requests[0]
+            requests.append([x, edge_index + x.size(0), *rest])
             for share in (times // 10, times):
                 self.progress(f"soak: {share:,} requests")
                 options = ("--threads", str(clients))

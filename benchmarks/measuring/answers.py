@@ -28,11 +28,11 @@ def measure_package(
 
     Args:
         path: the package.
-        requests: the arguments of each request.
+        requests: the arguments of each request, on the CPU.
         expected: all answers in float64, on the CPU.
         clients: the numbers of clients.
         seconds: how long each number of clients asks.
-        device: the device that answers. The requests are on it before any time is taken.
+        device: the device that answers. The requests are copied to it before any time is taken.
         limit: the seconds after which the process is killed, besides the time of asking.
         keeps_layout: whether the layout of each graph is made before any time is taken, and kept.
 
@@ -40,7 +40,7 @@ def measure_package(
         ProcessError: the process did not end in time, or had an error.
     """
     asked = Path(path).with_name("asked.pt")
-    torch.save({"requests": [tuple(one.cpu() for one in request) for request in requests], "expected": expected}, asked)
+    torch.save({"requests": list(requests), "expected": expected}, asked)
     settings = {
         "package": path,
         "asked": str(asked),

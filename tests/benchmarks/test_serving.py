@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from benchmarks.cases.serving import CASES
 from benchmarks.commands.serving import Measurement, _double, format_case, record
 from benchmarks.measuring import packages as packages_module
 from benchmarks.measuring import processes
-from benchmarks.measuring.clients import measure
+from benchmarks.measuring.clients import Served, measure
 from benchmarks.measuring.packages import Packages
 from benchmarks.measuring.processes import ProcessError
 from benchmarks.rows.serving import ROWS, ServingRow, for_device
@@ -142,7 +143,7 @@ def test_rows_that_fail_or_take_too_long_do_not_stop_the_others(tmp_path):
 
 
 def test_a_reference_that_fails_fails_all_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(SINGLE), "model", lambda self, device: torch.nn.Linear(3, 3))
+    monkeypatch.setattr(type(SINGLE), "model", lambda self, device="cpu": torch.nn.Linear(3, 3))
     found = measured(tmp_path, *ROWS[:2])
     assert [result.status for result in found] == ["FAILED", "FAILED"] and found[1].row is ROWS[1]
 
@@ -267,6 +268,18 @@ def test_a_package_is_made_once_and_so_is_its_failure(monkeypatch, tmp_path):
     assert made.example("gnncompile", others[0]) == "GINE-single" and made.example("", others[0]) is None
     (found,) = measured(tmp_path, ServingRow("aot", package="AOTInductor"), packages=made)
     assert (found.status, found.message) == ("FAILED", "no compiler")
+
+
+def test_packages_are_measured_where_the_gpu_fails_for_this_process(monkeypatch, tmp_path):
+    def run(module, settings, seconds):
+        assert settings["device"] == "cuda:99"
+        return [asdict(Served(p50_us=3.0))] if module == "answers" else None
+
+    monkeypatch.setattr(packages_module.processes, "run", run)
+    made = Packages(tmp_path, torch.device("cuda:99"), 0, 9.0)
+    rows = answers(lambda model, *given: model(*given)), ServingRow("package", package="gnncompile")
+    first, second = measured(tmp_path, *rows, packages=made)
+    assert first.status == "FAILED" and (second.status, second.p50_us) == ("ok", 3.0)
 
 
 def test_a_package_answers_in_a_process_without_gnncompile(tmp_path):
