@@ -205,17 +205,19 @@ def tell(command: list[str], environment: dict[str, str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.package_stages", description=__doc__)
     parser.add_argument("models", nargs="*", default=["SAGE"])
+    parser.add_argument("--first", choices=[stage.__name__ for stage in STAGES], default="plain", help="start here")
     parser.add_argument("--stage", choices=[stage.__name__ for stage in STAGES], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.stage is not None:
         faulthandler.enable()
+        faulthandler.dump_traceback_later(SECONDS - 10)
         next(stage for stage in STAGES if stage.__name__ == args.stage)(args.models[0], args.folder)
         return 0
     environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
-            for stage in STAGES:
+            for stage in STAGES[[stage.__name__ for stage in STAGES].index(args.first) :]:
                 command = [sys.executable, "-m", "tests.package_stages", name]
                 command += ["--stage", stage.__name__, "--folder", folder]
                 print(f"{name}: {stage.__name__}", flush=True)

@@ -64,11 +64,9 @@ ROWS = (
     ServingRow("AOTInductor", package="AOTInductor"),
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", package=OURS, is_ours=True),
-    ServingRow("package with kept layout", package=OURS, is_ours=True, devices=("cpu",), keeps_layout=True),
+    ServingRow("package with kept layout", package=OURS, is_ours=True, keeps_layout=True),
     ServingRow("package in C++", package=OURS, is_ours=True, in_cpp=True),
-    ServingRow(
-        "package with kept layout in C++", package=OURS, is_ours=True, devices=("cpu",), keeps_layout=True, in_cpp=True
-    ),
+    ServingRow("package with kept layout in C++", package=OURS, is_ours=True, keeps_layout=True, in_cpp=True),
 )
 
 

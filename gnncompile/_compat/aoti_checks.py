@@ -106,12 +106,29 @@ def write_flag(wrapper: Any, flag: str, rows: str, entries: str) -> None:
         rows: The number of rows that an index reads, as an expression.
         entries: The number of entries of the index, as an expression. With entries but no rows the call fails at once.
     """
+    _declare_flags(wrapper)
+    wrapper.writeline(f"gnncompile_flags.add({flag}, {rows}, {entries});")
+
+
+def write_same_layout(wrapper: Any, found: str, expected: str) -> None:
+    """Writes that a call waits for the GPU, and fails if two seals differ.
+
+    Args:
+        wrapper: Inductor's writer of the model's code.
+        found: The seal of the layout and of the call's graph, a tensor of one int64.
+        expected: The seal that the caller passed.
+    """
+    _declare_flags(wrapper)
+    wrapper.writeline(f"gnncompile_flags.compare_seals({found}, {expected});")
+
+
+def _declare_flags(wrapper: Any) -> None:
+    declare_support(wrapper)
     build = current_build()
     assert build is not None
     if _FLAGS not in build.declared:
         build.declared.add(_FLAGS)
         wrapper.writeline(_FLAGS)
-    wrapper.writeline(f"gnncompile_flags.add({flag}, {rows}, {entries});")
 
 
 _FLAGS = "gnncompile::Flags gnncompile_flags(stream);"

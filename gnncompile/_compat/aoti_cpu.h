@@ -48,8 +48,7 @@ inline void check_layout(const Inputs& given, int64_t at, std::initializer_list<
   std::vector<AtenTensorHandle> found;
   for (int64_t one : sealed) found.push_back(given.tensors[one]);
   if (seal(found, std::move(sizes)) != *reinterpret_cast<int64_t*>(address(given.tensors[at])))
-    refuse("layout: found the layout of another graph, or tensors in another order; call the model \"layout\" of " +
-           std::string("this package with the same graph, and pass its results as they are"));
+    refuse_layout();
 }
 
 // Runs a kernel. Its last argument may be an array in which it tells what it found.

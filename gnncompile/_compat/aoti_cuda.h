@@ -1,5 +1,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <cstring>
 #include <mutex>
 
 namespace gnncompile __attribute__((visibility("hidden"))) {
@@ -94,7 +95,7 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
 }
 
 // The flags of one call: whether an index is out of range. They are copied to the host while the device works, and read
-// when the results are complete.
+// when the results are complete. Seals of layouts pass through the same memory.
 class Flags {
   static constexpr int most = 64;
   static inline std::mutex lock;
@@ -129,11 +130,25 @@ class Flags {
   }
 
   void read() {
+    if (!count) return;
     check(cudaStreamSynchronize(stream), "the GPU");
     const int found = count;
     count = 0;
     for (int at = 0; at < found; ++at)
       if (host[at]) refuse_index();
+  }
+
+  // A layout that the caller kept is that of this call's graph. This waits, for a wrong one must not be read.
+  void compare_seals(AtenTensorHandle found, AtenTensorHandle expected) {
+    read();
+    for (AtenTensorHandle seal : {found, expected}) {
+      const void* source = reinterpret_cast<const void*>(address(seal));
+      check(cudaMemcpyAsync(host + count, source, 8, cudaMemcpyDeviceToHost, stream), "the check of the layout");
+      count += 8;
+    }
+    check(cudaStreamSynchronize(stream), "the GPU");
+    count = 0;
+    if (std::memcmp(host, host + 8, 8)) refuse_layout();
   }
 
   [[noreturn]] static void refuse_index() {

@@ -18,6 +18,11 @@ constexpr int64_t most_on_gpus = (int64_t(1) << 30) - (1 << 13);
 
 [[noreturn]] inline void refuse(const std::string& message) { throw std::runtime_error("gnncompile: " + message); }
 
+[[noreturn]] inline void refuse_layout() {
+  refuse("layout: found the layout of another graph, or tensors in another order; call the model \"layout\" of this "
+         "package with the same graph, and pass its results as they are");
+}
+
 inline int64_t address(AtenTensorHandle tensor) {
   void* data = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &data));

@@ -63,6 +63,12 @@ def _csr_with_loops(
     return starts, new_col, new_edge
 
 
+def _seal(tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Tensor:
+    from gnncompile.codegen.triton.seals import seal
+
+    return seal(tensors, sizes, launch)
+
+
 def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     bad = (index < (-size if wraps else 0)) | (index >= size)
     found: Tensor = _own.refused(torch.where(bad, 0, index), _any_of(bad), size, index.numel())
@@ -75,6 +81,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.csr_with_loops.default: _csr_with_loops,
     _own.inverse_degree.default: csr.inverse_degree,
     _own.bounded.default: _bounded,
+    _own.seal.default: _seal,
 }
 """Our ops that are traced as launches and as operations of torch's."""
 

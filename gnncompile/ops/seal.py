@@ -2,6 +2,10 @@
 
 The number is a sum of all entries as bits, each times an odd number that depends on its position, modulo 2^64. So
 another graph, or the tensors in another order, almost surely have another number.
+
+``gnncompile::same_layout(layout, found, expected)`` returns the tensors of a layout, and lets the call fail if the two
+seals differ. In a package for a GPU, nothing reads the layout before the seals are compared. A package for a CPU
+compares seals with its other checks, before the model runs.
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnncompile._compat import aoti
+from gnncompile._compat import aoti, aoti_checks
 from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile.exc import ArgumentError
 from gnncompile.ops.region import LIBRARY
+
+_own = torch.ops.gnncompile
 
 LIBRARY.define("seal(Tensor[] tensors, SymInt[] sizes) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -48,6 +55,25 @@ LIBRARY.impl("seal", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::seal", _fake, lib=LIBRARY)
 
 
+def _run_same(layout: Sequence[Tensor], found: Tensor, expected: Tensor) -> list[Tensor]:
+    if not torch.equal(found, expected):
+        raise ArgumentError(
+            "layout: found the layout of another graph, or tensors in another order. Make the layout of this graph, "
+            "and pass its tensors as they are."
+        )
+    return [one.clone() for one in layout]
+
+
+def _fake_same(layout: Sequence[Tensor], found: Tensor, expected: Tensor) -> list[Tensor]:
+    return [torch.empty_like(one) for one in layout]
+
+
+_SIGNATURE = "same_layout(Tensor[] layout, Tensor found, Tensor expected) -> Tensor[]"
+LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("same_layout", _run_same, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::same_layout", _fake_same, lib=LIBRARY)
+
+
 class _SealCall(Call):
     """The call that computes a seal.
 
@@ -77,6 +103,30 @@ def _lower(tensors: Sequence[Any], sizes: Sequence[Any]) -> Any:
     return tensor_of(result)
 
 
+class _SameLayoutCall(Call):
+    """The comparison of two seals on a GPU, before which nothing reads the layout.
+
+    Args:
+        layout: The tensors of the layout, inputs of the model. Inductor takes them for written by the call.
+        found: The seal of the layout and of the call's graph.
+        expected: The seal that the caller passed.
+    """
+
+    def __init__(self, layout: Sequence[Any], found: Any, expected: Any) -> None:
+        super().__init__([*layout, found, expected], written=layout)
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the comparison into a package's code."""
+        aoti_checks.write_same_layout(wrapper, *self.references()[-2:])
+
+
+def _lower_same(layout: Sequence[Any], found: Any, expected: Any) -> list[Any]:
+    given = [contiguous(one) for one in layout]
+    _SameLayoutCall(given, contiguous(found), contiguous(expected))
+    return [tensor_of(one) for one in given]
+
+
 def install() -> None:
-    """Registers the lowering with Inductor. It applies to packages alone."""
-    aoti.install_in_packages(torch.ops.gnncompile.seal.default, _lower)
+    """Registers the lowerings with Inductor. They apply to packages alone."""
+    aoti.install_in_packages(_own.seal.default, _lower)
+    aoti.install_in_packages(_own.same_layout.default, _lower_same)

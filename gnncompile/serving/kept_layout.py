@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from gnncompile._compat.aoti import Sealed
-from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, CaptureError
 from gnncompile.serving.program import Program
 
@@ -39,9 +38,7 @@ class Layout(nn.Module):
         leaves = pytree.tree_leaves((args, kwargs))
         self.program.check_sizes(leaves)
         tensors = self.program.layout(leaves)
-        read, sizes = self.program.structural_parts()
-        sealed = [leaves[at] for at in read]
-        return [_own.seal([*sealed, *tensors], [leaves[at].size(axis) for at, axis in sizes]), *tensors]
+        return [_seal(self.program, leaves, tensors), *tensors]
 
 
 class WithLayout(nn.Module):
@@ -49,20 +46,31 @@ class WithLayout(nn.Module):
 
     Args:
         program: The captured model.
+        compares: Whether the model itself compares the seal, as on GPUs. On CPUs the package does, before the model runs.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, compares: bool) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.compares = program, compares
 
     def forward(self, layout: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
         """Computes the model's results without sorting an edge."""
         leaves = pytree.tree_leaves((args, kwargs))
         self.program.check_sizes(leaves)
+        expected, *kept = layout
+        if self.compares:
+            kept = _own.same_layout(kept, _seal(self.program, leaves, kept), expected)
         # Only their shapes are read, so the trace drops the operations that make them.
         made = self.program.layout(leaves)
-        given = [one.as_strided(shaped.shape, shaped.stride()) for one, shaped in zip(layout[1:], made, strict=True)]
+        given = [one.as_strided(shaped.shape, shaped.stride()) for one, shaped in zip(kept, made, strict=True)]
         return self.program.results_of(leaves, given)
+
+
+def _seal(program: Program, leaves: Sequence[Any], layout: Sequence[Tensor]) -> Tensor:
+    """Returns the seal of a layout and of the graph of a call."""
+    read, sizes = program.structural_parts()
+    sealed: Tensor = _own.seal([*(leaves[at] for at in read), *layout], [leaves[at].size(axis) for at, axis in sizes])
+    return sealed
 
 
 def sealed_inputs(program: Program, count: int) -> Sealed:
@@ -78,17 +86,12 @@ def sealed_inputs(program: Program, count: int) -> Sealed:
     return Sealed(0, tensors, tuple((first + at, axis) for at, axis in sizes))
 
 
-def refuse_to_keep(program: Program, devices: Sequence[torch.device]) -> None:
-    """Raises ArgumentError if the model has no layout to keep, or if an input is not on a CPU."""
+def refuse_to_keep(program: Program) -> None:
+    """Raises ArgumentError if the model has no layout to keep."""
     if program.structure is None:
         raise ArgumentError(
             "keep_layout: the model sorts no edges, so there is no layout to keep. Leave the argument out."
         )
-    for device in devices:
-        if not device_of(device).is_cpp_in_inductor:
-            raise ArgumentError(
-                f"keep_layout: an input is on {device}, expected a CPU, which compares seals. Leave the argument out."
-            )
 
 
 def refuse_layout_made_anew(exported: ExportedProgram) -> None:

@@ -87,7 +87,7 @@ def package(
             two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
             of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
             layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``.
-            Such a file takes about three times as long to write. For CPUs only.
+            Such a file takes about three times as long to write.
         cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
             for any one with these instructions. The last two need torch 2.13.
 
@@ -122,7 +122,8 @@ def package(
         warnings.warn(UNTRIED, stacklevel=2)
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
-    traced = {MODEL: call.plain(), **(call.with_kept_layout() if keep_layout else {})}
+    compares = not device_of(place).is_cpp_in_inductor
+    traced = {MODEL: call.plain(), **(call.with_kept_layout(compares) if keep_layout else {})}
     for one in traced.values() if kind.bounds_indices else ():
         bound_indices.run(one.program.graph)
     settings = _settings(ours, theirs, place)
@@ -291,21 +292,23 @@ class _Call:
         """Traces the model as it is called."""
         return _Traced(self._export(self._program(), self.args, self.axes), self.names)
 
-    def with_kept_layout(self) -> dict[str, _Traced]:
-        """Traces the model that returns a layout, and the model that takes it."""
+    def with_kept_layout(self, compares: bool) -> dict[str, _Traced]:
+        """Traces the model that returns a layout, and the model that takes it, and perhaps compares its seal."""
         program = self._program()
-        refuse_to_keep(program, [leaf.device for leaf, _ in self.axes])
+        refuse_to_keep(program)
         given, fakes = layout_of(self.captured)
-        layout = [torch.zeros(1, dtype=torch.int64), *given]
+        layout = [torch.zeros(1, dtype=torch.int64, device=given[0].device), *given]
         axes = [(), *(dynamic_dimensions(one) for one in fakes)]
         names = [f"layout[{at}]" for at in range(len(layout))]
         maker = self._export(Layout(self._program(only_structure=True)), self.args, self.axes)
         args, all_axes = (layout, *self.args), [*zip(layout, axes, strict=True), *self.axes]
-        taker = self._export(WithLayout(program), args, all_axes)
+        taker = self._export(WithLayout(program, compares), args, all_axes)
         refuse_layout_made_anew(taker)
         return {
             LAYOUT: _Traced(maker, self.names),
-            WITH_LAYOUT: _Traced(taker, [*names, *self.names], sealed_inputs(program, len(given))),
+            WITH_LAYOUT: _Traced(
+                taker, [*names, *self.names], None if compares else sealed_inputs(program, len(given))
+            ),
         }
 
     def _program(self, only_structure: bool = False) -> Program:

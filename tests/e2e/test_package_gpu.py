@@ -18,6 +18,7 @@ from gnncompile._compat.inductor import inductor_decompositions
 from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
 from gnncompile.ops import packaged_triton
 from gnncompile.serving import bound_indices
+from gnncompile.serving.kept_layout import LAYOUT, WITH_LAYOUT
 from gnncompile.serving.package import _Call
 from gnncompile.serving.program import capture
 from tests.e2e.package_cpp import serve_in_cpp
@@ -28,11 +29,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter takes tensors of a CPU")
 
 
+def traced_call(model, names):
+    call = inputs_of(names, (40, 160, 3))
+    return _Call(capture(model, call, {}, {}), model, call, {}, list(names))
+
+
 def traced(model, names):
     """Returns the program of a model that a package for a GPU holds. It runs on a CPU in Triton's interpreter."""
-    call = inputs_of(names, (40, 160, 3))
-    captured = capture(model, call, {}, {})
-    program = _Call(captured, model, call, {}, list(names)).plain().program
+    return as_packaged(traced_call(model, names).plain().program)
+
+
+def as_packaged(program):
     bound_indices.run(program.graph)
     with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **packaged_triton.DECOMPOSITIONS})
@@ -61,6 +68,48 @@ def test_traced_programs_give_the_results_of_eager_in_float64(name):
             found, expected = (pytree.tree_leaves(one) for one in (program(*call), exact(*in_double(call))))
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@interpreted
+@pytest.mark.parametrize("name", MODELS)
+def test_traced_programs_take_a_layout_that_the_caller_keeps(name):
+    skip_what_this_torch_does_not_capture(name)
+    torch.manual_seed(0)
+    make, names = MODELS[name]
+    model = make().eval()
+    found = traced_call(model, names).with_kept_layout(compares=True)
+    layout_of, with_layout = (as_packaged(found[one].program) for one in (LAYOUT, WITH_LAYOUT))
+    calls = [inputs_of(names, size, seed) for seed, size in enumerate(SIZES[1:4])]
+    calls.append(hub(inputs_of(names, (80, 400, 3), 7)))
+    with torch.no_grad():
+        for call in calls:
+            layout, expected = layout_of(*call), pytree.tree_leaves(model(*call))
+            for ours, theirs in zip(pytree.tree_leaves(with_layout(layout, *call)), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+        one, other = (inputs_of(names, (40, 160, 3), seed) for seed in (1, 2))
+        layout = layout_of(*one)
+        longer = [layout[0], torch.cat([layout[1], layout[1][-1:]]), *layout[2:]]
+        for wrong in (layout_of(*other), [layout[0] + 1, *layout[1:]], [layout[0], layout[1] + 1, *layout[2:]], longer):
+            with pytest.raises((ValueError, RuntimeError, AssertionError)):
+                with_layout(wrong, *one)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32, torch.float64, torch.bfloat16])
+def test_every_entry_and_size_counts_in_a_seal(dtype):
+    torch.manual_seed(0)
+    seal, values, sizes = packaged_triton.DECOMPOSITIONS[torch.ops.gnncompile.seal.default], [], [7, 9, 11]
+    values = [(torch.randn(count) * 1000).to(dtype) for count in (1, 5000)]
+    first = seal(values, sizes).item()
+    assert seal(values, sizes).item() == first
+    seals = {first, seal(values[::-1], sizes).item(), seal([*values, values[0]], sizes).item()}
+    for at in range(3):
+        seals.add(seal(values, [size + (k == at) for k, size in enumerate(sizes)]).item())
+    for at, entry in ((0, 0), (1, 0), (1, 4095), (1, 4096), (1, 4999)):
+        changed = [one.clone() for one in values]
+        changed[at][entry] = not changed[at][entry] if dtype is torch.bool else changed[at][entry] * 2 + 1
+        seals.add(seal(changed, sizes).item())
+    assert len(seals) == 11
 
 
 class Looks(nn.Module):

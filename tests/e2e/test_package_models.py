@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 
 import gnncompile
 from gnncompile._compat.aoti import VECTOR_BITS, _building
-from gnncompile.serving.kept_layout import Layout, WithLayout, refuse_layout_made_anew, refuse_to_keep
+from gnncompile.serving.kept_layout import Layout, WithLayout, refuse_layout_made_anew
 from gnncompile.serving.package import _Call
 from gnncompile.serving.program import Program, capture
 from tests.e2e.package_cpp import serve_in_cpp, server
@@ -75,7 +75,7 @@ def test_kept_layouts_give_the_results_of_the_model():
     call = inputs_of(EDGES, (40, 160, 1))
     captured = capture(model, call, {}, {})
     layout = Layout(Program(captured, model, call, {}, only_structure=True))
-    with_layout = WithLayout(Program(captured, model, call, {}))
+    with_layout = WithLayout(Program(captured, model, call, {}), compares=False)
     with torch.no_grad():
         made = layout(*call)
         torch.testing.assert_close(with_layout(made, *call)["out"], model(*call)["out"])
@@ -113,8 +113,6 @@ def test_a_layout_that_can_not_be_kept_is_an_error():
     model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval()
     call = inputs_of(EDGES, (40, 160, 1))
     captured = capture(model, call, {}, {})
-    with pytest.raises(ValueError, match="keep_layout: an input is on meta, expected a CPU"):
-        refuse_to_keep(Program(captured, model, call, {}), [torch.device("cpu"), torch.device("meta")])
     sorts = _Call(captured, model, call, {}, ["x", "edge_index"]).plain().program
     with pytest.raises(RuntimeError, match="keep_layout: a size of the layout depends on the entries of a tensor"):
         refuse_layout_made_anew(sorts)

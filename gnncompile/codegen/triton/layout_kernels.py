@@ -1,6 +1,7 @@
-"""Triton kernels for layouts in packages: they list hubs and their pieces, and note bad indices.
+"""Triton kernels for layouts in packages: they list hubs and their pieces, note bad indices, and compute seals.
 
-See :mod:`gnncompile.codegen.triton.hub_lists` and :func:`gnncompile.codegen.triton.sized.any_of`.
+See :mod:`gnncompile.codegen.triton.hub_lists`, :func:`gnncompile.codegen.triton.sized.any_of` and
+:mod:`gnncompile.codegen.triton.seals`.
 """
 
 from __future__ import annotations
@@ -95,3 +96,29 @@ def note(flags_ptr, noted_ptr, number, BLOCK: tl.constexpr):
     flags = tl.load(flags_ptr + at, mask=at < number, other=0)
     found = tl.max(flags.to(tl.int32), 0) > 0
     tl.store(noted_ptr, found, mask=found)
+
+
+@triton.jit
+def weight(position):
+    """The odd number that an entry is multiplied by, as in :mod:`gnncompile.ops.seal`."""
+    mixed = (position + 1) * -0x61C8864680B583EB
+    return ((mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * -0x3B314601E57A13AD) | 1
+
+
+@triton.jit(do_not_specialize=["number", "part", "size"])
+def seal(values_ptr, total_ptr, number, part, size, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds a tensor's share of a seal to a sum. `BITS` is the width of floats, whose bits count, or 0 for integers."""
+    first = part.to(tl.int64) << 40
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(values_ptr + at, mask=at < number, other=0)
+    if BITS == 16:
+        values = values.to(tl.int16, bitcast=True)
+    if BITS == 32:
+        values = values.to(tl.int32, bitcast=True)
+    if BITS == 64:
+        values = values.to(tl.int64, bitcast=True)
+    found = tl.sum(values.to(tl.int64) * weight(first + at), 0)
+    if tl.program_id(0) == 0:
+        last = first + (1 << 39)
+        found += number.to(tl.int64) * weight(last) + size.to(tl.int64) * weight(last + 1)
+    tl.atomic_add(total_ptr, found, sem="relaxed")
