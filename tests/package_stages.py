@@ -9,7 +9,10 @@ ends the run; if there are gdb and compute-sanitizer, they tell where it died. T
 - load: the package is loaded, without gnncompile.
 - run: calls of many sizes, compared with eager in float64.
 - wrong: wrong inputs, each followed by a right call.
+- kept: with ``KEEP_LAYOUT=1`` in the environment, calls with layouts that the caller keeps.
 - times: p50 and p99 of the package, of the compiled model and of eager.
+
+Where the check of the vector instructions takes long, ``TORCHINDUCTOR_VEC_ISA_OK=1`` leaves it out.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import faulthandler
+import functools
 import os
 import shutil
 import subprocess
@@ -35,6 +39,9 @@ Call = tuple[Tensor, ...]
 
 SECONDS = 240
 """The time that a stage may take."""
+
+KEEPS = bool(os.environ.get("KEEP_LAYOUT"))
+"""Whether the packages also serve graphs whose layout the caller keeps."""
 
 
 def model_of(name: str) -> tuple[nn.Module, Call, list[Call]]:
@@ -65,10 +72,10 @@ def check(found: list[Tensor], expected: list[Tensor]) -> None:
             assert (one.double() - other).abs().max() <= 1e-3 * (other.abs().max() + 1e-3)
 
 
-def loaded(path: Path) -> Any:
-    """Returns the package, in a process that has not imported gnncompile."""
+def loaded(path: Path, model: str = "model") -> Any:
+    """Returns a model of the package, in a process that has not imported gnncompile."""
     assert "gnncompile" not in sys.modules
-    return torch._inductor.aoti_load_package(str(path / "model.pt2"))
+    return torch._inductor.package.load_package(str(path / "model.pt2"), model)
 
 
 class Plain(nn.Module):
@@ -121,7 +128,7 @@ def package(name: str, path: Path) -> None:
     import gnncompile
 
     model, example, calls = model_of(name)
-    print(gnncompile.package_info(gnncompile.package(model, example, path / "model.pt2")))
+    print(gnncompile.package_info(gnncompile.package(model, example, path / "model.pt2", keep_layout=KEEPS)))
     torch.save([(call, exact(model, call)) for call in calls], path / "calls")
 
 
@@ -147,7 +154,9 @@ def wrong(name: str, path: Path) -> None:
         if tensor.is_floating_point():
             others = [tensor.double(), tensor.cpu(), tensor[..., :-1].contiguous()]
         else:
-            others = [tensor + 10**6, tensor - 10**6, tensor + 2**40, tensor.int()]
+            # A larger entry of `batch` is another graph.
+            larger = [tensor + 10**6, tensor + 2**40] if tensor.dim() == 2 else []
+            others = [*larger, tensor - 10**6, tensor.int()]
         for other in others:
             try:
                 served(*(other if k == at else given for k, given in enumerate(good)))
@@ -159,9 +168,27 @@ def wrong(name: str, path: Path) -> None:
             check(tree_leaves(served(*good)), expected)
 
 
+def kept(name: str, path: Path) -> None:
+    """Calls with kept layouts."""
+    if not KEEPS:
+        return
+    layout_of, served = (loaded(path, which) for which in ("layout", "with_layout"))
+    for call, expected in torch.load(path / "calls"):
+        layout = layout_of(*call)
+        for _ in range(2):
+            check(tree_leaves(served(layout, *call)), expected)
+        try:
+            served([layout[0] + 1, *layout[1:]], *call)
+        except RuntimeError as error:
+            print(str(error).splitlines()[0])
+        else:
+            raise AssertionError("the layout of another graph was taken")
+
+
 def times(name: str, path: Path) -> None:
     """The times of answers."""
     served = loaded(path)
+    layout_of, with_layout = (loaded(path, which) if KEEPS else None for which in ("layout", "with_layout"))
     import gnncompile
     from tests.e2e.test_package import MODELS, inputs_of
 
@@ -169,6 +196,8 @@ def times(name: str, path: Path) -> None:
     ways: dict[str, Callable[..., Any]] = {"package": served, "compiled": gnncompile.compile(model), "eager": model}
     for size in ((30, 90, 1), (2000, 20_000, 8), (100_000, 1_000_000, 100)):
         call = tuple(tensor.cuda() for tensor in inputs_of(MODELS[name][1], size, 1))
+        if layout_of is not None:
+            ways["kept"] = functools.partial(with_layout, layout_of(*call))
         for way, answer in ways.items():
             took = []
             for _ in range(120):
@@ -181,7 +210,7 @@ def times(name: str, path: Path) -> None:
             print(f"{size}: {way:9} p50 {took[50]:10,.1f} us  p99 {took[98]:10,.1f} us", flush=True)
 
 
-STAGES = (plain, traced, package, load, run, wrong, times)
+STAGES = (plain, traced, package, load, run, wrong, kept, times)
 
 
 def succeeds(command: list[str], environment: dict[str, str]) -> bool:

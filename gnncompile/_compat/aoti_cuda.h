@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <cstring>
 #include <mutex>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 namespace gnncompile __attribute__((visibility("hidden"))) {
 
@@ -35,13 +36,14 @@ struct Kernel {
   const char* const symbol;
   const unsigned threads, shared;
   const int pointers, numbers, scratches;
+  const bool aligned;
   std::mutex lock;
   std::map<CUcontext, CUfunction> loaded;
 
   Kernel(const unsigned char* code, const char* symbol, unsigned threads, unsigned shared, int pointers, int numbers,
-         int scratches)
+         int scratches, bool aligned)
       : code(code), symbol(symbol), threads(threads), shared(shared), pointers(pointers), numbers(numbers),
-        scratches(scratches) {}
+        scratches(scratches), aligned(aligned) {}
 
   CUfunction function() {
     CUcontext context = nullptr;
@@ -75,7 +77,7 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
   counts.reserve(numbers.size());
   for (AtenTensorHandle tensor : tensors) {
     addresses.push_back(CUdeviceptr(address(tensor)));
-    if (addresses.back() & 15)
+    if (kernel.aligned && addresses.back() & 15)
       refuse(std::string("the kernel ") + kernel.symbol + " got an address that is no multiple of 16; please report it");
   }
   addresses.resize(tensors.size() + kernel.scratches, 0);
@@ -92,6 +94,33 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
   check(cuLaunchKernel(kernel.function(), unsigned(programs), unsigned(columns), 1, kernel.threads, 1, 1, kernel.shared,
                        stream, arguments.data(), nullptr),
         std::string("the launch of the kernel ") + kernel.symbol);
+}
+
+// The kernels that sort edges: see gnncompile/codegen/triton/sorting.py, which does the same.
+struct Sort {
+  Kernel &rank, &keys, &place;
+  int64_t few, ranked, block;
+};
+
+struct Size {
+  int64_t edges, rows, columns;
+};
+
+inline void sort_edges(const Sort& sort, cudaStream_t stream, const Size& is, AtenTensorHandle index,
+                       AtenTensorHandle other, AtenTensorHandle alive, AtenTensorHandle rowptr, AtenTensorHandle col,
+                       AtenTensorHandle edge, AtenTensorHandle bad) {
+  const std::initializer_list<int64_t> sizes = {is.edges, is.rows, is.columns};
+  const auto blocks = [](int64_t number, int64_t block) { return (number + block - 1) / block; };
+  const auto programs = [&](int64_t block) { return blocks(is.edges, block) + blocks(is.rows + 1, block); };
+  if (is.edges <= sort.few && is.rows < sort.few)
+    return launch(sort.rank, stream, programs(sort.ranked), 1, {index, other, alive, rowptr, col, edge, bad}, sizes);
+  check(cudaMemsetAsync(reinterpret_cast<void*>(address(bad)), 0, 1, stream), "the check of indices");
+  launch(sort.keys, stream, blocks(is.edges, sort.block), 1, {index, other, alive, edge, bad}, sizes);
+  int32_t stable = 1;
+  AtenTensorHandle key = nullptr, order = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_sort_stable(edge, &stable, 0, 0, &key, &order));
+  const RAIIAtenTensorHandle owned_key(key), owned_order(order);
+  launch(sort.place, stream, programs(sort.block), 1, {key, order, other, rowptr, col, edge}, sizes);
 }
 
 // The flags of one call: whether an index is out of range. They are copied to the host while the device works, and read

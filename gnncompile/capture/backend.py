@@ -38,6 +38,7 @@ from gnncompile.ops import (
     prepared,
     region_lowering,
     seal,
+    sorted_edges,
     stored,
 )
 from gnncompile.options import Options
@@ -391,5 +392,6 @@ def prepare_torch() -> None:
     packaged.install()
     launch.install()
     seal.install()
+    sorted_edges.install()
     stored.install()
     prepared.install()

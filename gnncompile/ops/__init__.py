@@ -17,5 +17,6 @@ import gnncompile.ops.sampling
 import gnncompile.ops.seal
 import gnncompile.ops.segment
 import gnncompile.ops.segment_gradients
+import gnncompile.ops.sorted_edges
 import gnncompile.ops.stored
 import gnncompile.ops.structure  # noqa: F401

@@ -109,14 +109,23 @@ class _LaunchCall(Call):
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the launch into a package's code."""
-        kernel = _link(wrapper, self.entry)
+        kernel = link_entry(wrapper, self.entry)
         programs = aoti.size_text(wrapper, self.programs), str(self.entry.columns)
         numbers = ", ".join(aoti.size_text(wrapper, number) for number in self.numbers)
         lists = f"{{{', '.join(self.references())}}}, {{{numbers}}}"
         wrapper.writeline(f"gnncompile::launch({kernel}, stream, {', '.join(programs)}, {lists});")
 
 
-def _link(wrapper: Any, entry: Entry) -> str:
+def compile_entry(entry: Entry, device: torch.device) -> None:
+    """Starts to compile a kernel for the current package."""
+    build = aoti.current_build()
+    assert build is not None
+    if entry.name not in build.cubins:
+        capability = torch.cuda.get_device_capability(device)
+        build.cubins[entry.name] = start_task(lambda: entry.compile(capability))
+
+
+def link_entry(wrapper: Any, entry: Entry) -> str:
     """Puts a kernel into a package, and returns the name of its object in the package's code."""
     build = aoti.current_build()
     assert build is not None
@@ -129,6 +138,7 @@ def _link(wrapper: Any, entry: Entry) -> str:
     )
     kernel = f"kernel_of_{entry.name}"
     parts = f"{made.threads}, {made.shared}, {len(entry.types)}, {entry.numbers}, {made.scratches}"
+    parts += f", {str(entry.aligned).lower()}"
     aoti.declare(wrapper, f'static gnncompile::Kernel {kernel}({entry.name}, "{made.symbol}", {parts});')
     return kernel
 
@@ -165,11 +175,7 @@ def _lower(
     # contiguous() fixes the layout: Inductor would otherwise move a buffer into that of a later concatenation.
     given = [contiguous(writable(t, nodes[at])) if at in written else aligned(t) for at, t in enumerate(tensors)]
     call = _LaunchCall(entry, given, [given[at] for at in written], numbers, programs)
-    build = aoti.current_build()
-    assert build is not None
-    if kernel not in build.cubins:
-        capability = torch.cuda.get_device_capability(call.device)
-        build.cubins[kernel] = start_task(lambda: entry.compile(capability))
+    compile_entry(entry, call.device)
     return [tensor_of(given[at]) for at in written]
 
 

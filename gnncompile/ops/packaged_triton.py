@@ -44,12 +44,9 @@ def _csr(
     wrap_rows: bool = False,
     wrap_columns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bad = csr.out_of_range(index, other, (num_rows, num_columns), (wrap_rows, wrap_columns))
-    index = torch.where(index < 0, index + num_rows, index) if wrap_rows else index
-    other = torch.where(other < 0, other + num_columns, other) if wrap_columns else other
-    masked = bad if alive is None else bad | ~alive
-    rowptr, col, edge = csr.sorted_edges(index, other, num_rows, num_columns, masked)
-    return _own.refused(rowptr, _any_of(bad), num_rows, 0), col, edge
+    sizes = num_rows, num_columns
+    rowptr, col, edge, bad = _own.sorted_edges(index, other, alive, *sizes, wrap_rows, wrap_columns)
+    return _own.refused(rowptr, bad, num_rows, 0), col, edge
 
 
 def _csr_with_loops(

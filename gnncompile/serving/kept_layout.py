@@ -46,7 +46,8 @@ class WithLayout(nn.Module):
 
     Args:
         program: The captured model.
-        compares: Whether the model itself compares the seal, as on GPUs. On CPUs the package does, before the model runs.
+        compares: Whether the model itself compares the seal, as on GPUs. On CPUs the package does, before it runs the
+            model.
     """
 
     def __init__(self, program: Program, compares: bool) -> None:

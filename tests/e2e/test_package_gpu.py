@@ -273,6 +273,28 @@ def test_packages_on_a_gpu(name, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GAT", "mesh"])
+def test_packages_on_a_gpu_take_a_layout_that_the_caller_keeps(name, tmp_path):
+    torch.manual_seed(0)
+    make, names = MODELS[name]
+    model = make().eval().cuda()
+    call = on_gpu(inputs_of(names, (40, 160, 3)))
+    path = gnncompile.package(model, call, tmp_path / "model.pt2", keep_layout=True)
+    calls = [on_gpu(inputs_of(names, size, seed)) for seed, size in enumerate(SIZES)]
+    calls.append(on_gpu(hub(inputs_of(names, (5000, 100_000, 9), 7))))
+    agree(model, calls, serve(path, calls, tmp_path, keep_layout=True)[0])
+    layout_of = torch._inductor.package.load_package(path, "layout")
+    served = torch._inductor.package.load_package(path, "with_layout")
+    layout, other = layout_of(*call), layout_of(*on_gpu(inputs_of(names, (40, 160, 3), 5)))
+    expected = pytree.tree_leaves(served(layout, *call))
+    for wrong in (other, [layout[0] + 1, *layout[1:]], [layout[0], layout[1] + 1, *layout[2:]], layout[:-1]):
+        with pytest.raises(RuntimeError):
+            served(wrong, *call)
+        for ours, theirs in zip(pytree.tree_leaves(served(layout, *call)), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
 def test_the_server_in_cpp_answers_on_a_gpu(tmp_path):
     torch.manual_seed(0)
     model = TwoLayers(GCNConv(16, 32), GCNConv(32, 8)).eval().cuda()

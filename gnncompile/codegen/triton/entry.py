@@ -63,6 +63,7 @@ class Entry:
         columns: The number of programs along the second axis of the grid.
         constants: The values of the constants.
         options: The compile options, such as ``num_warps``.
+        aligned: Whether each pointer is a multiple of 16. If not, some may be rows of a larger tensor.
     """
 
     text: str
@@ -73,12 +74,14 @@ class Entry:
     columns: int = 1
     constants: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    aligned: bool = True
 
     @cached_property
     def name(self) -> str:
         """The name of the kernel in a package, which depends on all attributes."""
         options = sorted(self.options.items())
         told = repr((self.text, self.types, self.numbers, self.columns, self.constants, options, triton.__version__))
+        told += "" if self.aligned else " at any address"
         return f"gnncompile_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def run(self, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> None:
@@ -88,7 +91,7 @@ class Entry:
             self.function[programs, self.columns, 1](*tensors, *numbers, *self.constants, **options)
 
     def compile(self, capability: tuple[int, int]) -> Cubin:
-        """Compiles the kernel for pointers that are multiples of 16 and for GPUs of a compute capability.
+        """Compiles the kernel for GPUs of a compute capability.
 
         Raises:
             InternalError: The kernel needs scratch memory, or has other arguments than the entry says.
@@ -99,7 +102,7 @@ class Entry:
         kinds = [*(_POINTERS[dtype] for dtype in self.types), *["i32"] * self.numbers]
         kinds += ["constexpr"] * len(self.constants)
         constants = dict(zip(names[pointers + self.numbers :], self.constants, strict=True))
-        aligned = {(at,): [["tt.divisibility", 16]] for at in range(pointers)}
+        aligned = {(at,): [["tt.divisibility", 16]] for at in range(pointers) if self.aligned}
         source = ASTSource(self.function, dict(zip(names, kinds, strict=True)), constants, aligned)
         major, minor = capability
         made: Any = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=self.options)

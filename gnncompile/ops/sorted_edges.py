@@ -1,0 +1,110 @@
+"""The op ``gnncompile::sorted_edges``: the layout of edges in a package for a GPU.
+
+It takes the arguments of :func:`gnncompile.layout.csr.csr`. It returns rowptr, col and edge, and whether an index is
+out of range, a bool ``[1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnncompile._compat import aoti
+from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile.ops.launch import compile_entry, link_entry
+from gnncompile.ops.region import LIBRARY
+
+if TYPE_CHECKING:
+    from gnncompile.codegen.triton.sorting import Sort
+
+LIBRARY.define(
+    "sorted_edges(Tensor index, Tensor other, Tensor? alive, SymInt num_rows, SymInt num_columns, bool wrap_rows, "
+    "bool wrap_columns) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _sort_of(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> Sort:
+    from gnncompile.codegen.triton.sorting import Sort
+
+    return Sort.of(index, other, masked, wraps)
+
+
+def _run(
+    index: Tensor,
+    other: Tensor,
+    alive: Tensor | None,
+    num_rows: int,
+    num_columns: int,
+    wrap_rows: bool,
+    wrap_columns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sort = _sort_of(index.dtype, other.dtype, alive is not None, (wrap_rows, wrap_columns))
+    kept = None if alive is None else alive.contiguous()
+    return sort.run(index.contiguous(), other.contiguous(), kept, num_rows, num_columns)
+
+
+def _fake(
+    index: Tensor,
+    other: Tensor,
+    alive: Tensor | None,
+    num_rows: Any,
+    num_columns: Any,
+    wrap_rows: bool,
+    wrap_columns: bool,
+) -> tuple[Tensor, ...]:
+    edges = index.size(0)
+    layout = (index.new_empty((size,), dtype=torch.int32) for size in (num_rows + 1, edges, edges))
+    return (*layout, index.new_empty((1,), dtype=torch.bool))
+
+
+LIBRARY.impl("sorted_edges", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::sorted_edges", _fake, lib=LIBRARY)
+
+
+class _SortCall(Call):
+    """The launches that sort edges.
+
+    Args:
+        sort: The kernels.
+        inputs: index, other and perhaps alive, realized and contiguous.
+        results: rowptr, col, edge and the bool.
+        sizes: The numbers of edges, rows and columns.
+    """
+
+    def __init__(self, sort: Sort, inputs: Sequence[Any], results: Sequence[Result], sizes: Sequence[Any]) -> None:
+        self.sort, self.sizes = sort, sizes
+        super().__init__(inputs, results)
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the launches into a package's code."""
+        index, other, *alive = self.references()
+        *layout, bad = self.filled(wrapper)
+        kernels = [link_entry(wrapper, entry) for entry in self.sort.entries]
+        sort = ", ".join([*kernels, *map(str, self.sort.numbers)])
+        sizes = ", ".join(aoti.size_text(wrapper, size) for size in self.sizes)
+        tensors = ", ".join([index, other, *(alive or [bad]), *layout, bad])
+        wrapper.writeline(f"gnncompile::sort_edges({{{sort}}}, stream, {{{sizes}}}, {tensors});")
+
+
+def _lower(
+    index: Any, other: Any, alive: Any, num_rows: Any, num_columns: Any, wrap_rows: bool, wrap_columns: bool
+) -> list[Any]:
+    wraps = wrap_rows, wrap_columns
+    sort = _sort_of(index.get_dtype(), other.get_dtype(), alive is not None, wraps)
+    given = [contiguous(one) for one in (index, other, alive) if one is not None]
+    edges, device = index.get_size()[0], index.get_device()
+    results = [Result([size], torch.int32, device) for size in (num_rows + 1, edges, edges)]
+    results.append(Result([1], torch.bool, device))
+    _SortCall(sort, given, results, (edges, num_rows, num_columns))
+    for entry in sort.entries:
+        compile_entry(entry, device)
+    return [tensor_of(one) for one in results]
+
+
+def install() -> None:
+    """Registers the lowering with Inductor. It applies to packages alone."""
+    aoti.install_in_packages(torch.ops.gnncompile.sorted_edges.default, _lower)
