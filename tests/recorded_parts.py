@@ -144,7 +144,7 @@ def forward_of(name: str, here: Here) -> None:
     part.data.x.requires_grad_()
     whole.x.requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        replays = counted_replays(patch)
+        replays, rounds = counted_replays(patch), 0
         for step in range(STEPS):
             whole.x.grad = part.data.x.grad = None
             theirs.zero_grad()
@@ -158,7 +158,10 @@ def forward_of(name: str, here: Here) -> None:
             same(part.data.x.grad, whole.x.grad[nodes], "the gradient of x")
             for optimizer in optimizers:
                 optimizer.step()
+            if step == WARM + 1:
+                rounds = agreement._rounds[pools(compiled)[0].group]
         assert len(replays) == STEPS - WARM, len(replays)
+        assert agreement._rounds[pools(compiled)[0].group] == rounds  # no step asks the others
     theirs.eval()
     ours.eval()
     with torch.no_grad():

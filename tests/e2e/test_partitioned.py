@@ -23,10 +23,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs a torch w
 QUICK = ("hetero_model", "awkward_graphs", "different_graphs")
 RECORDED_QUICK = (
     "steps_of_sage",
-    "graphs_alternate",
     "parts_change_in_one_rank",
-    "inputs_move_in_one_rank",
-    "forwards_without_backward",
     "captures_fail_in_one_rank",
     "groups_end",
 )
