@@ -596,6 +596,7 @@ def run(rank: int, size: int, device: str, out: Path, names: list[str], inductor
             chosen[name](Here(rank, size, here, mesh, inductor))
         except BaseException:
             failed[name] = traceback.format_exc()
+            print(f"rank {rank}: {name} failed\n{failed[name]}", flush=True)
         if rank == 0:
             print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
         dist.barrier()
@@ -625,8 +626,6 @@ def main() -> None:
     out = given.out or Path(tempfile.mkdtemp())
     run(rank, size, given.device, out, given.names, given.inductor, given.recorded)
     failed = json.loads((out / f"{rank}.json").read_text())
-    for name, text in failed.items():
-        print(f"rank {rank}: {name} failed\n{text}", flush=True)
     print(
         f"rank {rank}: {len(given.names or checks(given.recorded)) - len(failed)} checks passed, {len(failed)} failed",
         flush=True,

@@ -26,7 +26,19 @@ from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.mesh_pool import MeshCudaGraphPool
 from gnncompile.exc import PartitionError
 from gnncompile.layout import agreement
-from tests.partitioned import AWKWARD, MODELS, STEPS, Here, arguments, graph, raises, same, same_gradients
+from tests.partitioned import (
+    AWKWARD,
+    MODELS,
+    STEPS,
+    Here,
+    Hetero,
+    arguments,
+    graph,
+    hetero,
+    raises,
+    same,
+    same_gradients,
+)
 from tests.tape import tapes
 
 WARM = 2
@@ -50,20 +62,16 @@ def recording(here: Here) -> Iterator[None]:
 class Both:
     """A model in a plain loop in one process, and its copy in a recorded ``TrainStep`` over parts."""
 
-    def __init__(self, here: Here, name: str, most: int = 16, adam: bool = False) -> None:
+    def __init__(self, here: Here, name: str, most: int = 16) -> None:
         self.here, self.name = here, name
         self.theirs = here.model(name).cpu()
         self.ours = copy.deepcopy(self.theirs).to(here.device)
-        make: Any = torch.optim.Adam if adam else torch.optim.SGD
-        self.optimizers = [make(m.parameters(), lr=0.05) for m in (self.theirs, self.ours)]
-        # On a CPU a learning rate is a number, and a new number is a new recording.
-        factor = 1.0 if here.device.type == "cpu" else 0.9
-        self.schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, factor) for o in self.optimizers]
+        # Adam on a GPU counts its steps in float32, and SGD in float64 has a new recording for each learning rate.
+        self.optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (self.theirs, self.ours)]
         self.step = gnncompile.TrainStep(
             here.compile(self.ours),
             F.cross_entropy,
             self.optimizers[1],
-            scheduler=self.schedulers[1],
             max_norm=0.5,
             options={"inductor": here.inductor, "recordings": most},
         )
@@ -76,7 +84,6 @@ class Both:
         wanted.backward()
         nn.utils.clip_grad_norm_(self.theirs.parameters(), 0.5)
         self.optimizers[0].step()
-        self.schedulers[0].step()
         found: Tensor = self.step(*arguments(self.name, data), target=data.y)
         same(found, wanted.detach(), "the loss")
         return found
@@ -119,7 +126,7 @@ def counted_replays(patch: pytest.MonkeyPatch) -> list[Any]:
 
 def steps_of(name: str, here: Here) -> None:
     """Losses, parameters and buffers over 20 recorded steps are those of one process; no step asks the others."""
-    both, whole, part = Both(here, name, adam=here.device.type != "cpu"), graph(), here.part(graph())
+    both, whole, part = Both(here, name), graph(), here.part(graph())
     with pytest.MonkeyPatch.context() as patch:
         replays = counted_replays(patch)
         rounds = 0
@@ -298,19 +305,52 @@ def recordings_have_the_same_bits(here: Here) -> None:
     part, runs = here.part(graph()), []
     for _ in range(2):
         model = here.model("gat").float()
-        make: Any = torch.optim.SGD if here.device.type == "cpu" else torch.optim.Adam  # Adam's host reads its steps
-        optimizer = make(model.parameters(), lr=0.01)
+        optimizer, scheduler = settings(here, model)
         options = {"inductor": here.inductor}
-        step = gnncompile.TrainStep(here.compile(model), F.cross_entropy, optimizer, options=options)
+        compiled = here.compile(model)
+        step = gnncompile.TrainStep(compiled, F.cross_entropy, optimizer, scheduler=scheduler, options=options)
         compiled = here.compile(model, mode="reduce-overhead")
         kept.extend((step, compiled))
         x = part.data.x.float()
         losses = [step(x, part.data.edge_index, target=part.data.y).cpu() for _ in range(STEPS)]
-        assert step.not_recorded is None
+        assert step.not_recorded is None and len(step._plans[0].recordings.recorded) == 1
         with torch.no_grad():
             outputs = [compiled(x, part.data.edge_index).cpu() for _ in range(WARM + 2)]
         runs.append([*losses, *outputs, *(p.detach().cpu() for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def settings(here: Here, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    """Returns an optimizer and a scheduler. On a CPU they can't change: the host would read the step of Adam."""
+    if here.device.type == "cpu":
+        return torch.optim.SGD(model.parameters(), lr=0.01), None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+
+
+def models_are_warmed_up(here: Here) -> None:
+    """After ``warmup``, the first step is replayed; with two node types, and two exchanges in each layer."""
+    whole, part = hetero(), here.part(hetero())
+    torch.manual_seed(0)
+    theirs = Hetero().double()
+    theirs(whole.x_dict, whole.edge_index_dict)
+    ours = copy.deepcopy(theirs).to(here.device)
+    compiled = here.compile(ours, mode="reduce-overhead")
+    kept.append(compiled)
+    compiled.warmup(part.data.x_dict, part.data.edge_index_dict)
+    with pytest.MonkeyPatch.context() as patch:
+        replays = counted_replays(patch)
+        for _ in range(3):
+            theirs.zero_grad()
+            ours.zero_grad()
+            wanted = theirs(whole.x_dict, whole.edge_index_dict)
+            sum(rows.square().mean() for rows in wanted.values()).backward()  # type: ignore[union-attr]
+            found = compiled(part.data.x_dict, part.data.edge_index_dict)
+            sum(gnncompile.mean_over_parts(rows.square(), here.mesh) for rows in found.values()).backward()
+            for kind, rows in found.items():
+                same(rows, wanted[kind][part.nodes[kind].cpu()], kind)
+            same_gradients(ours, theirs)
+        assert len(replays) == 3, len(replays)
 
 
 def captures_fail_in_one_rank(here: Here) -> None:
@@ -404,6 +444,7 @@ _CHECKS: dict[str, Callable[[Here], None]] = {
             recordings_have_the_same_bits,
             captures_fail_in_one_rank,
             optimizers_change,
+            models_are_warmed_up,
             other_partitions_are_errors,
             groups_end,
         )

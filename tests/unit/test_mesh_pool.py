@@ -15,8 +15,9 @@ from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.mesh_pool import BROKEN, FAILED, READY, RECORDED, MeshCudaGraphPool
 from gnncompile.cudagraphs.pool import TRIES, WARM
 from gnncompile.cudagraphs.recorder import CudaGraphSettings
+from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.exc import PartitionError
-from gnncompile.layout.halo import make_plan
+from gnncompile.layout.halo import joined_rows, make_plan, with_room
 from tests.tape import Tapes, tapes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs a torch with torch.distributed")
@@ -123,6 +124,58 @@ def test_other_partitions_are_an_error(others: Others) -> None:
         pairs([torch.ones(3), rows, WEIGHT])
     with pytest.raises(PartitionError, match=r"rank 0: one; rank 1: another"):
         pairs([torch.ones(3), rows, WEIGHT])
+
+
+def test_an_error_of_another_kind_is_told_to_the_others(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(mesh_pool, "tell_failure", lambda group, error: told.append((group, str(error))))
+    pairs, rows = pool(), send()
+    for _ in range(WARM):
+        pairs([torch.ones(3), rows, WEIGHT])
+
+    def fails(device: torch.device) -> Any:
+        def record(work: Any) -> Any:
+            raise ValueError("another kind")
+
+        return record
+
+    monkeypatch.setattr(cuda_graph, "recorder", fails)
+    with pytest.raises(ValueError, match="another kind"):
+        pairs([torch.ones(3), rows, WEIGHT])
+    assert told == [("a group", "another kind")]
+
+
+def test_a_forward_before_the_last_backward_asks_the_others(others: Others) -> None:
+    def run(x: Tensor, send: Tensor, weight: Tensor) -> tuple[Tensor]:
+        return ((x * weight).index_select(0, send),)
+
+    weight, rows = torch.nn.Parameter(torch.tensor(2.0)), send()
+    graph = MeshCudaGraphPool(run, 4, torch.device("cpu"), (), CudaGraphSettings(False), "a group", (2,))
+    for _ in range(WARM + 2):
+        graph([torch.ones(3), rows, weight])[0].sum().backward()
+    assert len(graph.recorded) == 1 and len(others.asked) == 2
+    first = graph([torch.ones(3), rows, weight])[0]
+    assert len(others.asked) == 2
+    second = graph([torch.ones(3), rows, weight])[0]  # runs without the recording, which the first result needs
+    assert others.asked[2:] == [("a forward before the backward of the last one", ["busy"])]
+    weight.grad = None
+    first.sum().backward()
+    second.sum().backward()
+    assert weight.grad is not None and weight.grad.item() == 4
+    del first, second
+    graph([torch.ones(3), rows, weight])[0].sum().backward()
+    others.answers["a forward before the backward of the last one"] = ["busy"]
+    graph([torch.ones(3), rows, weight])  # no backward follows
+    graph([torch.ones(3), rows, weight])
+    assert [mine for _, mine in others.asked[3:]] == [[READY]]  # free here, but not in the other process
+
+
+def test_copies_of_features_have_room_for_halo_rows() -> None:
+    rows, halo = with_room(torch.randn(3, 4), 2), torch.empty(2, 0, dtype=torch.int8)
+    copies = StaticInputs([rows], [0])
+    held = copies.tensors[0]
+    assert held.data_ptr() != rows.data_ptr() and torch.equal(held, rows)
+    assert joined_rows(held, halo).data_ptr() == held.data_ptr()
 
 
 def test_a_full_pool_asks_whether_the_oldest_recording_is_free(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
