@@ -430,25 +430,28 @@ def _recorded(check: Callable[[Here], None]) -> Callable[[Here], None]:
     return run
 
 
-_CHECKS: dict[str, Callable[[Here], None]] = {
+_STEPS: dict[str, Callable[[Here], None]] = {
     **{f"steps_of_{name}": lambda here, name=name: steps_of(name, here) for name in MODELS},  # type: ignore[misc]
     **{f"forward_of_{name}": lambda here, name=name: forward_of(name, here) for name in MODELS},  # type: ignore[misc]
-    **{
-        f.__name__: f
-        for f in (
-            graphs_alternate,
-            parts_change_in_one_rank,
-            parts_without_nodes,
-            inputs_move_in_one_rank,
-            forwards_without_backward,
-            recordings_have_the_same_bits,
-            captures_fail_in_one_rank,
-            optimizers_change,
-            models_are_warmed_up,
-            other_partitions_are_errors,
-            groups_end,
-        )
-    },
+}
+_DECISIONS = (
+    graphs_alternate,
+    parts_change_in_one_rank,
+    parts_without_nodes,
+    inputs_move_in_one_rank,
+    forwards_without_backward,
+    recordings_have_the_same_bits,
+    captures_fail_in_one_rank,
+    optimizers_change,
+    models_are_warmed_up,
+    other_partitions_are_errors,
+    groups_end,
+)
+_FIRST = ("steps_of_sage", "forward_of_sage")
+_CHECKS = {
+    **{name: _STEPS[name] for name in _FIRST},
+    **{check.__name__: check for check in _DECISIONS},
+    **_STEPS,  # the slowest checks are the last ones
 }
 
 RECORDED = {name: _recorded(check) for name, check in _CHECKS.items()}

@@ -15,6 +15,7 @@ step, so each decision is one of two kinds:
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -37,13 +38,23 @@ logger = logging.getLogger(__name__)
 EXCHANGES = "it exchanges rows with other processes, and its process group does not use NCCL"
 """The reason that a graph over one part is not recorded as a CUDA graph."""
 
+EXPANDABLE = (
+    "the allocator has expandable segments, in which NCCL must not register buffers of CUDA graphs. Set "
+    "NCCL_GRAPH_REGISTER=0 in the environment"
+)
+"""The reason that a graph over one part is not recorded though its process group uses NCCL."""
+
 READY, RECORDED, BROKEN, FAILED = "ready", "recorded", "broken", "failed"
 """Answers of a process: it can record, it has recorded, its capture was broken from outside, it can't record."""
 
 
 def why_not(group: str) -> str | None:
     """Returns why graphs that exchange rows over a group can't be recorded, or None if they can."""
-    return None if _compat.is_nccl(group_of(group)) else EXCHANGES
+    if not _compat.is_nccl(group_of(group)):
+        return EXCHANGES
+    settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    is_expandable = any("expandable_segments:true" in held.lower() for held in settings)
+    return EXPANDABLE if is_expandable and os.environ.get("NCCL_GRAPH_REGISTER") != "0" else None
 
 
 class MeshCudaGraphPool(CudaGraphPool):

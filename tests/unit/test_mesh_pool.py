@@ -207,6 +207,16 @@ def test_the_reason_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (mesh_pool.why_not("a group") is None) is can
 
 
+def test_the_reason_with_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_pool, "group_of", lambda name: name)
+    monkeypatch.setattr(_compat, "is_nccl", lambda group: True)
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
+    assert mesh_pool.why_not("a group") == mesh_pool.EXPANDABLE
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    assert mesh_pool.why_not("a group") is None
+
+
 def test_destroying_a_group_calls_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(dist.distributed_c10d, "destroy_process_group", lambda group=None: calls.append(("end", group)))
