@@ -1,9 +1,9 @@
 """Checks, in several processes, compiled models over the parts of one graph: each gives what one process gives.
 
-    torchrun --nproc-per-node 2 -m tests.partitioned out [--device cuda] [--inductor] [--names gcn gat]
+    torchrun --nproc-per-node 2 -m tests.partitioned [out] [--device cuda] [--inductor] [--recorded] [--names gcn gat]
 
 Every check has its own process group, so a check that fails in one process does not disturb later checks. The processes
-write their failures to ``out/0.json`` and so on.
+write their failures to ``out/0.json`` and so on. With ``--recorded``, the checks are those of tests/recorded_parts.py.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from torch_geometric.nn import (
 import gnncompile
 from gnncompile import testing
 from gnncompile.capture.compile import callable_of
+from gnncompile.cudagraphs.mesh_pool import EXCHANGES
 from gnncompile.exc import PartitionError
 from gnncompile.layout.halo import joined_rows
 from tests.unit.test_ordered_writes import poison_memory
@@ -186,8 +187,8 @@ class Here:
     mesh: DeviceMesh
     inductor: bool
 
-    def compile(self, model: nn.Module, **options: Any) -> Any:
-        return gnncompile.compile(model, mesh=self.mesh, options={"inductor": self.inductor, **options})
+    def compile(self, model: nn.Module, mode: str | None = None, **options: Any) -> Any:
+        return gnncompile.compile(model, mode=mode, mesh=self.mesh, options={"inductor": self.inductor, **options})
 
     def part(self, data: Any, method: str = "contiguous") -> gnncompile.Part:
         return gnncompile.partition(data, self.size, method)[self.rank].to(self.device)
@@ -384,7 +385,8 @@ def train_steps(here: Here) -> None:
         same(step(part.data.x, part.data.edge_index, target=part.data.y), wanted.detach(), "the loss")
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         same(one, other, name)
-    assert step.not_recorded is not None and "exchanges rows" in step.not_recorded
+    gloo = here.device.type == "cpu"
+    assert step.not_recorded == (EXCHANGES if gloo else None), step.not_recorded
 
 
 def the_same_bits(here: Here) -> None:
@@ -569,52 +571,68 @@ CHECKS: dict[str, Callable[[Here], None]] = {
 }
 
 
-def run(rank: int, size: int, device: str, out: Path, names: list[str], inductor: bool) -> None:
+def checks(recorded: bool) -> dict[str, Callable[[Any], None]]:
+    """Returns the checks by name."""
+    if not recorded:
+        return CHECKS
+    from tests.recorded_parts import RECORDED  # it imports this file
+
+    return RECORDED
+
+
+def run(rank: int, size: int, device: str, out: Path, names: list[str], inductor: bool, recorded: bool = False) -> None:
     """Runs the checks in this process, and writes what failed."""
+    chosen = checks(recorded)
     torch.set_num_threads(1)
     here = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(here)
     failed = {}
-    for name in names or CHECKS:
+    for name in names or chosen:
         group = dist.new_group(timeout=timedelta(seconds=60))
         mesh = DeviceMesh.from_group(group, device)
         start = time.perf_counter()
         try:
-            CHECKS[name](Here(rank, size, here, mesh, inductor))
+            chosen[name](Here(rank, size, here, mesh, inductor))
         except BaseException:
             failed[name] = traceback.format_exc()
+            print(f"rank {rank}: {name} failed\n{failed[name]}", flush=True)
         if rank == 0:
             print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
         dist.barrier()
     (out / f"{rank}.json").write_text(json.dumps(failed))
 
 
-def spawned(rank: int, size: int, out: str, names: list[str], inductor: bool) -> None:
+def spawned(rank: int, size: int, out: str, names: list[str], inductor: bool, recorded: bool = False) -> None:
     """The entry of a spawned process: gloo, met over a file."""
     dist.init_process_group(
         "gloo", init_method=f"file://{out}/meet", rank=rank, world_size=size, timeout=timedelta(seconds=120)
     )
-    run(rank, size, "cpu", Path(out), names, inductor)
+    run(rank, size, "cpu", Path(out), names, inductor, recorded)
     dist.destroy_process_group()
 
 
 def main() -> None:
     """Runs all checks under torchrun."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", help="a folder for failures (default: a new one per process)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--recorded", action="store_true")
     given = parser.parse_args()
     dist.init_process_group("nccl" if given.device == "cuda" else "gloo", timeout=timedelta(seconds=120))
     rank, size = dist.get_rank(), int(os.environ["WORLD_SIZE"])
-    run(rank, size, given.device, given.out, given.names, given.inductor)
-    failed = json.loads((given.out / f"{rank}.json").read_text())
-    for name, text in failed.items():
-        print(f"rank {rank}: {name} failed\n{text}", flush=True)
-    print(f"rank {rank}: {len(given.names or CHECKS) - len(failed)} checks passed, {len(failed)} failed", flush=True)
+    out = given.out or Path(tempfile.mkdtemp())
+    run(rank, size, given.device, out, given.names, given.inductor, given.recorded)
+    failed = json.loads((out / f"{rank}.json").read_text())
+    print(
+        f"rank {rank}: {len(given.names or checks(given.recorded)) - len(failed)} checks passed, {len(failed)} failed",
+        flush=True,
+    )
     dist.destroy_process_group()
+    if failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

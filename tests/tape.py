@@ -83,6 +83,9 @@ class Tapes:
             tape.undo()
         return tape.replay, made
 
+    def reset(self) -> None:
+        """A tape holds nothing that must be freed."""
+
 
 @contextmanager
 def tapes() -> Iterator[type[Tapes]]:

@@ -5,8 +5,9 @@
 Each process first runs the whole graph on its own device. Outputs and gradients over parts are compared with it before
 any time is reported. The first process then times the whole graph alone, and all processes time their parts together.
 A step is forward, loss, backward and the step of an optimizer; a few steps follow each other without a wait between
-them, as in training, and the median over such runs is reported. The limit is the time of one process by the number of
-processes, and the time in which the halo rows pass a link (``--link``), without any overlap.
+them, as in training, and the median over such runs is reported. The second row of a model has steps of a ``TrainStep``,
+on one process and over parts; on GPUs they are recorded as CUDA graphs. The limit is the time of one process by the
+number of processes, and the time in which the halo rows pass a link (``--link``), without any overlap.
 
     python -m benchmarks partitioned --count
 
@@ -52,6 +53,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "GAT": lambda width: GAT(width, width, LAYERS, width),
     "MeshGraphNet": lambda width: MeshGraphNet(width, EDGE_FEATURES, width, LAYERS, width),
 }
+RECORDED_AFTER = 4
+"""The number of steps of a ``TrainStep`` after which it is replayed."""
+
 TOLERANCE = 2e-3
 """The largest difference from the whole graph, over the largest value: both round in float32."""
 
@@ -114,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         part = parts[dist.get_rank()]
         _say(f"\n{case.name}: {data.num_nodes:,} nodes, {data.edge_index.size(1):,} edges\n{parts.report()}")
         _say(
-            f"{'':20}{'one (ms)':>10}{'parts (ms)':>11}{'limit (ms)':>11}{'faster':>8}{'one (MiB)':>11}"
+            f"{'':26}{'one (ms)':>10}{'parts (ms)':>11}{'limit (ms)':>11}{'faster':>8}{'one (MiB)':>11}"
             f"{'parts (MiB)':>12}{'share':>7}"
         )
         for width in channels:
@@ -173,19 +177,23 @@ class _Row:
         self.part = part
 
     def run(self) -> int:
-        """Measures the row, and returns 1 if it is wrong."""
-        wanted, alone, alone_mib = self._whole()
+        """Measures plain steps and recorded ones. Returns 1 if a result is wrong."""
+        return self._line(recorded=False) | self._line(recorded=True)
+
+    def _line(self, recorded: bool) -> int:
+        wanted, alone, alone_mib = self._whole(recorded)
         gc.collect()  # what the whole graph needs must not count for the part
-        found, over, over_mib, told = self._parts()
-        name = f"{type(self.model).__name__} {self.width}"
+        found, over, over_mib, told = self._parts(recorded)
+        gc.collect()
+        name = f"{type(self.model).__name__} {self.width}{' TrainStep' if recorded else ''}"
         wrong = _largest_difference(found, wanted)
         worst = _maximum(max(wrong.values()), self.device)
         if not worst < TOLERANCE:
-            _say(f"{name:20} WRONG: {wrong}")
+            _say(f"{name:26} WRONG: {wrong}")
             return 1
         limit = alone / dist.get_world_size() + 1000 * _maximum(self.sent, self.device) / self.link
         _say(
-            f"{name:20}{alone:10.2f}{over:11.2f}{limit:11.2f}{alone / over:7.2f}x{alone_mib:11,.0f}{over_mib:12,.0f}"
+            f"{name:26}{alone:10.2f}{over:11.2f}{limit:11.2f}{alone / over:7.2f}x{alone_mib:11,.0f}{over_mib:12,.0f}"
             f"{over_mib / alone_mib:7.2f}{told}"
         )
         return 0
@@ -198,22 +206,29 @@ class _Row:
             inputs.append(torch.randn(self.data.edge_index.size(1), EDGE_FEATURES, generator=generator)[edges])
         return tuple(one.to(self.device) for one in inputs)
 
-    def _whole(self) -> tuple[dict[str, Tensor], float, float]:
+    def _whole(self, recorded: bool) -> tuple[dict[str, Tensor], float, float]:
         """The results on the whole graph for this part's rows, milliseconds, and the peak of memory."""
         model = copy.deepcopy(self.model)
         compiled, edges = gnncompile.compile(model), self.data.edge_index.to(self.device)
         x, *more = self._inputs(slice(None), slice(None))
+        if recorded:
+            together = _Recorded(model, compiled, (x, edges, *more))
+            return together.results(), *self._timed(together, alone=True)
         step = _Step(model, lambda: compiled(x, edges, *more), lambda values: values.mean())
         found = step.results()
         found["out"] = found["out"][self.nodes]
         return found, *self._timed(step, alone=True)
 
-    def _parts(self) -> tuple[dict[str, Tensor], float, float, str]:
+    def _parts(self, recorded: bool) -> tuple[dict[str, Tensor], float, float, str]:
         """The results over this part, milliseconds, the peak of memory, and what waited for the device."""
         model = copy.deepcopy(self.model)
         part = self.part.to(self.device)  # not earlier: the peak of memory of the whole graph is that of one process
         compiled, edges = gnncompile.compile(model, mesh=self.mesh), part.data.edge_index
         x, (_, *more) = part.data.x, self._inputs(self.nodes, self.edges)
+        if recorded:
+            together = _Recorded(model, compiled, (x, edges, *more))
+            found, (milliseconds, mib) = together.results(), self._timed(together, alone=False)
+            return found, milliseconds, mib, together.told + self._waits(together)
         step = _Step(
             model, lambda: compiled(x, edges, *more), lambda values: gnncompile.mean_over_parts(values, self.mesh)
         )
@@ -320,6 +335,42 @@ class _Step:
         out = self.forward()
         self.mean(out.square()).backward()
         return out.detach()
+
+
+class _Recorded:
+    """A step of training as one ``TrainStep``.
+
+    Args:
+        model: The model, whose parameters are trained.
+        compiled: The compiled model.
+        inputs: Its arguments.
+    """
+
+    def __init__(self, model: nn.Module, compiled: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.model, self.inputs = model, inputs
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+        self.step = gnncompile.TrainStep(compiled, _mean_square, optimizer)
+
+    def results(self) -> dict[str, Tensor]:
+        """The loss and the gradients of a step that is replayed, on the CPU."""
+        for _ in range(RECORDED_AFTER):
+            loss = self.step(*self.inputs)
+        gradients = {name: p.grad.cpu() for name, p in self.model.named_parameters() if p.grad is not None}
+        return {"loss": loss.cpu(), **gradients}
+
+    def __call__(self) -> None:
+        """Runs one step."""
+        self.step(*self.inputs)
+
+    @property
+    def told(self) -> str:
+        """Why steps are not recorded; empty if they are."""
+        reason = self.step.not_recorded
+        return "" if reason is None else f"  not recorded: {reason}"
+
+
+def _mean_square(out: Tensor, target: None) -> Tensor:
+    return out.square().mean()
 
 
 def _largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:

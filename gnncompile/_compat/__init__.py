@@ -71,6 +71,7 @@ from gnncompile._compat.memory import (
 from gnncompile._compat.numbers import most_unrolled
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
+from gnncompile._compat.process_groups import is_nccl, patch_destroy_process_group
 from gnncompile._compat.recapture import Recapture, Setting
 from gnncompile._compat.recovery import (
     CaptureFailed,
@@ -181,6 +182,7 @@ __all__ = [
     "inside_an_op_with_autograd",
     "is_broken_capture",
     "is_limit",
+    "is_nccl",
     "is_of_a_capture",
     "is_of_an_operation",
     "is_ours",
@@ -199,6 +201,7 @@ __all__ = [
     "object_of",
     "own_symbol",
     "patch_autograd_grad",
+    "patch_destroy_process_group",
     "patch_evaluate_expr",
     "pinned",
     "place_of",

@@ -17,7 +17,6 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
-from gnncompile.capture.agreement import same_exchanges, tell_failure
 from gnncompile.capture.provenance import kept_inputs, uneven_sources
 from gnncompile.capture.undefined_grads import with_undefined_grads
 from gnncompile.cudagraphs import eligibility
@@ -25,6 +24,7 @@ from gnncompile.cudagraphs.backward_thread import in_caller
 from gnncompile.cudagraphs.parameter_aliases import with_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.exc import PartitionError
+from gnncompile.layout.agreement import same_exchanges, tell_failure
 from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
@@ -51,10 +51,6 @@ from gnncompile.substitutes import install
 
 SHARDED = "its parameters are sharded (fully_shard), and stand elsewhere in the backward"
 """The reason that a graph of a sharded model is not recorded as a CUDA graph."""
-
-
-EXCHANGES = "it exchanges rows with other processes, which would have to replay at the same time"
-"""The reason that a graph over one part is not recorded as a CUDA graph."""
 
 
 @dataclass
@@ -210,14 +206,11 @@ class Backend(_compat.CaptureSettings):
             run = in_caller(run)
         if not self.options.record:
             return run
-        if self.group is not None:
-            captured.recordings = EXCHANGES
-            return run
         if _compat.are_sharded(self.modules()):
             captured.recordings = SHARDED
             return run
         structural = structure.program.inputs if structure is not None else ()
-        found = eligibility.recordings(run, gm, inputs, structural, padded, self.options)
+        found = eligibility.recordings(run, gm, inputs, structural, padded, self.options, self.group, captured.kept)
         captured.recordings = found
         return run if isinstance(found, str) else lambda *args: found(args)
 

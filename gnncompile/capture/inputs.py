@@ -28,7 +28,7 @@ from gnncompile.capture import edge_rows, minibatches, parts
 from gnncompile.capture.containers import Opened, is_container, open_container, put_together
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
-from gnncompile.layout.halo import HaloPlan, plan_of
+from gnncompile.layout.halo import HaloPlan, name_rows, plan_of
 from gnncompile.layout.identity_cache import IdentityCache
 from gnncompile.substitutes import sparse
 
@@ -194,6 +194,7 @@ def _of_part(value: Tensor, path: Path, derived: Derived, taken: FlatInputs) -> 
         )
     taken.plans.append(plan)
     row, col = derived.rows(value)
+    name_rows((row, col), plan.partition)
     taken.edges[id(row)] = value
     return parts.PartEdges(row, col, plan.send, plan.halo, taken.group)
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from gnncompile.capture.agreement import collect
 from gnncompile.exc import ArgumentError, ArgumentTypeError, PartitionError
+from gnncompile.layout.agreement import collect
 from gnncompile.layout.halo import HaloPlan, Splits, group_of, name_group
 
 _OPS: Any = torch.ops.gnncompile

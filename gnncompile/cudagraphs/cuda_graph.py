@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
@@ -26,6 +27,9 @@ class Recorder(Protocol):
             A function that does the work, and the tensors that `work` returned, to which the function writes.
         """
 
+    def reset(self) -> None:
+        """Frees what was captured. The functions that do the work must not be called any more."""
+
 
 class CudaGraphs:
     """Captures CUDA graphs on one device. Graphs of one instance must be replayed in the order of capture.
@@ -38,6 +42,8 @@ class CudaGraphs:
         csr.watch(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = streams.capturing(device)
+        self._device = device
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See :class:`Recorder`.
@@ -54,7 +60,14 @@ class CudaGraphs:
             torch.autograd.set_multithreading_enabled(False),  # the captured work is that of one thread
         ):
             made = work()
+        self._graphs.add(graph)
         return graph.replay, made
+
+    def reset(self) -> None:
+        """See :class:`Recorder`. The host waits for the device, which may be at work on a graph."""
+        torch.cuda.synchronize(self._device)
+        for graph in self._graphs:
+            graph.reset()
 
 
 @contextmanager

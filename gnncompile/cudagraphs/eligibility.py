@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from gnncompile.cudagraphs import cuda_graph
+from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings
 from gnncompile.options import Options
@@ -25,6 +25,8 @@ def recordings(
     structural: Sequence[int],
     padded: Sequence[dict[int, int]],
     options: Options,
+    group: str | None = None,
+    kept: Iterable[int] = (),
 ) -> CudaGraphPool | str:
     """Returns the pool that records a compiled graph, or the reason why the graph can't be recorded.
 
@@ -35,7 +37,12 @@ def recordings(
         structural: Indices of the inputs from which graph structure is built.
         padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
         options: The options of gnncompile.
+        group: The name of the process group of a graph that runs over one part; None for whole graphs.
+        kept: Indices of the inputs that are attributes of the model.
     """
+    reason = None if group is None else mesh_pool.why_not(group)
+    if reason is not None:
+        return reason
     devices = {v.device for n in gm.graph.nodes for v in _tensors(n)}
     devices |= {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) != 1:
@@ -49,6 +56,8 @@ def recordings(
         if waits or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
     settings = CudaGraphSettings(options.native, options.backward_in_caller)
+    if group is not None:
+        return mesh_pool.MeshCudaGraphPool(run, options.recordings, device, structural, settings, group, kept)
     return CudaGraphPool(run, options.recordings, device, structural, settings, padded)
 
 

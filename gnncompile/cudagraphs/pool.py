@@ -46,8 +46,12 @@ MOST_SEEN = 256
 
 
 @dataclass
-class _Seen:
-    """The runs with inputs of one size."""
+class Seen:
+    """The runs with inputs of one size.
+
+    Attributes:
+        owners: References that keep the addresses by which these inputs are known from being used again.
+    """
 
     context: Any
     places: list[Any] = field(default_factory=list)
@@ -56,6 +60,7 @@ class _Seen:
     runs: int = 0
     awaits_backward: bool = False
     refused: bool = False
+    owners: list[Any] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -129,13 +134,13 @@ class CudaGraphPool:
         self.settings, self.padded = settings, padded
         if settings.native:
             native.prepare()
-        self.recorded: list[tuple[_Seen, CudaGraphRun]] = []
+        self.recorded: list[tuple[Seen, CudaGraphRun]] = []
         self.reason: str | None = None
         self._calls = 0
         self._context: tuple[Any, Any] | None = None
         self._builds_structure = True
         self._broken = 0
-        self._seen: OrderedDict[Any, _Seen] = OrderedDict()
+        self._seen: OrderedDict[Any, Seen] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, args: Sequence[Any]) -> Begun | None:
@@ -183,7 +188,7 @@ class CudaGraphPool:
             begun.recording.release()
         for seen, recording in reversed(self.recorded):
             if seen.context == context and recording.fits(args):
-                lease = recording.lease()
+                lease = self._lease(recording)
                 if lease is not None:
                     return self._replay(recording, args, lease)
         with self._lock:
@@ -193,26 +198,33 @@ class CudaGraphPool:
             lease = new.lease() if new is not None else None
         return self._run(seen, args) if new is None or lease is None else self._replay(new, args, lease)
 
+    def _lease(self, recording: CudaGraphRun) -> Lease | None:
+        return recording.lease()
+
     def _replay(self, recording: CudaGraphRun, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
         recording.last_call = self._calls
         if recording.builds_structure and self._calls % LOOK_EVERY == 0:
             csr.look(self.device)
         return recording(args, lease, begun)
 
-    def _look(self, args: Sequence[Any], context: Any, memory: int | None) -> _Seen:
+    def _look(self, args: Sequence[Any], context: Any, memory: int | None) -> Seen:
         sizes = tuple([(a.shape, a.stride()) if isinstance(a, Tensor) else a for a in args])
-        key = context, sizes, memory
-        seen = self._seen.setdefault(key, _Seen(context))
-        self._seen.move_to_end(key)
-        if len(self._seen) > MOST_SEEN:
-            self._seen.popitem(last=False)
+        seen = self._seen_as((context, sizes, memory), context)
         places: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else 0 for a in args]
         for k in self.structural:
             places[k] = places[k], _version(args[k]), _storage(args[k])
         seen.look(places)
         return seen
 
-    def _run(self, seen: _Seen, args: Sequence[Any]) -> Any:
+    def _seen_as(self, key: Any, context: Any) -> Seen:
+        """Returns the runs of a key; forgets the runs of the key that was not met for longest."""
+        seen = self._seen.setdefault(key, Seen(context))
+        self._seen.move_to_end(key)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        return seen
+
+    def _run(self, seen: Seen, args: Sequence[Any]) -> Any:
         versions = [_version(a) for a in args]
         made = finished(self.run(*args))
         seen.mutated |= {k for k, a in enumerate(args) if _version(a) != versions[k]}
@@ -223,7 +235,7 @@ class CudaGraphPool:
             node.register_hook(lambda *_: setattr(seen, "awaits_backward", False))
         return made
 
-    def _record(self, seen: _Seen, args: Sequence[Any]) -> CudaGraphRun | None:
+    def _record(self, seen: Seen, args: Sequence[Any]) -> CudaGraphRun | None:
         seen.runs = 0  # in any case, the next attempt is some runs away
         # A change of a tensor without a version counter would not be noticed.
         copied = seen.copied | {k for k in self.structural if isinstance(args[k], Tensor) and args[k].is_inference()}
@@ -246,7 +258,7 @@ class CudaGraphPool:
     def _tensors(self, args: Sequence[Any]) -> frozenset[int]:
         return frozenset(k for k in self.structural if isinstance(args[k], Tensor))
 
-    def _make_room(self, seen: _Seen, copied: frozenset[int]) -> None:
+    def _make_room(self, seen: Seen, copied: frozenset[int]) -> None:
         """Drops recordings of the same size that copy fewer inputs.
 
         If the pool is still full, it drops the least recently replayed recording, unless the last :data:`LONG` calls
@@ -260,9 +272,8 @@ class CudaGraphPool:
             if oldest[1].free and self._calls - oldest[1].last_call > LONG:
                 self.recorded.remove(oldest)
 
-    def _refuse(self, seen: _Seen, reason: BaseException, builds_structure: bool) -> None:
-        reason = _first(reason)
-        text = str(reason).strip().splitlines()[0]
+    def _refuse(self, seen: Seen, reason: BaseException, builds_structure: bool) -> None:
+        reason, text = first_error(reason)
         # No operation of the graph raised an error, so something else in the process broke the capture.
         if _compat.is_broken_capture(reason) and self._broken < TRIES - 1:
             self._broken += 1
@@ -278,11 +289,14 @@ class CudaGraphPool:
             self.reason = text
 
 
-def _first(error: BaseException) -> BaseException:
-    """Returns the error that broke a capture, if it is known. The end of a broken capture raises another error."""
+def first_error(error: BaseException) -> tuple[BaseException, str]:
+    """Returns the error that broke a capture, if it is known, and its first line.
+
+    The end of a broken capture raises another error.
+    """
     while _compat.is_broken_capture(error) and error.__context__ is not None:
         error = error.__context__
-    return error
+    return error, str(error).strip().splitlines()[0]
 
 
 def _is_the_same(one: Any, other: Any) -> bool:

@@ -89,6 +89,9 @@ class CudaGraphRun:
         settings: How the recording is replayed.
         padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
 
+    Attributes:
+        awaits_backward: Whether the backward of the last replay is still to run. Only a pool of a mesh keeps it.
+
     Raises:
         UnsupportedRegion: A result shares memory with an input, or an input that the graph writes to would be copied.
         RuntimeError: From the capture.
@@ -143,6 +146,7 @@ class CudaGraphRun:
         if any(self.differentiable):
             self._record_backward([t for t in tensors if t.requires_grad], [inputs[k] for k in self._graded], record)
         self.last_call = 0
+        self.awaits_backward = False
         self._settings = settings
         self._inputs: Any = None
         self._replay: Callable[..., tuple[Tensor, ...]] | None = None

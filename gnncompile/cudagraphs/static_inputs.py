@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.layout import batch_metadata, csr
+from gnncompile.layout.halo import copy_with_room
 
 MOST_APART, LITTLE = 1.5, 2**16
 """Inputs in one piece of memory are copied together if they span at most ``MOST_APART * bytes + LITTLE`` bytes.
@@ -181,7 +182,13 @@ def _places(hubs: csr.Hubs | None) -> Any:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Returns a copy that begins at the beginning of its memory only if the tensor does: guards may ask for this."""
+    """Returns a copy that begins at the beginning of its memory only if the tensor does: guards may ask for this.
+
+    The copy of a part's features has room for halo rows, as the features have.
+    """
+    roomy = copy_with_room(tensor)
+    if roomy is not None:
+        return roomy
     if not tensor.storage_offset():
         return tensor.detach().clone()
     start, end = _span(tensor)

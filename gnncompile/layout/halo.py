@@ -6,6 +6,7 @@ part numbers sources in the order own rows, then halo rows; destinations are own
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,11 +63,16 @@ def make_plan(
     halo = torch.empty(sum(received), 0, dtype=torch.int8, device=send.device)
     plan = HaloPlan(send, halo, tuple(sent), tuple(received), own, partition, rank, sizes)
     _splits.set(send, plan.splits)
+    for tensor in (send, halo):
+        _partitions.set(tensor, partition)
     return plan
 
 
 _splits: SideTable[Splits] = SideTable()
 """By the `send` of a plan: its splits."""
+
+_partitions: SideTable[str] = SideTable()
+"""By each index tensor by which compiled code knows a part: the name of its partition."""
 
 _plans: SideTable[HaloPlan] = SideTable()
 """By the edge list of a part: the plan of its sources."""
@@ -78,6 +84,21 @@ def splits(send: Tensor) -> Splits:
     if found is None:
         raise InternalError("an exchange has lost its plan; please report it")
     return found
+
+
+def partition_of(tensor: Tensor) -> str | None:
+    """Returns the name of the partition of an index tensor of a part: `send`, `halo`, or a row of its edge list.
+
+    Returns None for any other tensor.
+    """
+    return _partitions.get(tensor)
+
+
+def name_rows(rows: Iterable[Tensor], partition: str) -> None:
+    """Notes the partition of the rows of a part's edge list."""
+    for row in rows:
+        if _partitions.get(row) is None:
+            _partitions.set(row, partition)
 
 
 def attach_plan(edge_index: Tensor, plan: HaloPlan) -> None:
@@ -108,6 +129,12 @@ def with_room(rows: Tensor, num_halo: int) -> Tensor:
     own = joined.new_empty(0).set_(joined.untyped_storage(), 0, rows.shape, joined.stride())
     _rooms.set(own, joined)
     return own.requires_grad_(rows.requires_grad)
+
+
+def copy_with_room(rows: Tensor) -> Tensor | None:
+    """Returns a copy of rows that has the room for halo rows that `rows` has, or None if `rows` has no such room."""
+    joined = _rooms.get(rows)
+    return None if joined is None else with_room(rows.detach(), joined.size(0) - rows.size(0))
 
 
 def joined_rows(rows: Tensor, halo: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ class Plan:
 
     Attributes:
         structural: Indices, among the leaves of the arguments, of the tensors in `built_of`.
+        num_leaves: The number of leaves of the arguments.
         recordings: Records and replays the steps.
         repeatable: Whether forward and backward change nothing except losses and gradients, so a second run is safe.
     """
@@ -36,7 +37,10 @@ class Plan:
         self.capture, self._also = capture, also
         found: list[Any] = []
         leaves((call.args, call.counts), found)
-        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
+        self.num_leaves = len(found)
+        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)} - {
+            0
+        }  # 0 is the address of all empty tensors
         self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
         self._skeleton = with_leaves((call.args, call.counts), iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
-from gnncompile.capture.backend import EXCHANGES, SHARDED
+from gnncompile.capture.backend import SHARDED
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import Call, CompiledCallable
 from gnncompile.capture.inputs import Checker, leaves
-from gnncompile.cudagraphs import cuda_graph
+from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.parameter_aliases import using_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings, Unfinished, finished
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout import identity_cache
+from gnncompile.layout.agreement import union
 from gnncompile.options import DEFAULTS
 from gnncompile.steps.data_parallel import GradientAveraging, Used
 from gnncompile.steps.optimizer_settings import Changes, OptimizerSettings, needs_closure, needs_metric
@@ -58,7 +59,9 @@ class TrainStep:
 
     Args:
         model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it. Inputs must be on its
-            device. If it was compiled with a mesh, a step runs over the parts of one graph, and so does the loss.
+            device. If it was compiled with a mesh, a step runs over the parts of one graph, and so does the loss. The
+            CUDA graphs then hold the collectives. This needs NCCL, and all processes must call the step alike. They
+            count steps alike, and compare through the store of their process group when a new graph is recorded.
         loss: Called with the model's result and `target`. Returns the scalar to minimise, or a tuple that begins with
             this scalar.
         optimizer: The optimizer of the model's parameters. On a GPU it is made ``capturable`` where it can be, and
@@ -275,18 +278,29 @@ class TrainStep:
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.supports_cuda_graphs(plan.device):
-            run = functools.partial(self._run, plan)
-            plan.recordings = CudaGraphPool(run, self._most, plan.device, plan.structural, self._recording_settings)
+            plan.recordings = self._pool(plan)
             self._plans.append(plan)
             self._settings.keep_on(plan.device)
         return made  # type: ignore[no-any-return]
 
+    def _pool(self, plan: Plan) -> CudaGraphPool:
+        """Returns what records and replays the steps of a plan."""
+        run, group = functools.partial(self._run, plan), self._program.backend.group
+        if group is None:
+            return CudaGraphPool(run, self._most, plan.device, plan.structural, self._recording_settings)
+        # A part without edges does not tell which of its empty tensors structure was built from.
+        structural = union(group, "a new step", plan.structural)
+        kept = range(plan.num_leaves, plan.num_leaves + len(plan.state()))
+        settings = self._recording_settings
+        return mesh_pool.MeshCudaGraphPool(run, self._most, plan.device, structural, settings, group, kept)
+
     def _why_not(self, call: Call | None, capture: Any) -> str | None:
         """Returns why steps that run a captured graph can't be recorded, or None if they can."""
-        if self._mesh is not None:
-            return EXCHANGES
         if not self._records:
             return "it is turned off"
+        group = self._program.backend.group
+        if group is not None and (reason := mesh_pool.why_not(group)) is not None:
+            return reason
         if call is None:
             return "an argument is an object or a sparse matrix; pass its tensors"
         if _compat.are_sharded([self.model]):

@@ -21,17 +21,34 @@ from tests.partitioned import CHECKS, Here, graph, raises, spawned
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs a torch with torch.distributed")
 
 QUICK = ("hetero_model", "awkward_graphs", "different_graphs")
+RECORDED_QUICK = (
+    "steps_of_sage",
+    "parts_change_in_one_rank",
+    "captures_fail_in_one_rank",
+    "groups_end",
+)
 
 
-def run(size: int, names: tuple[str, ...], out: Path, inductor: bool = False) -> None:
+def run(size: int, names: tuple[str, ...], out: Path, inductor: bool = False, recorded: bool = False) -> None:
     """Runs checks in spawned processes."""
-    multiprocessing.spawn(spawned, (size, str(out), names, inductor), nprocs=size)  # type: ignore[no-untyped-call]
+    given = size, str(out), names, inductor, recorded
+    multiprocessing.spawn(spawned, given, nprocs=size)  # type: ignore[no-untyped-call]
     found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(size)]
     assert found == [{}] * size, "\n".join(f"{name}:\n{error}" for each in found for name, error in each.items())
 
 
 def test_two_processes(tmp_path: Path) -> None:
     run(2, QUICK, tmp_path)
+
+
+def test_two_processes_record(tmp_path: Path) -> None:
+    run(2, RECORDED_QUICK, tmp_path, recorded=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_recorded(size: int, tmp_path: Path) -> None:
+    run(size, (), tmp_path, recorded=True)
 
 
 @pytest.mark.slow
@@ -48,10 +65,11 @@ def test_with_inductor(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_on_two_gpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--recorded",)])
+def test_on_two_gpus(more: tuple[str, ...], tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    torchrun("-m", "tests.partitioned", str(tmp_path), "--device", "cuda", "--inductor")
+    torchrun("-m", "tests.partitioned", str(tmp_path), "--device", "cuda", "--inductor", *more)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert found == [{}, {}], "\n".join(f"{name}:\n{error}" for each in found for name, error in each.items())
 

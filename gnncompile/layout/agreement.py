@@ -1,4 +1,4 @@
-"""Compares what the processes of a mesh have captured, once per captured graph, and which partition they hold.
+"""Compares what the processes of a mesh have captured, which partition they hold, and what they record.
 
 A collective would not do: a process that captures a graph alone would meet an exchange of the others, and both would
 read rows that are none. So processes write to the store of their group, and read what the others wrote.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
 
@@ -59,6 +59,12 @@ def collect(group: str, what: str, mine: Sequence[str]) -> list[list[str]]:
 def tell_failure(group: str, error: BaseException) -> None:
     """Tells the other processes that this one fails in this round, so they need not wait for it."""
     _write(group, [_FAILED, str(error)])
+
+
+def union(group: str, what: str, mine: Iterable[int]) -> list[int]:
+    """Returns all indices that any process of a group has, in ascending order. The arguments are those of `collect`."""
+    found = collect(group, what, [str(one) for one in sorted(mine)])
+    return sorted({int(one) for indices in found for one in indices})
 
 
 def same_exchanges(group: str, mine: Sequence[tuple[str, str]]) -> None:

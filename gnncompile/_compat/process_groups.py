@@ -1,0 +1,30 @@
+"""The end of process groups, which torch has no hook for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+
+def patch_destroy_process_group(before: Callable[[dist.ProcessGroup | None], None]) -> None:
+    """Makes ``torch.distributed.destroy_process_group`` call `before` first.
+
+    Args:
+        before: Called with the group that ends, or with None if all groups end.
+    """
+    destroy = dist.distributed_c10d.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        before(None if group is dist.group.WORLD else group)
+        destroy(group)
+
+    dist.distributed_c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
+
+
+def is_nccl(group: dist.ProcessGroup) -> bool:
+    """Whether a process group communicates between GPUs by NCCL."""
+    return "cuda:nccl" in dist.get_backend_config(group).split(",")
