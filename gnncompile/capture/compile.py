@@ -204,7 +204,7 @@ def compile(
             symbolic only after it has changed.
         mode: As in :func:`torch.compile`. On a GPU ``"reduce-overhead"`` and ``"max-autotune"`` replay forward and
             backward as one CUDA graph each. The other settings of a mode are passed on to Inductor. With a `mesh`, this
-            needs NCCL; all processes record and replay together.
+            needs NCCL and ``NCCL_GRAPH_REGISTER=0`` in the environment; all processes record and replay together.
         options: gnncompile's own (:class:`gnncompile.options.Options`) and Inductor's settings.
         disable: Return the model as it is.
         mesh: A mesh of one dimension, whose processes hold the parts of one graph (:func:`gnncompile.partition`). The

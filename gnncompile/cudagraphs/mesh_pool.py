@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 EXCHANGES = "it exchanges rows with other processes, and its process group does not use NCCL"
 """The reason that a graph over one part is not recorded as a CUDA graph."""
 
-EXPANDABLE = (
-    "the allocator has expandable segments, in which NCCL must not register buffers of CUDA graphs. Set "
-    "NCCL_GRAPH_REGISTER=0 in the environment"
+REGISTERS = (
+    "NCCL would register the buffers of CUDA graphs with the other processes, and wait for ever if one of them can't "
+    "capture. Set NCCL_GRAPH_REGISTER=0 in the environment of all processes"
 )
 """The reason that a graph over one part is not recorded though its process group uses NCCL."""
 
@@ -52,9 +52,7 @@ def why_not(group: str) -> str | None:
     """Returns why graphs that exchange rows over a group can't be recorded, or None if they can."""
     if not _compat.is_nccl(group_of(group)):
         return EXCHANGES
-    settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    is_expandable = any("expandable_segments:true" in held.lower() for held in settings)
-    return EXPANDABLE if is_expandable and os.environ.get("NCCL_GRAPH_REGISTER") != "0" else None
+    return None if os.environ.get("NCCL_GRAPH_REGISTER") == "0" else REGISTERS
 
 
 class MeshCudaGraphPool(CudaGraphPool):

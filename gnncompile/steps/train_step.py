@@ -60,8 +60,9 @@ class TrainStep:
     Args:
         model: The module to train, compiled or not, or a ``DistributedDataParallel`` of it. Inputs must be on its
             device. If it was compiled with a mesh, a step runs over the parts of one graph, and so does the loss. The
-            CUDA graphs then hold the collectives. This needs NCCL, and all processes must call the step alike. They
-            count steps alike, and compare through the store of their process group when a new graph is recorded.
+            CUDA graphs then hold the collectives. This needs NCCL and ``NCCL_GRAPH_REGISTER=0`` in the environment,
+            and all processes must call the step alike. They count steps alike, and compare through the store of their
+            process group when a new graph is recorded.
         loss: Called with the model's result and `target`. Returns the scalar to minimise, or a tuple that begins with
             this scalar.
         optimizer: The optimizer of the model's parameters. On a GPU it is made ``capturable`` where it can be, and

@@ -201,18 +201,18 @@ def test_the_end_of_a_group_ends_its_recordings(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_reason_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_pool, "group_of", lambda name: name)
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
     for config, can in (("cpu:gloo,cuda:gloo", False), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True)):
         monkeypatch.setattr(dist, "get_backend_config", lambda group, config=config: config)
         assert _compat.is_nccl("a group") is can  # type: ignore[arg-type]
         assert (mesh_pool.why_not("a group") is None) is can
 
 
-def test_the_reason_with_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_where_nccl_registers_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_pool, "group_of", lambda name: name)
     monkeypatch.setattr(_compat, "is_nccl", lambda group: True)
     monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
-    assert mesh_pool.why_not("a group") == mesh_pool.EXPANDABLE
+    assert mesh_pool.why_not("a group") == mesh_pool.REGISTERS
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
     assert mesh_pool.why_not("a group") is None
 
