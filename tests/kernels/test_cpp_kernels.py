@@ -570,7 +570,7 @@ def test_choices_that_all_channels_share(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_long_functions_of_each_other_take_several_loops(dtype: str) -> None:
-    """Softplus is a logarithm of an exponential. A loop of its own takes the second, with the values that cross over."""
+    """Softplus is a logarithm of an exponential. A loop of its own takes the second."""
     b = Builder(D)
     x = b.input(0, S, (2, 16), dtype)
     large = b.op("gt", x, b.const(1.0))

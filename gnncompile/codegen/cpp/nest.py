@@ -277,7 +277,7 @@ class NestWriter:
         return raw if same else f"T({raw})"
 
     def _kept_type(self, node: Node) -> str:
-        """Returns the type of the elements that a nest keeps: bools as wide as numbers, so that vectors hold as many."""
+        """Returns the type of the elements that a nest keeps: bools as wide as numbers, since vectors hold as many."""
         word = "uint64_t" if self.region.double else "uint32_t"
         return word if self._type(node) == "bool" else self._type(node)
 
