@@ -62,17 +62,18 @@ typedef T Loose __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
 """
 
 _ADD = """\
-static inline __attribute__((always_inline)) void add_product(Vector& sum, T one, Vector other) {
-  sum += one * other;
+static inline __attribute__((always_inline)) Vector add_product(Vector sum, T one, Vector other) {
+  return sum + one * other;
 }
 """
 
 _ADD_PAIRS = """\
 // Both products of a pair are added in float32. The compiler's builtins need a large header, and differ.
-static inline __attribute__((always_inline)) void add_product(Vector& sum, T one, Vector other) {
+static inline __attribute__((always_inline)) Vector add_product(Vector sum, T one, Vector other) {
   Vector ones;
   __asm__("vbroadcastss %1, %0" : "=v"(ones) : "v"(one));
   __asm__("vdpbf16ps %1, %2, %0" : "+v"(sum) : "v"(ones), "v"(other));
+  return sum;
 }
 // The values of two vectors, rounded to bfloat16: first those of `low`.
 static inline __attribute__((always_inline)) Vector rounded(Vector low, Vector high) {
@@ -114,6 +115,10 @@ static inline void pair_rows(T* to, const T* from, int64_t rows, int64_t width) 
 """
 
 _BLOCKS = """\
+// Writes the first lanes of a vector. This is a function, since a loop in `block` would keep its sums in memory.
+static __attribute__((noinline)) void write_lanes(T* to, Vector part, int64_t lanes, bool adds) {
+  for (int64_t lane = 0; lane < lanes; ++lane) to[lane] = adds ? to[lane] + part[lane] : part[lane];
+}
 // to[i][j] = sum of a[i * row + k * step] * b[k * next + j] over k < inner, for ROWS rows and columns j < left.
 template <int ROWS, int WIDE, bool ADDS>
 static inline __attribute__((always_inline)) void block(T* to, int64_t columns, int64_t left, const T* a, int64_t row,
@@ -128,7 +133,7 @@ static inline __attribute__((always_inline)) void block(T* to, int64_t columns, 
     for (int i = 0; i < ROWS; ++i) {
       const T one = a[i * row + k * step];
 #pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) add_product(sums[i][j], one, other[j]);
+      for (int j = 0; j < WIDE; ++j) sums[i][j] = add_product(sums[i][j], one, other[j]);
     }
   }
 #pragma GCC unroll 16
@@ -140,8 +145,7 @@ static inline __attribute__((always_inline)) void block(T* to, int64_t columns, 
         Loose& whole = *reinterpret_cast<Loose*>(at);
         whole = ADDS ? whole + sums[i][j] : sums[i][j];
       } else {
-        for (int64_t lane = 0; lane < left - j * LANES; ++lane)
-          at[lane] = ADDS ? at[lane] + sums[i][j][lane] : sums[i][j][lane];
+        write_lanes(at, sums[i][j], left - j * LANES, ADDS);
       }
     }
   }
