@@ -83,6 +83,18 @@ class Aggregated(nn.Module):
         return total(self.last(hidden), destination, x.size(0), self.kind)
 
 
+class OneState(nn.Module):
+    """A step of edge states by one layer, and the sums of the states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        e = e + self.step(e).relu()
+        return torch.cat([total(e, edge_index[1], x.size(0)), e.sum(0, keepdim=True)])
+
+
 class OneLayer(nn.Module):
     """The maximum of one layer of products of rows."""
 
@@ -378,6 +390,7 @@ def test_cpus_leave_layers_in_16_bits_to_the_library(pairs: bool, monkeypatch: p
     assert regions(OneLayer(), torch.float32) and not regions(OneLayer(), torch.bfloat16)
     assert not regions(Blocks(), torch.float16)
     assert bool(regions(Blocks(), torch.bfloat16)) is pairs
+    assert regions(OneState(), torch.float32) and not regions(OneState(), torch.bfloat16)
     narrow = replace(tuning.LOOPS, widest_pairs=CHANNELS - 1)
     monkeypatch.setattr(tuning, "LOOPS", narrow)
     assert not regions(Blocks(), torch.bfloat16)
