@@ -80,7 +80,7 @@ class Device:
             has_states: Whether the region gives values per edge. Otherwise float32 pays for few channels only.
         """
         if not self.runs_triton:
-            return sys.maxsize
+            return tuning.LOOPS.widest_pairs if dtype in HALVES else sys.maxsize
         few = not has_states and dtype not in HALVES
         return tuning.TILES.tiled_widest_floats if few else tuning.TILES.tiled_widest
 
@@ -92,18 +92,19 @@ class Device:
     def walks_layers(self, dtype: torch.dtype) -> bool:
         """Whether layers of a type are faster in a region than in the library, though a backward computes them again.
 
-        On a CPU a walk multiplies 16-bit values in float32. A library that multiplies bfloat16 itself takes half the
-        time. Measured on a CPU with AVX512-BF16, with SchNet in bfloat16; float16 and other CPUs follow it unmeasured.
+        On a CPU a walk multiplies 16-bit values in float32, unless :attr:`multiplies_pairs` holds. A library that
+        multiplies bfloat16 itself takes half the time. Measured on a CPU with AVX512-BF16, with SchNet in bfloat16;
+        float16 and other CPUs follow it unmeasured. Walks by pairs pay up to :meth:`widest_tile`, with several layers.
         """
-        return self.runs_triton or dtype not in HALVES
+        return self.runs_triton or dtype not in HALVES or (dtype is torch.bfloat16 and self.multiplies_pairs)
 
     def walks_one_layer(self, dtype: torch.dtype) -> bool:
-        """Whether a region pays for one layer whose rows nothing else reads.
+        """Whether a region pays for one layer. On a GPU it always does if other operations read rows of the layer.
 
         Otherwise the library multiplies faster, although it stores the rows. With EdgeConv in float32 on an H100, the
         library takes 2.7 ms and a region 6.2 ms.
         """
-        return not self.runs_triton and self.walks_layers(dtype)
+        return not self.runs_triton and dtype not in HALVES
 
     @property
     def multiplies_in_own_vectors(self) -> bool:
@@ -113,6 +114,11 @@ class Device:
         GFLOP/s per core in float32, and vectors of 512 bits 240 GFLOP/s. Other processors of AMD follow it unmeasured.
         """
         return self.place.type == "cpu" and self.generator == "cpp" and _library_halves_vectors()
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether these products of generated C++ multiply pairs of bfloat16 values, by AVX512-BF16."""
+        return self.multiplies_in_own_vectors and "avx512_bf16" in _flags()
 
     @property
     def small_product(self) -> int:
@@ -174,11 +180,22 @@ def _library_halves_vectors() -> bool:
     """Whether torch multiplies by Intel's library, on a processor of AMD with vectors of 512 bits."""
     if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
+    return any(line.split() == ["vendor_id", ":", "AuthenticAMD"] for line in _cpuinfo())
+
+
+@lru_cache(maxsize=1)
+def _flags() -> frozenset[str]:
+    """Returns the names of the processor's extensions."""
+    return frozenset(flag for line in _cpuinfo() if line.startswith("flags") for flag in line.split())
+
+
+def _cpuinfo() -> list[str]:
+    """Returns the lines in which Linux describes the processors; none on another system."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return any(line.split() == ["vendor_id", ":", "AuthenticAMD"] for line in file)
+            return file.readlines()
     except OSError:
-        return False
+        return []
 
 
 def available_cores() -> int:

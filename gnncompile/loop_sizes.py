@@ -56,3 +56,7 @@ class LoopTable:
 
     product_shares: int
     """Most partial sums of a product over rows."""
+
+    widest_pairs: int
+    """Most channels of a region with layers in bfloat16. A backward computes products of the forward again; with more
+    channels, that takes longer than reading stored rows. Measured."""

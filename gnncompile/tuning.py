@@ -471,6 +471,7 @@ XEON = LoopTable(
     widest_product=2048,
     rows_of_share=4096,
     product_shares=32,
+    widest_pairs=64,
 )
 """Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``. The numbers about products of our own are
 those of an AMD EPYC 9005."""

@@ -52,6 +52,8 @@ class Space(str, Enum):
 BOOL = "bool"
 BITS = "bits"
 """Type of bools per edge that are packed into words: see :mod:`gnncompile.ir.bits`."""
+HALVES = ("bfloat16", "float16")
+"""The float types of 16 bits."""
 SEED = "int64"
 """Type of a seed: a tensor of one element that only dropout reads."""
 COMPUTE = "compute"
@@ -291,6 +293,17 @@ class Region:
     def compute(self) -> str:
         """The type that the region computes in."""
         return "float64" if self.double else "float32"
+
+    @cached_property
+    def factor(self) -> str:
+        """The type of the factors of products with matrices of weights, and of sums over edges, in walks by tiles.
+
+        It is a type of 16 bits if all weights have this type or, in a region without weights, all tensors. Otherwise it
+        is the type that the region computes in.
+        """
+        floats = [n for n in self.inputs if not n.boolean and n.dtype != SEED]
+        types = {n.dtype for n in floats if n.space is Space.FEATURE} or {n.dtype for n in floats}
+        return types.pop() if len(types) == 1 and types <= {*HALVES} and not self.double else self.compute
 
     def per_edge(self, output: Output) -> bool:
         """Whether an output has a row per edge."""

@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
 
 import gnncompile
-from gnncompile import _compat
+from gnncompile import _compat, tuning
 from gnncompile.capture.compile import callable_of
 from gnncompile.device import Device, device_of
 from gnncompile.ir.region import Region, parse
@@ -80,6 +81,18 @@ class Aggregated(nn.Module):
         source, destination = edge_index
         hidden = self.drop(self.first(torch.cat([x[destination] - x[source], e], -1)).relu())
         return total(self.last(hidden), destination, x.size(0), self.kind)
+
+
+class OneState(nn.Module):
+    """A step of edge states by one layer, and the sums of the states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        e = e + self.step(e).relu()
+        return torch.cat([total(e, edge_index[1], x.size(0)), e.sum(0, keepdim=True)])
 
 
 class OneLayer(nn.Module):
@@ -361,13 +374,25 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
 
 
-def test_cpus_leave_layers_in_16_bits_to_the_library() -> None:
+BY_PAIRS = pytest.mark.skipif(not device_of("cpu").multiplies_pairs, reason="needs an AMD processor with AVX512-BF16")
+
+
+@pytest.mark.parametrize("pairs", [pytest.param(True, marks=BY_PAIRS), False])
+def test_cpus_leave_layers_in_16_bits_to_the_library(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that multiplies pairs of bfloat16 values computes several narrow layers."""
+    monkeypatch.setattr(Device, "multiplies_pairs", property(lambda device: pairs))
+
     def regions(model: nn.Module, dtype: torch.dtype) -> list[Region]:
         compiled = gnncompile.compile(model.to(dtype))
         compiled(*inputs(9, 30, dtype))
         return tiled(compiled)
 
     assert regions(OneLayer(), torch.float32) and not regions(OneLayer(), torch.bfloat16)
+    assert not regions(Blocks(), torch.float16)
+    assert bool(regions(Blocks(), torch.bfloat16)) is pairs
+    assert regions(OneState(), torch.float32) and not regions(OneState(), torch.bfloat16)
+    narrow = replace(tuning.LOOPS, widest_pairs=CHANNELS - 1)
+    monkeypatch.setattr(tuning, "LOOPS", narrow)
     assert not regions(Blocks(), torch.bfloat16)
     with kernels("triton"):
         assert regions(Blocks(), torch.bfloat16) and not regions(OneLayer(), torch.bfloat16)

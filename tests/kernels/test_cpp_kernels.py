@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gnncompile.codegen.cpp import compiler
 from gnncompile.codegen.cpp.kernel import FRESH_BYTES, CppKernel
+from gnncompile.codegen.cpp.plan import plan
 from gnncompile.codegen.cpp.source import source
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.builder import Builder
@@ -565,6 +566,28 @@ def test_choices_that_all_channels_share(dtype: str) -> None:
         tensors[2] = torch.tensor([True, False, True, False, False]).view(1, 5, 1)
         tensors[0][:, ~tensors[2].view(5)] = NAN
         check(region, tensors, where, name)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_long_functions_of_each_other_take_several_loops(dtype: str) -> None:
+    """Softplus is a logarithm of an exponential. A loop of its own takes the second."""
+    b = Builder(D)
+    x = b.input(0, S, (2, 16), dtype)
+    large = b.op("gt", x, b.const(1.0))
+    softplus = b.op("log1p", b.op("exp", b.op("where", large, b.const(0.0), x)))
+    region = b.finish([out(b, b.reduce("sum", b.op("where", large, x, softplus)), dtype)])
+    first, last = plan(region).loops[0]
+    assert [region.nodes[s.node].op for s in first.steps] == ["gt", "where", "exp"]
+    assert [region.nodes[s.node].op for s in last.steps] == ["log1p", "where", "reduce_sum"]
+    word = "uint64_t" if region.double else "uint32_t"
+    assert f"{word} kept{large}[32];" in source(region)
+    check_everywhere(region)
+
+
+def test_short_sums_read_what_was_stored() -> None:
+    """Elements that are stored one by one are not read as a vector: the processor would wait for all earlier stores."""
+    for channels, lanes in ((3, 1), (7, 1), (8, 8), (40, 16)):
+        assert f"total<{lanes}>" in source(dot_attention(D, "float32", 1, channels))
 
 
 def test_wrong_tensors_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,9 @@ from torch._inductor.utils import run_and_get_code
 import gnncompile
 from gnncompile import tuning
 from gnncompile.codegen.cpp import matrix
-from gnncompile.codegen.cpp.products import LIBRARY, VECTORS
+from gnncompile.codegen.cpp.compiler import load
+from gnncompile.codegen.cpp.prelude import prelude
+from gnncompile.codegen.cpp.products import LIBRARY, PAIRS, VECTORS
 from gnncompile.codegen.cpp.tiled_source import tiled_source
 from gnncompile.device import Device, device_of
 from tests.harness import kernels
@@ -132,6 +135,67 @@ def test_the_writer_of_products_is_chosen(own: bool) -> None:
     text = tiled_source(region)
     assert found in text and other not in text
     assert LIBRARY in tiled_source(region, own_products=False)
+
+
+BY_PAIRS = pytest.mark.skipif(not device_of("cpu").multiplies_pairs, reason="needs a processor of AMD with AVX512-BF16")
+
+
+def test_pairs_are_for_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: True))
+    for pairs in (True, False):
+        monkeypatch.setattr(Device, "multiplies_pairs", property(lambda device, pairs=pairs: pairs))
+        for dtype in ("float32", "float16", "bfloat16"):
+            text = tiled_source(region_of("mesh_graph_net", dtype)[0])
+            assert (PAIRS in text) is (pairs and dtype == "bfloat16")
+            assert (VECTORS in text) is not (PAIRS in text)
+
+
+TWO_PRODUCTS = """
+// Arguments: rows, left, right, weights, left @ weights, left.T @ right.
+extern "C" void run(int64_t rows, const T* left, const T* right, const T* weights, T* by_rows, T* over_rows) {
+  constexpr int64_t DEPTH = {depth}, COLUMNS = {columns}, HALF = (DEPTH + 1) / 2;
+  T* const space = static_cast<T*>(__builtin_calloc(in_strips(HALF, COLUMNS) + rows * (DEPTH + COLUMNS) + 64, 4));
+  T *strips = space, *first = space + in_strips(HALF, COLUMNS), *other = first + (rows + 1) / 2 * DEPTH + 32;
+  for (int64_t j = 0; j < COLUMNS; ++j)
+    for (int64_t k = 0; k < HALF; ++k)
+      strips[(j / STRIP * HALF + k) * STRIP + j % STRIP] =
+          pair(weights[2 * k * COLUMNS + j], 2 * k + 1 < DEPTH ? weights[(2 * k + 1) * COLUMNS + j] : 0);
+  T* const pairs = static_cast<T*>(__builtin_calloc(rows * HALF + 32, 4));
+  pair_columns(pairs, left, rows, DEPTH);
+  multiply<COLUMNS, false>(by_rows, pairs, HALF, 1, strips, STRIP, STRIP * HALF, rows, HALF);
+  pair_rows(first, left, rows, DEPTH);
+  pair_rows(other, right, rows, COLUMNS);
+  multiply<COLUMNS, true>(over_rows, first, 1, DEPTH, other, COLUMNS, STRIP, DEPTH, (rows + 1) / 2);
+  __builtin_free(pairs);
+  __builtin_free(space);
+}
+"""
+
+
+@BY_PAIRS
+@pytest.mark.parametrize("rows, depth, columns", [size for size in SIZES if size[0] < 1000])
+def test_pairs_are_rounded_once_and_added_in_float32(rows: int, depth: int, columns: int) -> None:
+    torch.manual_seed(rows)
+    left, right, weights = torch.randn(rows, depth), torch.randn(rows, columns), torch.randn(depth, columns)
+    left[0, 0] = float("inf")
+    body = PAIRS + TWO_PRODUCTS.replace("{depth}", str(depth)).replace("{columns}", str(columns))
+    kernel = load(prelude(body, False) + body, contract=True).run
+    by_rows, over_rows = torch.full((rows, columns), float("nan")), torch.zeros(depth, columns)
+    given = [tensor.data_ptr() for tensor in (left, right, weights, by_rows, over_rows)]
+    kernel(ctypes.c_int64(rows), *map(ctypes.c_void_p, given))
+    a, b, w = (tensor.bfloat16().double() for tensor in (left, right, weights))
+    for found, wanted in ((by_rows, a @ w), (over_rows, a.t() @ b)):
+        assert torch.equal(found.isfinite(), wanted.isfinite())
+        near(found.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
+
+
+@BY_PAIRS
+@pytest.mark.parametrize("graph", ["no edge", "one edge", "hub", "many rows"])
+@pytest.mark.parametrize("name", ["equivariant", "filters", "mesh_graph_net"])
+def test_tiled_regions_by_pairs(name: str, graph: str) -> None:
+    with kernels("cpp"):
+        assert "vdpbf16ps" in tiled_source(region_of(name, "bfloat16")[0])
+        check(name, graph, "bfloat16", True, by_op, 3e-2)
 
 
 class Layers(nn.Module):

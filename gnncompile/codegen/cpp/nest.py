@@ -21,9 +21,17 @@ def size_of(shape: Shape) -> int:
     return shape[0] * shape[1]
 
 
+SHORTEST_VECTORS = 8
+"""Fewest iterations of a loop that is vectorised."""
+
+
 def _lanes(channels: int) -> int:
-    """Returns the number of partial sums of a sum over channels."""
-    return min(16, 1 << (channels.bit_length() - 1))
+    """Returns the number of partial sums of a sum over channels.
+
+    A short loop stores one element at a time. A processor can't read such elements together before all earlier stores
+    are done.
+    """
+    return min(16, 1 << (channels.bit_length() - 1)) if channels >= SHORTEST_VECTORS else 1
 
 
 def to_storage(value: str, dtype: str) -> str:
@@ -117,7 +125,7 @@ class NestWriter:
             self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
         self._put(*self.outer)
         name, length = loops[-1]
-        if length >= 8 and not ordered:
+        if length >= SHORTEST_VECTORS and not ordered:
             self._put("#pragma omp simd")
         self._open(f"for (int {name} = 0; {name} < {length}; ++{name})")
         self._put(*self.inner)
@@ -131,7 +139,7 @@ class NestWriter:
         for step in nest.steps:
             node = self.nodes[step.node]
             if step.kind is Kind.VALUE and step.node in nest.keeps:
-                self._put(f"{self._type(node)} kept{step.node}[{size_of(node.shape)}];")
+                self._put(f"{self._kept_type(node)} kept{step.node}[{size_of(node.shape)}];")
             elif step.kind is Kind.FEATURES and (node.op.endswith("heads") or node.op == "transposed"):
                 start = "T(-__builtin_inf())" if node.op in FEATURE_MAXIMA else "T(0)"
                 self._declare(f"x{step.node}" if node.shape == (1, 1) else f"kept{step.node}", node.shape, start)
@@ -267,6 +275,11 @@ class NestWriter:
             return f"T(from_{node.dtype}({raw}))" if self.region.double else f"from_{node.dtype}({raw})"
         same = node.dtype in (self.region.compute, SEED)
         return raw if same else f"T({raw})"
+
+    def _kept_type(self, node: Node) -> str:
+        """Returns the type of the elements that a nest keeps: bools as wide as numbers, since vectors hold as many."""
+        word = "uint64_t" if self.region.double else "uint32_t"
+        return word if self._type(node) == "bool" else self._type(node)
 
     def _type(self, node: Node) -> str:
         return {BOOL: "bool", BITS: "bool", SEED: "uint64_t"}.get(node.dtype, "T")

@@ -15,6 +15,9 @@ from gnncompile import tuning
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import FEATURE_REDUCTIONS, STATISTICS, Node, Region, Shape, Space
 
+_LONG = ("exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "pow")
+"""Functions of several dozens of instructions that depend on each other."""
+
 
 class Kind(Enum):
     """The action of a step on its node."""
@@ -207,13 +210,25 @@ class _Planner:
         return nests
 
     def _ready(self, left: Iterable[Step], shape: Shape, pending: set[int]) -> list[Step]:
-        """Returns steps of one shape whose arguments come from earlier nests or from earlier steps of this nest."""
+        """Returns steps of one shape whose arguments come from earlier nests or from earlier steps of this nest.
+
+        A nest computes no long function of the result of another one. A processor can't look ahead over both, so its
+        units would wait for results.
+        """
         chosen, pending = [], set(pending)
+        late: set[int] = set()  # values of this nest that are computed from the result of a long function
         for step in left:
-            if iteration(self.region, step) == shape and pending.isdisjoint(reads(self.region, step)):
-                chosen.append(step)
-                if step.kind is Kind.VALUE:  # the result of a feature reduction is known only after its nest
-                    pending.discard(step.node)
+            read = reads(self.region, step)
+            is_long = step.kind is Kind.VALUE and self.nodes[step.node].op in _LONG
+            if iteration(self.region, step) != shape or not pending.isdisjoint(read):
+                continue
+            if is_long and shape[0] * shape[1] > 1 and not late.isdisjoint(read):
+                continue
+            chosen.append(step)
+            if step.kind is Kind.VALUE:  # the result of a feature reduction is known only after its nest
+                pending.discard(step.node)
+                if is_long or not late.isdisjoint(read):
+                    late.add(step.node)
         return chosen
 
     def _keep(self, nests: Iterable[Nest], readers: Sequence[Nest]) -> tuple[Nest, ...]:

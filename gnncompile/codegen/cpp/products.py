@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from gnncompile import tuning
 from gnncompile.codegen.cpp.nest import size_of
 from gnncompile.codegen.cpp.phases import Phases, Product
 from gnncompile.ir.region import Region
@@ -53,11 +54,71 @@ static bool multiply(const Products& with, T* result, T* first, T* other, int64_
 }
 """
 
-VECTORS = """\
+_TYPES = """\
 // Products of matrices. The sums of a block of rows and columns stay in registers of 64 bytes.
 constexpr int64_t LANES = 64 / sizeof(T), STRIP = 4 * LANES;
 typedef T Vector __attribute__((vector_size(64)));
 typedef T Loose __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+"""
+
+_ADD = """\
+static inline __attribute__((always_inline)) Vector add_product(Vector sum, T one, Vector other) {
+  return sum + one * other;
+}
+"""
+
+_ADD_PAIRS = """\
+// Both products of a pair are added in float32. The compiler's builtins need a large header, and differ.
+static inline __attribute__((always_inline)) Vector add_product(Vector sum, T one, Vector other) {
+  Vector ones;
+  __asm__("vbroadcastss %1, %0" : "=v"(ones) : "v"(one));
+  __asm__("vdpbf16ps %1, %2, %0" : "+v"(sum) : "v"(ones), "v"(other));
+  return sum;
+}
+// The values of two vectors, rounded to bfloat16: first those of `low`.
+static inline __attribute__((always_inline)) Vector rounded(Vector low, Vector high) {
+  Vector both;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(low), "v"(high));
+  return both;
+}
+static inline T pair(float low, float high) {
+  const uint32_t bits = uint32_t(to_bfloat16(low)) | uint32_t(to_bfloat16(high)) << 16;
+  return as_float(bits);
+}
+// Pairs of neighbours in a row: to[i][k] holds from[i][2 k] and from[i][2 k + 1].
+static inline void pair_columns(T* to, const T* from, int64_t rows, int64_t width) {
+  const int64_t half = (width + 1) / 2;
+  for (int64_t i = 0; i < rows; ++i, from += width, to += half) {
+    int64_t k = 0;
+    for (; 2 * (k + LANES) <= width; k += LANES)
+      *reinterpret_cast<Loose*>(to + k) = rounded(*reinterpret_cast<const Loose*>(from + 2 * k),
+                                                  *reinterpret_cast<const Loose*>(from + 2 * k + LANES));
+    for (; k < half; ++k) to[k] = pair(from[2 * k], 2 * k + 1 < width ? from[2 * k + 1] : 0);
+  }
+}
+// Pairs of neighbours in a column: to[k][j] holds from[2 k][j] and from[2 k + 1][j].
+static inline void pair_rows(T* to, const T* from, int64_t rows, int64_t width) {
+  typedef uint16_t Halves __attribute__((vector_size(64)));
+  for (int64_t k = 0; k < rows; k += 2, from += 2 * width, to += width) {
+    int64_t j = 0;
+    for (; k + 1 < rows && j + LANES <= width; j += LANES) {
+      const Halves both = (Halves)rounded(*reinterpret_cast<const Loose*>(from + j),
+                                          *reinterpret_cast<const Loose*>(from + width + j));
+      const Halves mixed = __builtin_shufflevector(
+          both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+          13, 29, 14, 30, 15, 31);
+      *reinterpret_cast<Loose*>(to + j) = (Vector)mixed;
+    }
+    for (; j < width; ++j) to[j] = pair(from[j], k + 1 < rows ? from[width + j] : 0);
+  }
+}
+"""
+
+_BLOCKS = """\
+// Writes the first lanes of a vector. This is a function, since a loop in `block` would keep its sums in memory.
+static __attribute__((noinline)) void write_lanes(T* to, Vector part, int64_t lanes, bool adds) {
+  for (int64_t lane = 0; lane < lanes; ++lane) to[lane] = adds ? to[lane] + part[lane] : part[lane];
+}
 // to[i][j] = sum of a[i * row + k * step] * b[k * next + j] over k < inner, for ROWS rows and columns j < left.
 template <int ROWS, int WIDE, bool ADDS>
 static inline __attribute__((always_inline)) void block(T* to, int64_t columns, int64_t left, const T* a, int64_t row,
@@ -72,7 +133,7 @@ static inline __attribute__((always_inline)) void block(T* to, int64_t columns, 
     for (int i = 0; i < ROWS; ++i) {
       const T one = a[i * row + k * step];
 #pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) sums[i][j] += one * other[j];
+      for (int j = 0; j < WIDE; ++j) sums[i][j] = add_product(sums[i][j], one, other[j]);
     }
   }
 #pragma GCC unroll 16
@@ -84,8 +145,7 @@ static inline __attribute__((always_inline)) void block(T* to, int64_t columns, 
         Loose& whole = *reinterpret_cast<Loose*>(at);
         whole = ADDS ? whole + sums[i][j] : sums[i][j];
       } else {
-        for (int64_t lane = 0; lane < left - j * LANES; ++lane)
-          at[lane] = ADDS ? at[lane] + sums[i][j][lane] : sums[i][j][lane];
+        write_lanes(at, sums[i][j], left - j * LANES, ADDS);
       }
     }
   }
@@ -118,6 +178,12 @@ static constexpr int64_t in_strips(int64_t inner, int64_t columns) {
   return (columns + STRIP - 1) / STRIP * STRIP * inner;
 }
 """
+
+VECTORS = _TYPES + _ADD + _BLOCKS
+"""The functions that multiply matrices of type ``T``."""
+
+PAIRS = _TYPES + _ADD_PAIRS + _BLOCKS
+"""The functions that multiply matrices of pairs. A pair is two bfloat16 values in the bits of a float32."""
 
 ALIGNMENT = 16
 """The number of float32 elements of a cache line."""
@@ -160,6 +226,10 @@ class ProductWriter:
         """Returns the number of elements that copies of weights take."""
         copied = sum(self._elements(p) for at, p in self._weights().items() if self._is_copied(at))
         return str(copied)
+
+    def copies(self) -> dict[str, int]:
+        """Returns the names of further buffers of a tile, and their numbers of elements."""
+        return {}
 
     def prepare(self) -> list[str]:
         """Returns the lines that copy weights to `free_space`."""
@@ -258,3 +328,82 @@ class VectorWriter(ProductWriter):
     @staticmethod
     def _name(product: Product) -> str:
         return f"{'v' if product.op == 'transposed' else 'w'}{product.other}"
+
+
+class PairWriter(VectorWriter):
+    """Writes products of values that are rounded to bfloat16, in vectors of the kernel's own. Sums are in float32.
+
+    Factors are copied as pairs. The pairs of a product with weights are neighbours in a row, and those of a sum over
+    edges belong to neighbouring edges.
+    """
+
+    helpers = PAIRS
+
+    def __init__(self, region: Region, made: Phases, sums: dict[int, int]) -> None:
+        super().__init__(region, made, sums)
+        self.makers: dict[str, Product] = {}
+        for product in (p for phase in made.phases for p in phase.products):
+            for name in self._factors(product):
+                self.makers.setdefault(name, product)
+
+    def copies(self) -> dict[str, int]:
+        """Returns the names of the pairs of a tile, and their numbers of elements."""
+        tile, widths = tuning.LOOPS.tile_edges, {at: buffer.width for at, buffer in enumerate(self.made.buffers)}
+        return {
+            name: whole_vectors(tile * _half(widths[at]) if kind == "r" else _half(tile) * widths[at])
+            for name, (kind, at) in ((name, (name[0], int(name[1:]))) for name in self.makers)
+        }
+
+    def room(self) -> str:
+        """Returns the number of elements that copies of weights take."""
+        sizes = [f"in_strips({_half(width)}, {size})" for width, size in map(self._widths, self._matrices().values())]
+        return " + ".join(sizes) or "0"
+
+    def prepare(self) -> list[str]:
+        """Returns the lines that copy weights to `free_space`, as pairs."""
+        lines = []
+        for name, product in self._matrices().items():
+            width, size = self._widths(product)
+            step, next_column = (1, width) if product.op == "transposed" else (size, 1)
+            load, half = self._load, _half(width)
+            odd = f"2 * k + 1 < {width} ? {load(product.other, f'at + {step}')} : 0"
+            lines += [f"T* {name} = free_space;", f"free_space += in_strips({half}, {size});"]
+            lines.append(f"for (int64_t j = 0; j < {size}; j += STRIP)")
+            lines.append(f"  for (int64_t k = 0; k < {half}; ++k, {name} += STRIP)")
+            lines.append(f"    for (int64_t l = 0; l < STRIP && j + l < {size}; ++l) {{")
+            lines.append(f"      const int64_t at = 2 * k * {step} + (j + l) * {next_column};")
+            lines.append(f"      {name}[l] = pair({load(product.other, 'at')}, {odd});")
+            lines += ["    }", f"{name} -= in_strips({half}, {size});"]
+        return lines
+
+    def line(self, product: Product) -> str:
+        """Returns the lines that compute a product of a tile."""
+        width, size = self._widths(product)
+        lines = [self._copy(name) for name, maker in self.makers.items() if maker is product]
+        if product.op != "outer":
+            matrix, half = self._name(product), _half(width)
+            given = f"b{product.result}, r{product.first}, {half}, 1, {matrix}, STRIP, STRIP * {half}, count, {half}"
+            return " ".join([*lines, f"multiply<{size}, false>({given});"])
+        result, edges = f"sums + {self.sums[product.node]}", "(count + 1) / 2"
+        if size == 1:
+            given = f"{result}, q{product.other}, 1, 1, q{product.first}, {width}, STRIP, 1, {edges}"
+            return " ".join([*lines, f"multiply<{width}, true>({given});"])
+        given = f"{result}, q{product.first}, 1, {width}, q{product.other}, {size}, STRIP, {width}, {edges}"
+        return " ".join([*lines, f"multiply<{size}, true>({given});"])
+
+    def _copy(self, name: str) -> str:
+        """Returns the line that copies a buffer of a tile as pairs."""
+        at = int(name[1:])
+        function = "pair_columns" if name[0] == "r" else "pair_rows"
+        return f"{function}({name}, b{at}, count, {self.made.buffers[at].width});"
+
+    @staticmethod
+    def _factors(product: Product) -> tuple[str, ...]:
+        """Returns the names of the pairs that a product reads: ``r2`` in rows of buffer 2, ``q2`` in its columns."""
+        both = f"q{product.first}", f"q{product.other}"
+        return both if product.op == "outer" else (f"r{product.first}",)
+
+
+def _half(length: int) -> int:
+    """Returns the number of pairs of elements."""
+    return (length + 1) // 2

@@ -10,7 +10,8 @@ products of its forward again, bit for bit.
 
 Names in the source, beside those of :mod:`gnncompile.codegen.cpp.source`:
 
-- ``b2``: buffer 2, ``[tile, width]``; ``w3``: tensor 3 as a matrix of type ``T``; ``v3``: its transpose.
+- ``b2``: buffer 2, ``[tile, width]``; ``r2`` and ``q2``: its values as pairs of bfloat16, in rows and in columns.
+- ``w3``: tensor 3 as a matrix of type ``T``; ``v3``: its transpose.
 - ``total5``: the sum of a row's earlier tiles for reduction 5.
 """
 
@@ -23,7 +24,7 @@ from gnncompile.codegen.cpp.nest import size_of, to_storage
 from gnncompile.codegen.cpp.phases import Phase, Phases, phases
 from gnncompile.codegen.cpp.plan import Kind, Step, plan
 from gnncompile.codegen.cpp.prelude import prelude
-from gnncompile.codegen.cpp.products import ALIGNED, ALIGNMENT, ProductWriter, VectorWriter, whole_vectors
+from gnncompile.codegen.cpp.products import ALIGNED, ALIGNMENT, PairWriter, ProductWriter, VectorWriter, whole_vectors
 from gnncompile.codegen.cpp.rows import INDEX, RowWriter, tensors
 from gnncompile.device import device_of
 from gnncompile.ir.reductions import REDUCTIONS
@@ -40,12 +41,18 @@ def tiled_source(region: Region, own_products: bool | None = None) -> str:
     Raises:
         UnsupportedRegion: The region can't be cut into phases.
     """
-    own = device_of("cpu").multiplies_in_own_vectors if own_products is None else own_products
-    writer = _Writer(region, phases(region), own)
-    body = writer.text()
-    head, _, helpers = prelude(body, region.double).partition("\n\nusing")
-    first, _, rest = helpers.partition("\n")
-    return f"{head}\n\nusing{first}\n\n{ALIGNED}\n{writer.matrices.helpers}\n{rest}\n{body}"
+    writer = _Writer(region, phases(region), _product_writer(region, own_products))
+    body = f"{ALIGNED}\n{writer.matrices.helpers}\n{writer.text()}"
+    return f"{prelude(body, region.double)}\n{body}"
+
+
+def _product_writer(region: Region, own_products: bool | None) -> type[ProductWriter]:
+    """Returns the class that writes the products of a region."""
+    device = device_of("cpu")
+    own = device.multiplies_in_own_vectors if own_products is None else own_products
+    if own and region.factor == "bfloat16" and device.multiplies_pairs:
+        return PairWriter
+    return VectorWriter if own else ProductWriter
 
 
 class _PhaseWriter(RowWriter):
@@ -187,7 +194,7 @@ class _PhaseWriter(RowWriter):
 class _Writer:
     """Writes the kernel: the phases of a tile, the loop over tiles, and the entry point that shares rows out."""
 
-    def __init__(self, region: Region, made: Phases, own: bool) -> None:
+    def __init__(self, region: Region, made: Phases, products: type[ProductWriter]) -> None:
         self.region, self.nodes, self.made = region, region.nodes, made
         last = len(made.phases) - 1
         self.writers = [_PhaseWriter(p, region.count, k == last, 3) for k, p in enumerate(made.phases)]
@@ -198,7 +205,11 @@ class _Writer:
         starts = list(accumulate(map(whole_vectors, sizes), initial=whole_vectors(self.writers[-1].length)))
         self.products = dict(zip(made.sums, starts, strict=False))
         self.length = starts[-1]
-        self.matrices: ProductWriter = (VectorWriter if own else ProductWriter)(region, made, self.products)
+        self.matrices = products(region, made, self.products)
+        # The buffers of a tile, with the elements of each.
+        tile = tuning.LOOPS.tile_edges
+        self.buffers = {f"b{k}": tile * buffer.width for k, buffer in enumerate(made.buffers)}
+        self.buffers |= self.matrices.copies()
 
     def text(self) -> str:
         """Returns the body of the kernel."""
@@ -216,9 +227,8 @@ class _Writer:
         self._put("// Computes the rows from `first` up to `last`; false if a product failed.")
         self._put("__attribute__((noinline)) static bool walk(", "    int64_t first, int64_t last,", *given)
         self._put(f"    T* sums, T* buffers{self.matrices.parameter}) {{")
-        offsets = accumulate((tuning.LOOPS.tile_edges * buffer.width for buffer in self.made.buffers), initial=0)
-        for k, (_, offset) in enumerate(zip(self.made.buffers, offsets, strict=False)):
-            self._put(f"  T* const b{k} = buffers + {offset};")
+        offsets = accumulate(self.buffers.values(), initial=0)
+        self._put(*(f"  T* const {name} = buffers + {at};" for name, at in zip(self.buffers, offsets, strict=False)))
         self._put(*(f"  {line}" for line in self.writers[-1].declarations()))
         self._put("  const int64_t stop = rowptr[last];", "  int64_t current = first, begin = rowptr[first];", "  do {")
         tile = tuning.LOOPS.tile_edges
@@ -243,8 +253,7 @@ class _Writer:
         self._scratch()
         names = ", ".join([name for _, name in self.arguments] + self.matrices.names())
         self._put("  int failed = 0;", "#pragma omp parallel num_threads(threads) reduction(| : failed)", "  {")
-        buffers = tuning.LOOPS.tile_edges * sum(buffer.width for buffer in self.made.buffers)
-        room = f"({buffers} + {2 * ALIGNMENT}) * sizeof(T)"
+        room = f"({sum(self.buffers.values())} + {2 * ALIGNMENT}) * sizeof(T)"
         self._put(f"    T* const space = static_cast<T*>(__builtin_malloc({room}));", "    failed |= !space;")
         self._put("    T* const buffers = aligned(space);", "#pragma omp for schedule(dynamic, 1)")
         self._put("    for (int64_t t = 0; t < shares; ++t) {")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from gnncompile.codegen.triton.tile import power_of_two
-from gnncompile.ir.region import BITS, SEED, Node, Region, Space
+from gnncompile.ir.region import BITS, Node, Region, Space
 
 NARROWEST = 16
 """Fewest columns of a block, other than a single column: the least that ``tl.dot`` takes."""
 
 WIDE = 32
 """Fewest channels of a row that counts as wide."""
-
-HALVES = ("bfloat16", "float16")
 
 
 def padded(length: int) -> int:
@@ -40,16 +38,3 @@ def is_layer(region: Region, node: Node) -> bool:
 def is_wide_row(node: Node) -> bool:
     """Whether a value that is read from memory is a wide row for each edge."""
     return node.space not in (Space.PARAMETER, Space.FEATURE) and node.shape[1] >= WIDE and node.dtype != BITS
-
-
-def factor(region: Region) -> str:
-    """Returns the type of the factors of matrix products.
-
-    It is a type of 16 bits if all weights have this type or, in a region without weights, all tensors. It is float32,
-    whose products are computed in bfloat16 parts, or float64 otherwise.
-    """
-    if region.double:
-        return "float64"
-    floats = [n for n in region.inputs if not n.boolean and n.dtype != SEED]
-    types = {n.dtype for n in floats if n.space is Space.FEATURE} or {n.dtype for n in floats}
-    return types.pop() if len(types) == 1 and types <= {*HALVES} else "float32"

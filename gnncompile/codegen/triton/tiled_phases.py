@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import HALVES, factor, is_layer, matrix, padded
-from gnncompile.ir.region import LAYERS, Region, behind
+from gnncompile.codegen.triton.tiled_layers import is_layer, matrix, padded
+from gnncompile.ir.region import HALVES, LAYERS, Region, behind
 
 _LAYER = 100
 """The length of a layer in a chain of operations. Others have length 1."""
@@ -75,7 +75,7 @@ class _Division:
             chain[i] = is_layer(region, node) + max((chain[a] for a in node.args), default=0)
             own = _LAYER if node.op in LAYERS else 1
             self.length[i] = own + max((self.length[a] for a in node.args), default=0)
-        table = tuning.TILES.tiled_layers_of_halves if factor(region) in HALVES else tuning.TILES.tiled_layers
+        table = tuning.TILES.tiled_layers_of_halves if region.factor in HALVES else tuning.TILES.tiled_layers
         most = tuning.choice(table, max((padded(self.nodes[i].shape[1]) for i in found), default=1))
         count = Counter[int]()
         for i in sorted(found, key=lambda i: (chain[i], i)):

@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import HALVES, factor, is_layer, is_product
+from gnncompile.codegen.triton.tiled_layers import is_layer, is_product
 from gnncompile.codegen.triton.tiled_phases import Phase, phases
 from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, LAYERS, SEED, Region, Space, behind
+from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, HALVES, LAYERS, SEED, Region, Space, behind
 
 
 class TiledPlan:
@@ -39,7 +39,7 @@ class TiledPlan:
     """
 
     def __init__(self, region: Region) -> None:
-        self.region, self.factor, nodes = region, factor(region), region.nodes
+        self.region, self.factor, nodes = region, region.factor, region.nodes
         check(region)
         outers = sorted({out.node for out in region.outputs if nodes[out.node].op == "outer"})
         self.products = [i for i in outers if is_product(region, nodes[i])]

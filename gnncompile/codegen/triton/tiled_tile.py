@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import HALVES
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_work import TiledWork
+from gnncompile.ir.region import HALVES
 from gnncompile.tile_sizes import WalkTile
 
 

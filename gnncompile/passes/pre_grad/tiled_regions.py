@@ -162,7 +162,8 @@ class _Forming:
             return f"found a value of {widest} channels, a walk takes at most {most}"
         if layers > device.most_tiled_layers:
             return f"found {layers} layers, a walk pays for at most {device.most_tiled_layers}"
-        if not made.states and made.message.depth() <= 1 and not device.walks_one_layer(first.dtype):
+        alone = not made.states or not device.runs_triton
+        if alone and made.message.depth() <= 1 and not device.walks_one_layer(first.dtype):
             return "the library computes one layer faster"
         return ""
 
