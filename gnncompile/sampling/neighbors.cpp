@@ -708,13 +708,14 @@ class Sampler {
     }
   }
 
-  // Reads the sources of the edges. Returns false if one does not exist.
-  bool read_sources(const Hop& hop, const Edges& edges, i64 number) {
+  // Reads the sources of the edges. Returns false if one does not exist. `look` is called with each edge.
+  template <typename Look>
+  bool read_sources(const Hop& hop, const Edges& edges, i64 number, Look look) {
     const Relation& relation = request_.relations[hop.relation];
     const void* row = relation.row.data;
     const bool is_right = relation.row.is_wide
-                              ? read_all(static_cast<const i64*>(row), relation.source, edges, number)
-                              : read_all(static_cast<const std::int32_t*>(row), relation.source, edges, number);
+                              ? read_all(static_cast<const i64*>(row), relation.source, edges, number, look)
+                              : read_all(static_cast<const std::int32_t*>(row), relation.source, edges, number, look);
     for (i64 n = 0; !is_right && n < number; ++n)
       if (!is_source(relation, edges.row[n])) {
         fail(ROW_OUT_OF_RANGE, hop.relation, edges.edge[n]);
@@ -724,13 +725,14 @@ class Sampler {
   }
 
   // The same for rows of one type, without a message.
-  template <typename Int>
-  bool read_all(const Int* row, i64 source, Edges edges, i64 number) const {
+  template <typename Int, typename Look>
+  bool read_all(const Int* row, i64 source, Edges edges, i64 number, Look look) const {
     const u64 limit = static_cast<u64>(request_.num_nodes[source]);
     bool is_right = true;
     for (i64 n = 0; n < number; ++n) {
       edges.row[n] = row[edges.edge[n]];
       is_right &= static_cast<u64>(edges.row[n]) < limit;
+      look(n);
     }
     return is_right;
   }
@@ -770,8 +772,7 @@ class Sampler {
       if (step > 0 && step <= steps) {
         const Edges edges = edges_of(step - 1);
         const i64 number = start_of(step) - start_of(step - 1);
-        if (!read_sources(hop, edges, number)) break;
-        for (i64 e = 0; e < number; ++e) table.prefetch(key_of(hop, edges, e));
+        if (!read_sources(hop, edges, number, [&](i64 e) { table.prefetch(key_of(hop, edges, e)); })) break;
       }
       if (step > 1) {
         const i64 start = start_of(step - 2), number = start_of(step - 1) - start;
@@ -798,7 +799,7 @@ class Sampler {
         const i64 begin = block * BLOCK, end = std::min(hop.number, begin + BLOCK);
         const Edges edges = all_of(hop) + starts_[begin];
         draw_edges(hop, begin, end, edges);
-        read_sources(hop, edges, starts_[end] - starts_[begin]);
+        read_sources(hop, edges, starts_[end] - starts_[begin], [](i64) {});
       } catch (const std::bad_alloc&) {
         fail(NO_MEMORY, hop.relation, 0);
       }
