@@ -102,6 +102,7 @@ class _Relation(ctypes.Structure):
     _fields_ = (
         ("source", ctypes.c_int64),
         ("target", ctypes.c_int64),
+        ("num_edges", ctypes.c_int64),
         ("colptr", _Ints),
         ("row", _Ints),
         ("fan_outs", ctypes.c_void_p),
@@ -323,6 +324,7 @@ def _given(relation: Relation, fan_outs: ctypes.Array[ctypes.c_int64]) -> _Relat
     return _Relation(
         relation.source,
         relation.target,
+        relation.row.numel(),
         _Ints(relation.colptr.data_ptr(), relation.colptr.dtype is torch.int64),
         _Ints(relation.row.data_ptr(), relation.row.dtype is torch.int64),
         _at(fan_outs),

@@ -5,6 +5,9 @@
 // of the edges. So the result is the same bits for every number of threads.
 
 #include <sys/mman.h>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -40,6 +43,7 @@ struct Ints {
 // The edges between two node types, in CSC order.
 struct Relation {
   i64 source, target;    // node types
+  i64 num_edges;
   Ints colptr, row;      // [num_targets + 1], [num_edges]
   const i64* fan_outs;   // [num_hops]
   const i64* node_time;  // [num_sources] or null
@@ -64,6 +68,17 @@ struct Request {
   const i64* seed_times;      // [num_batches] or null
 };
 
+// Returns memory for `std::free`, in huge pages where the system has them and the memory fills one.
+void* allocate(std::size_t bytes) {
+  constexpr std::size_t PAGE = std::size_t(1) << 21;
+  void* found = bytes < PAGE ? std::malloc(bytes) : std::aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+  if (!found) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (bytes >= PAGE) madvise(found, bytes, MADV_HUGEPAGE);
+#endif
+  return found;
+}
+
 // A tensor that grows. cpu.py gives it memory of earlier calls, and takes the memory back.
 struct Column {
   i64* data;
@@ -73,9 +88,10 @@ struct Column {
   i64* extend(i64 more) {
     if (size + more > capacity) {
       const i64 wanted = std::max(size + more, capacity + capacity / 2);
-      void* found = std::realloc(data, wanted * sizeof(i64));
-      if (!found) throw std::bad_alloc();
-      data = static_cast<i64*>(found);
+      i64* found = static_cast<i64*>(allocate(wanted * sizeof(i64)));
+      std::copy(data, data + size, found);
+      std::free(data);
+      data = found;
       capacity = wanted;
     }
     size += more;
@@ -95,7 +111,8 @@ struct Answer {
 
 constexpr u64 GOLDEN = 0x9e3779b97f4a7c15;
 
-u64 mix(u64 z) {
+template <typename Number>
+inline Number mix(Number z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
   z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
   return z ^ (z >> 31);
@@ -136,16 +153,7 @@ struct HugePages {
   template <typename U>
   HugePages(const HugePages<U>&) {}
 
-  T* allocate(std::size_t number) {
-    constexpr std::size_t PAGE = std::size_t(1) << 21;
-    const std::size_t bytes = number * sizeof(T);
-    void* found = bytes < PAGE ? std::malloc(bytes) : std::aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
-    if (!found) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    if (bytes >= PAGE) madvise(found, bytes, MADV_HUGEPAGE);
-#endif
-    return static_cast<T*>(found);
-  }
+  T* allocate(std::size_t number) { return static_cast<T*>(::allocate(number * sizeof(T))); }
   void deallocate(T* data, std::size_t) { std::free(data); }
   bool operator==(const HugePages&) const { return true; }
   bool operator!=(const HugePages&) const { return false; }
@@ -155,6 +163,7 @@ struct HugePages {
 template <typename Key>
 class HashTable {
  public:
+  static constexpr bool HAS_BATCHES = true;
   using Word = Key;
   static constexpr Word EMPTY = ~Word(0);
   struct Slot {
@@ -182,15 +191,16 @@ class HashTable {
   void expect(i64) {}
   void prefetch(Word key) const { __builtin_prefetch(&slots_[home(key)]); }
 
-  // Returns the id of a key. A new key gets the id `next`. Whether a key is new can't be predicted, so nothing branches
-  // on it.
-  Word insert(Word key, Word next) {
+  // Returns the id of a key. A new key gets the id `next`, which then advances. Whether a key is new can't be
+  // predicted, so nothing branches on it.
+  Word insert(Word key, Word& next) {
     if (4 * (size_ + 1) > 3 * capacity()) reserve(capacity());
     Slot& slot = slots_[find(key)];
     const bool is_new = slot.key == EMPTY;
     const Word id = is_new ? next : slot.id;
     slot = {key, id};
     size_ += is_new;
+    next += is_new;
     return id;
   }
 
@@ -253,6 +263,7 @@ class HashTable {
 // call, so no call has to clear the array.
 class Array {
  public:
+  static constexpr bool HAS_BATCHES = false;  // whether keys may be of several batches
   using Word = u32;
   static constexpr Word EMPTY = ~Word(0);
   static constexpr i64 MOST_KEYS = i64(1) << 26;  // an array of 256 MiB
@@ -273,11 +284,13 @@ class Array {
   void expect(i64 top) { top_ = std::max(top_, static_cast<Word>(top)); }
   void prefetch(Word key) const { __builtin_prefetch(&ids_[key], 1); }
 
-  // Returns the id of a key. A new key gets the id `next`, which is above all others. An entry below `base_` gives a
-  // number above all ids. So nothing branches here on whether a key is new, which can't be predicted.
-  Word insert(Word key, Word next) {
-    const Word id = std::min(ids_[key] - base_, next);
+  // Returns the id of a key. A new key gets the id `next`, which then advances. An entry below `base_` gives a
+  // difference whose top bit is set, since neither `base_` nor an id is above MOST_IDS. So nothing branches here on
+  // whether a key is new, which can't be predicted.
+  Word insert(Word key, Word& next) {
+    const Word held = ids_[key] - base_, is_new = -(held >> 31), id = (next & is_new) | (held & ~is_new);
     ids_[key] = base_ + id;
+    next -= is_new;
     return id;
   }
   Word lookup(Word key) const { return ids_[key] < base_ ? EMPTY : ids_[key] - base_; }
@@ -309,12 +322,11 @@ constexpr i64 FEW = 24;       // numbers that are compared with each other in le
 constexpr i64 MOST_FEW = 64;  // the bits of a word, and positions that fit into them
 
 // Chooses `count` of the edges of a node, at most MOST_FEW, without replacement (Floyd's algorithm: Bentley and Floyd, A
-// sample of brilliance, 1987). `look` is called with each edge.
+// sample of brilliance, 1987).
 //
 // A word has a bit for each position modulo 64. A bit that is not set says that a position was not taken. One that is
 // set says that it was, if there are at most 64 positions. Otherwise it is set by chance only, which rarely happens.
-template <typename Look>
-void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
+void choose_few(Range range, i64 count, Draws draws, i64* out) {
   const i64 population = range.end - range.begin, first = population - count;
   const bool is_sure = population <= MOST_FEW;
   alignas(64) u64 drawn[MOST_FEW];
@@ -331,21 +343,60 @@ void choose_few(Range range, i64 count, Draws draws, i64* out, Look look) {
     found = is_taken ? first + n : found;
     taken |= u64(1) << (found & 63);
     out[n] = range.begin + found;
-    look(out[n]);
+  }
+}
+
+constexpr i64 LANES = 8;  // nodes that draw at once
+using Lanes = u64 __attribute__((vector_size(8 * LANES)));
+
+inline Lanes load(const void* data) {
+  Lanes found;
+  __builtin_memcpy(&found, data, sizeof(found));
+  return found;
+}
+
+inline bool any(Lanes lanes) {
+  u64 found = 0;
+  for (i64 k = 0; k < LANES; ++k) found |= lanes[k];
+  return found != 0;
+}
+
+// The same for LANES nodes at once. Each node chooses `fan_out` edges, at most FEW, or all its edges if it has no more.
+// Every node has fewer than 2^32 - FEW edges. Edge n of node k is written to out[n * LANES + k].
+inline void choose_in_lanes(Lanes begin, Lanes population, Lanes state, i64 fan_out, u64* out) {
+  const Lanes is_all = (Lanes)(population <= static_cast<u64>(fan_out));
+  const Lanes is_sure = (Lanes)(population <= static_cast<u64>(MOST_FEW));
+  const Lanes first = (population - static_cast<u64>(fan_out)) & ~is_all;
+  Lanes taken = {};
+  for (i64 n = 0; n < fan_out; ++n) {
+    state += GOLDEN;
+    const Lanes z = mix(state), last = first + static_cast<u64>(n), most = last + 1;
+    const Lanes found = ((z >> 32) * most + ((z & 0xffffffff) * most >> 32)) >> 32;
+    Lanes is_taken = -(taken >> (found & 63) & 1);
+    if (__builtin_expect(any(is_taken & ~is_sure), 0)) {
+      Lanes is_same = {};
+      for (i64 m = 0; m < n; ++m) is_same |= (Lanes)(load(out + m * LANES) == begin + found);
+      is_taken &= is_same | is_sure;
+    }
+    const Lanes is_last = is_taken | is_all, chosen = (found & ~is_last) | (last & is_last);
+    taken |= (Lanes{} + 1) << (chosen & 63);
+    const Lanes edge = begin + chosen;
+    __builtin_memcpy(out + n * LANES, &edge, sizeof(edge));
   }
 }
 
 // The same for any count.
 void choose(Range range, i64 count, Draws draws, i64* out) {
   const i64 population = range.end - range.begin;
-  if (count <= FEW || population <= MOST_FEW) return choose_few(range, count, draws, out, [](i64) {});
+  if (count <= FEW || population <= MOST_FEW) return choose_few(range, count, draws, out);
   static thread_local HashTable<u64> taken;
   taken.clear(population, count);
   for (i64 i = population - count; i < population; ++i) {
     const i64 before = taken.size();
     i64 found = draws.below(i + 1);
-    taken.insert(found, 0);
-    if (taken.size() == before) taken.insert(found = i, 0);
+    u64 none = 0;
+    taken.insert(found, none);
+    if (taken.size() == before) taken.insert(found = i, none);
     *out++ = range.begin + found;
   }
 }
@@ -397,11 +448,44 @@ Status draw_by_weight(const Relation& relation, Range range, i64 count, Draws dr
 
 // -- the whole ---------------------------------------------------------------------------------------------------------
 
-constexpr i64 AHEAD = 16;         // edges between a prefetch and its use
-constexpr i64 BLOCK = 64;         // nodes that one thread takes at once
-constexpr i64 STEP = 8;           // nodes whose edges are drawn before their sources are read
-constexpr i64 SEVERAL = 1 << 13;  // edges from which threads share the work on local ids
-constexpr i64 ENOUGH = 3;         // threads from which they do: two would take longer than one
+constexpr i64 AHEAD = 16;          // edges between a prefetch and its use
+constexpr i64 FAR = 64;            // nodes between a prefetch of colptr and its use
+constexpr i64 BLOCK = 64;          // nodes that one thread takes at once
+constexpr i64 STEP = 16;           // nodes whose edges are drawn before their sources are read
+constexpr i64 KEPT = 64 * STEP;    // the most edges of a step that are kept in a buffer
+constexpr i64 STREAMED = 1 << 16;  // edges from which a hop is written past the caches: they would fill one
+constexpr i64 SEVERAL = 1 << 13;   // edges from which threads share the work on local ids
+constexpr i64 ENOUGH = 3;          // threads from which they do: two would take longer than one
+
+#ifdef __SSE2__
+constexpr bool CAN_STREAM = true;
+
+// A line of the cache, to an address that is a multiple of 64.
+inline void stream_line(const i64* from, i64* to) {
+#ifdef __AVX512F__
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#else
+  for (i64 k = 0; k < 8; k += 2)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + k), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k)));
+#endif
+}
+
+// Copies numbers to memory past the caches, which then keep the graph.
+inline void stream(const i64* from, i64 number, i64* to) {
+  i64 n = 0;
+  for (; n < number && reinterpret_cast<std::uintptr_t>(to + n) % 64; ++n) to[n] = from[n];
+  for (; n + 8 <= number; n += 8) stream_line(from + n, to + n);
+  std::copy(from + n, from + number, to + n);
+}
+
+// Other threads see the numbers from now on.
+inline void finish_stream() { _mm_sfence(); }
+#else
+constexpr bool CAN_STREAM = false;
+
+inline void stream(const i64* from, i64 number, i64* to) { std::copy(from, from + number, to); }
+inline void finish_stream() {}
+#endif
 
 template <typename Table>
 class Sampler {
@@ -453,17 +537,18 @@ class Sampler {
       node[i] = request_.seeds[type][i];
       const i64 in_batch = batch ? request_.first_batch[type] + i : 0;
       if (batch) batch[i] = in_batch;
-      tables_[type].insert(key(type, node[i], in_batch), static_cast<Word>(i));
+      Word next = static_cast<Word>(i);
+      tables_[type].insert(key(type, node[i], in_batch), next);
     }
     slices_[type] = {0, number};
     answer_.nodes_per_hop[type * (request_.num_hops + 1)] = number;
   }
 
-  // The edges of a node that may be sampled.
-  Range range_of(i64 k, i64 node, i64 batch, i64 fan_out) {
+  // The edges of a node that may be sampled, since they are not later than the seed.
+  Range range_until(i64 k, i64 node, i64 batch, i64 fan_out) {
     const Relation& relation = request_.relations[k];
     Range range = {relation.colptr[node], relation.colptr[node + 1]};
-    if ((!relation.node_time && !relation.edge_time) || fan_out == 0 || range.begin == range.end) return range;
+    if (fan_out == 0 || range.begin == range.end) return range;
     const auto time = [&](i64 edge) {
       if (relation.edge_time) return relation.edge_time[edge];
       const i64 from = relation.row[edge];
@@ -519,13 +604,19 @@ class Sampler {
     const i64 fan_out = relation.fan_outs[hop], first = slices_[relation.target].begin;
     const i64 number = slices_[relation.target].end - first;
     const i64* node = answer_.node[relation.target].data + first;
-    ranges_.resize(number);
+    begins_.resize(number);
+    populations_.resize(number);
     starts_.resize(number + 1);
+    i64 *const begins = begins_.data(), *const populations = populations_.data(), *const starts = starts_.data();
+    const bool has_times = relation.node_time || relation.edge_time;
 #pragma omp parallel for num_threads(request_.threads) if (number > BLOCK) schedule(static)
     for (i64 i = 0; i < number; ++i) {
-      if (i + AHEAD < number) relation.colptr.prefetch(node[i + AHEAD]);
-      ranges_[i] = range_of(k, node[i], batch_of(relation.target, first + i), fan_out);
-      starts_[i + 1] = number_of(ranges_[i], fan_out);
+      if (i + FAR < number) relation.colptr.prefetch(node[i + FAR]);
+      const Range range = has_times ? range_until(k, node[i], batch_of(relation.target, first + i), fan_out)
+                                    : Range{relation.colptr[node[i]], relation.colptr[node[i] + 1]};
+      begins[i] = range.begin;
+      populations[i] = range.end - range.begin;
+      starts[i + 1] = number_of(range, fan_out);
     }
     starts_[0] = 0;
     for (i64 i = 0; i < number; ++i) starts_[i + 1] += starts_[i];
@@ -541,7 +632,7 @@ class Sampler {
     }
     tables_[source].expect(before + total);
     const u64 stream = mix(request_.seed ^ mix(GOLDEN * (hop * request_.num_relations + k + 1)));
-    Hop found = {k, source, fan_out < 0, first, number, stream};
+    Hop found = {k, source, fan_out, first, number, stream};
     found.row = answer_.row[k].extend(total);
     found.col = answer_.col[k].extend(total);
     found.edge = answer_.edge[k].extend(total);
@@ -559,7 +650,7 @@ class Sampler {
   // The edges of one relation and one hop, while they are sampled.
   struct Hop {
     i64 relation, source;   // the relation, and the node type of sources
-    bool is_all;            // whether each node takes all edges
+    i64 fan_out;            // the most edges of a node, or negative for all
     i64 first, number;      // the nodes that the edges lead to
     u64 stream;             // of random numbers
     i64 *row, *col, *edge;  // [num_edges]
@@ -567,72 +658,136 @@ class Sampler {
     const i64* batches;     // the batch of each node that edges lead to, or null
   };
 
-  Word key_of(const Hop& hop, i64 e) const {
-    return key(hop.source, hop.row[e], hop.batches ? hop.batches[hop.col[e]] : 0);
+  // Edges of a hop: all, or those from some edge on.
+  struct Edges {
+    i64 *row, *col, *edge;
+
+    Edges operator+(i64 by) const { return {row + by, col + by, edge + by}; }
+  };
+  static Edges all_of(const Hop& hop) { return {hop.row, hop.col, hop.edge}; }
+
+  Word key_of(const Hop& hop, const Edges& edges, i64 e) const {
+    if (!Table::HAS_BATCHES || !hop.batches) return static_cast<Word>(edges.row[e]);
+    return key(hop.source, edges.row[e], hop.batches[edges.col[e]]);
   }
 
-  // Draws the edges to the nodes `begin` to `end - 1` of a hop.
-  void draw_edges(const Hop& hop, i64 begin, i64 end) {
+  // Draws the edges to the nodes `begin` to `end - 1` of a hop, and prefetches their sources.
+  void draw_edges(const Hop& hop, i64 begin, i64 end, const Edges& out) {
     const Relation& relation = request_.relations[hop.relation];
-    const bool is_uniform = !hop.is_all && !relation.weight && !request_.replace;
-    for (i64 i = begin; i < end; ++i) {
-      const i64 start = starts_[i], drawn = starts_[i + 1] - start, population = ranges_[i].end - ranges_[i].begin;
-      const Draws draws = {mix(hop.stream + GOLDEN * (hop.first + i))};
-      std::fill(hop.col + start, hop.col + start + drawn, hop.first + i);
-      if (is_uniform && drawn < population && (drawn <= FEW || population <= MOST_FEW)) {
-        choose_few(ranges_[i], drawn, draws, hop.edge + start, [&](i64 edge) { relation.row.prefetch(edge); });
-      } else {
-        draw(hop.relation, ranges_[i], drawn, hop.is_all, draws, hop.edge + start);
-        for (i64 n = start; n < start + drawn; ++n) relation.row.prefetch(hop.edge[n]);
+    const bool is_uniform = hop.fan_out >= 0 && !relation.weight && !request_.replace;
+    i64 i = begin;
+    if (is_uniform && hop.fan_out <= FEW && relation.num_edges < (i64(1) << 32) - FEW)
+      for (; i + LANES <= end; i += LANES) draw_in_lanes(hop, i, out + (starts_[i] - starts_[begin]));
+    for (; i < end; ++i) draw_one(hop, i, out + (starts_[i] - starts_[begin]));
+  }
+
+  // The same for one node.
+  void draw_one(const Hop& hop, i64 i, const Edges& out) {
+    const i64 drawn = starts_[i + 1] - starts_[i];
+    const Range range = {begins_[i], begins_[i] + populations_[i]};
+    std::fill(out.col, out.col + drawn, hop.first + i);
+    draw(hop.relation, range, drawn, hop.fan_out < 0, Draws{mix(hop.stream + GOLDEN * (hop.first + i))}, out.edge);
+    for (i64 n = 0; n < drawn; ++n) request_.relations[hop.relation].row.prefetch(out.edge[n]);
+  }
+
+  // The same for LANES nodes, uniformly and without replacement.
+  void draw_in_lanes(const Hop& hop, i64 i, Edges out) {
+    constexpr Lanes STRIDES = {0, GOLDEN, 2 * GOLDEN, 3 * GOLDEN, 4 * GOLDEN, 5 * GOLDEN, 6 * GOLDEN, 7 * GOLDEN};
+    const Ints row = request_.relations[hop.relation].row;
+    alignas(64) u64 drawn[FEW * LANES];
+    const Lanes state = mix(hop.stream + GOLDEN * (hop.first + i) + STRIDES);
+    choose_in_lanes(load(&begins_[i]), load(&populations_[i]), state, hop.fan_out, drawn);
+    i64 at = 0;
+    for (i64 k = 0; k < LANES; ++k) {
+      const i64 number = starts_[i + k + 1] - starts_[i + k];
+      for (i64 n = 0; n < number; ++n, ++at) {
+        out.edge[at] = drawn[n * LANES + k];
+        out.col[at] = hop.first + i + k;
+        row.prefetch(out.edge[at]);
       }
     }
   }
 
-  // Reads the sources of the edges to these nodes. Returns false if one does not exist.
-  bool read_sources(const Hop& hop, i64 begin, i64 end) {
+  // Reads the sources of the edges. Returns false if one does not exist. `look` is called with each edge.
+  template <typename Look>
+  bool read_sources(const Hop& hop, const Edges& edges, i64 number, Look look) {
     const Relation& relation = request_.relations[hop.relation];
-    for (i64 n = starts_[begin]; n < starts_[end]; ++n) {
-      hop.row[n] = relation.row[hop.edge[n]];
-      if (!is_source(relation, hop.row[n])) {
-        fail(ROW_OUT_OF_RANGE, hop.relation, hop.edge[n]);
-        return false;
+    const void* row = relation.row.data;
+    const bool is_right = relation.row.is_wide
+                              ? read_all(static_cast<const i64*>(row), relation.source, edges, number, look)
+                              : read_all(static_cast<const std::int32_t*>(row), relation.source, edges, number, look);
+    for (i64 n = 0; !is_right && n < number; ++n)
+      if (!is_source(relation, edges.row[n])) {
+        fail(ROW_OUT_OF_RANGE, hop.relation, edges.edge[n]);
+        break;
       }
+    return is_right;
+  }
+
+  // The same for rows of one type, without a message.
+  template <typename Int, typename Look>
+  bool read_all(const Int* row, i64 source, Edges edges, i64 number, Look look) const {
+    const u64 limit = static_cast<u64>(request_.num_nodes[source]);
+    bool is_right = true;
+    for (i64 n = 0; n < number; ++n) {
+      edges.row[n] = row[edges.edge[n]];
+      is_right &= static_cast<u64>(edges.row[n]) < limit;
+      look(n);
     }
-    return true;
+    return is_right;
   }
 
   // Replaces the sources of edges by local ids, and appends the nodes that are new in the order of the edges. Returns
   // the number of nodes that are new in the hop so far.
-  i64 relabel(const Hop& hop, i64 begin, i64 end, i64 before, i64 added) {
+  i64 relabel(const Hop& hop, Edges edges, i64 number, i64 before, i64 added) {
     Table& table = tables_[hop.source];
-    for (i64 e = begin; e < end; ++e) {
-      const Word id = table.insert(key_of(hop, e), static_cast<Word>(before + added));
-      hop.node[added] = hop.row[e];  // overwritten by the next edge unless the node is new
-      if (hop.batch) hop.batch[added] = hop.batches[hop.col[e]];
-      added += id == static_cast<Word>(before + added);
-      hop.row[e] = static_cast<i64>(id);
+    i64* const batch = Table::HAS_BATCHES ? hop.batch : nullptr;
+    Word next = static_cast<Word>(before + added);
+    for (i64 e = 0; e < number; ++e) {
+      const i64 at = static_cast<i64>(next) - before;
+      hop.node[at] = edges.row[e];  // overwritten by the next edge unless the node is new
+      if (batch) batch[at] = hop.batches[edges.col[e]];
+      edges.row[e] = static_cast<i64>(table.insert(key_of(hop, edges, e), next));
     }
-    return added;
+    return static_cast<i64>(next) - before;
   }
 
   // Finds the edges and nodes of a hop, by one thread. Rows and entries of the table are prefetched one step before
-  // they are read, so memory is busy while edges are drawn.
+  // they are read, so memory is busy while edges are drawn. The edges of a large hop stay in buffers until they are
+  // done. Then they are written past the caches.
   i64 find(const Hop& hop, i64 before, i64 total) {
     Table& table = tables_[hop.source];
     table.reserve(table.size() + total / 2);
-    const auto end_of = [&](i64 step) { return std::min(hop.number, (step + 1) * STEP); };
+    const bool is_streamed = CAN_STREAM && total >= STREAMED;
     const i64 steps = (hop.number + STEP - 1) / STEP;
+    const auto start_of = [&](i64 step) { return starts_[std::min(hop.number, step * STEP)]; };
+    const auto edges_of = [&](i64 step) {
+      i64* room = scratch_.room[step % 3];
+      const bool is_kept = is_streamed && start_of(step + 1) - start_of(step) <= KEPT;
+      return is_kept ? Edges{room, room + KEPT, room + 2 * KEPT} : all_of(hop) + start_of(step);
+    };
     i64 added = 0;
     for (i64 step = 0; step < steps + 2; ++step) {
-      if (step < steps) draw_edges(hop, step * STEP, end_of(step));
+      if (step < steps) draw_edges(hop, step * STEP, std::min(hop.number, (step + 1) * STEP), edges_of(step));
       if (step > 0 && step <= steps) {
-        const i64 begin = (step - 1) * STEP, end = end_of(step - 1);
-        if (!read_sources(hop, begin, end)) return added;
-        for (i64 e = starts_[begin]; e < starts_[end]; ++e) table.prefetch(key_of(hop, e));
+        const Edges edges = edges_of(step - 1);
+        const i64 number = start_of(step) - start_of(step - 1);
+        if (!read_sources(hop, edges, number, [&](i64 e) { table.prefetch(key_of(hop, edges, e)); })) break;
       }
-      if (step > 1) added = relabel(hop, starts_[(step - 2) * STEP], starts_[end_of(step - 2)], before, added);
+      if (step > 1) {
+        const i64 start = start_of(step - 2), number = start_of(step - 1) - start;
+        added = relabel(hop, edges_of(step - 2), number, before, added);
+        if (edges_of(step - 2).row != hop.row + start) stream_edges(edges_of(step - 2), number, all_of(hop) + start);
+      }
     }
+    finish_stream();
     return added;
+  }
+
+  static void stream_edges(const Edges& edges, i64 number, const Edges& to) {
+    stream(edges.row, number, to.row);
+    stream(edges.col, number, to.col);
+    stream(edges.edge, number, to.edge);
   }
 
   // The same by several threads, each of which takes some of the nodes.
@@ -642,8 +797,9 @@ class Sampler {
     for (i64 block = 0; block < blocks; ++block) {
       try {
         const i64 begin = block * BLOCK, end = std::min(hop.number, begin + BLOCK);
-        draw_edges(hop, begin, end);
-        read_sources(hop, begin, end);
+        const Edges edges = all_of(hop) + starts_[begin];
+        draw_edges(hop, begin, end, edges);
+        read_sources(hop, edges, starts_[end] - starts_[begin], [](i64) {});
       } catch (const std::bad_alloc&) {
         fail(NO_MEMORY, hop.relation, 0);
       }
@@ -655,8 +811,8 @@ class Sampler {
     i64 added = 0;
     for (i64 e = 0; e < total; e += AHEAD) {
       const i64 end = std::min(total, e + AHEAD);
-      for (i64 next = end; next < std::min(total, end + AHEAD); ++next) table.prefetch(key_of(hop, next));
-      added = relabel(hop, e, end, before, added);
+      for (i64 next = end; next < std::min(total, end + AHEAD); ++next) table.prefetch(key_of(hop, all_of(hop), next));
+      added = relabel(hop, all_of(hop) + e, end - e, before, added);
     }
     return added;
   }
@@ -673,8 +829,8 @@ class Sampler {
     for (i64 thread = 0; thread < threads; ++thread) {
       const i64 end = std::min(total, (thread + 1) * share);
       for (i64 e = thread * share; e < end; ++e) {
-        if (e + AHEAD < end) table.prefetch(key_of(hop, e + AHEAD));
-        slots_[e] = table.offer(key_of(hop, e), static_cast<Word>(before + e));
+        if (e + AHEAD < end) table.prefetch(key_of(hop, all_of(hop), e + AHEAD));
+        slots_[e] = table.offer(key_of(hop, all_of(hop), e), static_cast<Word>(before + e));
       }
     }
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -752,9 +908,9 @@ class Sampler {
 
   // Kept between the calls of a thread: new memory would cost a page fault per 4 KiB in each.
   struct Scratch {
+    i64 room[3][3 * KEPT];  // the edges of three steps
     std::vector<Table> tables;
-    std::vector<Range> ranges;
-    std::vector<i64> starts, slots, firsts;
+    std::vector<i64> begins, populations, starts, slots, firsts;
   };
   static Scratch& scratch() {
     static thread_local Scratch kept;
@@ -763,7 +919,7 @@ class Sampler {
   // References, since a name of thread_local memory would mean other memory in each thread of a loop.
   Scratch& scratch_;
   std::vector<Table>& tables_ = scratch_.tables;
-  std::vector<Range>& ranges_ = scratch_.ranges;                                         // edges per target
+  std::vector<i64>&begins_ = scratch_.begins, &populations_ = scratch_.populations;
   std::vector<i64>&starts_ = scratch_.starts, &slots_ = scratch_.slots, &firsts_ = scratch_.firsts;
 };
 

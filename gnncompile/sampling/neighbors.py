@@ -234,9 +234,10 @@ def _relation(given: cpu.Relation, num_sources: int, num_targets: int) -> cpu.Re
             f"{name.format('colptr')}: found {colptr.numel()} entries, expected {max(num_targets, 0) + 1}: one more "
             "than nodes of the destination's type."
         )
-    if int(colptr[-1]) != row.numel():
+    last = int(colptr.numpy()[-1])
+    if last != row.numel():
         raise ArgumentError(
-            f"{name.format('row')}: found {row.numel()} edges, expected {int(colptr[-1])}, the last entry of "
+            f"{name.format('row')}: found {row.numel()} edges, expected {last}, the last entry of "
             f"{name.format('colptr')}."
         )
     edges = row.numel()
@@ -261,7 +262,8 @@ def _seeds(name: str, seeds: Tensor, num_nodes: int) -> Tensor:
         raise ArgumentTypeError(f"{name}: found dtype {seeds.dtype}, expected integers: the nodes to start from.")
     nodes = vector(name, seeds.to(torch.int64), (torch.int64,), None, CPU)
     if nodes.numel():
-        low, high = (int(value) for value in torch.aminmax(nodes))
+        numbers = nodes.numpy()
+        low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high >= num_nodes:
             raise IndexOutOfRangeError(
                 f"{name}: found node {low if low < 0 else high}, expected 0 to {num_nodes - 1}: nodes of the graph."

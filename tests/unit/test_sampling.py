@@ -128,6 +128,51 @@ def test_local_ids_in_an_array_and_in_a_hash_table(threads: Any, monkeypatch: py
         sample_neighbors(colptr, row, torch.arange(3000), [30], seed=1)
 
 
+@pytest.mark.slow
+def test_edges_are_drawn_in_lanes_and_streamed(monkeypatch: pytest.MonkeyPatch, threads: Any) -> None:
+    """Nodes that draw at once, and edges that are written past the caches, give the bits of plain loops.
+
+    Degrees reach from 0 to 900, so some nodes take all edges, and some draw two positions of one bit.
+    """
+    colptr, row, _ = power_law()
+    hub = csc(AWKWARD["hub"], 5)[:2]
+    changes: list[dict[str, str]] = [
+        {"&& hop.fan_out <= FEW &&": "&& false &&"},
+        {"STREAMED = 1 << 16": "STREAMED = 1"},
+        {"STREAMED = 1 << 16": "STREAMED = 1", "KEPT = 64 * STEP": "KEPT = 7 * STEP"},
+        {"(i64(1) << 32) - FEW": "0"},
+    ]
+
+    def results() -> list[Neighborhood]:
+        threads(1)
+        found = []
+        for k, fan_outs in enumerate(([1, 2], [15, 10], [24, 5], [25, 3], [0, 4], [-1, 6], [9, 9])):
+            for kind in (torch.int32, torch.int64):
+                for seeds in (torch.arange(k, 1003 + k), torch.arange(3)):
+                    found.append(sample_neighbors(colptr.to(kind), row.to(kind), seeds, fan_outs, seed=k))
+                found.append(sample_neighbors(*hub, torch.arange(5), fan_outs, disjoint=True, seed=k))
+        return found
+
+    expected, source = results(), cpu._SOURCE.read_text(encoding="utf-8")
+    for change in changes:
+        text = source
+        for old, new in change.items():
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        made = cpu.declared(load(text, contract=False))
+        monkeypatch.setattr(cpu, "library", lambda made=made: made)
+        assert all(map(equal, results(), expected))
+
+
+def test_a_source_that_does_not_exist_in_a_large_hop() -> None:
+    colptr, row, _ = power_law()
+    for number, position in ((3000, 39_999), (-1, 20_000)):
+        wrong = row.clone()
+        wrong[position] = number
+        with pytest.raises(IndexOutOfRangeError, match=f"found {number} at position {position}"):
+            sample_neighbors(colptr, wrong, torch.arange(3000), [-1], seed=1)
+
+
 def test_memory_is_used_again_only_after_its_tensor() -> None:
     colptr, row, _ = power_law()
     made = [sample_neighbors(colptr, row, torch.arange(k, k + 50), [5, 5], seed=k) for k in range(6)]
