@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.package import load_package
 from torch.utils._pytree import tree_leaves
 
 Call = tuple[Tensor, ...]
@@ -40,7 +41,7 @@ Call = tuple[Tensor, ...]
 SECONDS = 240
 """The time that a stage may take."""
 
-KEEPS = bool(os.environ.get("KEEP_LAYOUT"))
+KEEPS = os.environ.get("KEEP_LAYOUT") == "1"
 """Whether the packages also serve graphs whose layout the caller keeps."""
 
 
@@ -75,7 +76,7 @@ def check(found: list[Tensor], expected: list[Tensor]) -> None:
 def loaded(path: Path, model: str = "model") -> Any:
     """Returns a model of the package, in a process that has not imported gnncompile."""
     assert "gnncompile" not in sys.modules
-    return torch._inductor.package.load_package(str(path / "model.pt2"), model)
+    return load_package(str(path / "model.pt2"), model)
 
 
 class Plain(nn.Module):
@@ -234,7 +235,7 @@ def tell(command: list[str], environment: dict[str, str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.package_stages", description=__doc__)
     parser.add_argument("models", nargs="*", default=["SAGE"])
-    parser.add_argument("--first", choices=[stage.__name__ for stage in STAGES], default="plain", help="start here")
+    parser.add_argument("--first", choices=["plain", "traced", "package"], default="plain", help="start here")
     parser.add_argument("--stage", choices=[stage.__name__ for stage in STAGES], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -108,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     names = args.cases or ("small-powerlaw,small-grid" if args.quick else "powerlaw-products-5th,grid-1000")
     channels = [16] if args.quick else args.channels
-    device = common.join_processes(args.device, "-m benchmarks partitioned")
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # nothing is recorded without it
+    device = common.join_processes(args.device, "-m benchmarks partitioned")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     _say("; ".join(f"{k}: {v}" for k, v in environment.describe(device, args.argv).items()))
     status = 0

@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.soak and args.server is None:
         raise UnknownNameError("--soak: got no --server, expected examples/serving/server as built by CMake")
     device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnknownNameError(f"--device: got {args.device}, expected cpu, since this machine has no GPU for torch")
     fitting = for_device(device, args.server is not None)
     if not fitting:
         raise UnknownNameError(f"--device: got {args.device}, expected cpu or cuda, for which packages are made")

@@ -258,7 +258,9 @@ def serving_gpu(folder: Path) -> str:
         versions = ", ".join(f"{name} {stored.environment[name]}" for name in ("torch", "triton"))
         parts.append(f"{stored.environment['gpu']}; {versions}:\n\n{_latencies(stored, shown, with_p99=True)}")
     head = (
-        "Microseconds of an answer on a GPU, the median of one client, and in brackets the time of 99 of 100 answers."
+        "Microseconds of an answer on a GPU, the median of one client, and in brackets the time of 99 of 100 answers. "
+        "The inputs are in its memory before the time begins, and the time ends when the answer is complete there. A "
+        "package is made once for each model, with the first request of the first case as its example."
     )
     return "\n\n".join([head, *parts]) if parts else ""
 

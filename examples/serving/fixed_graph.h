@@ -13,9 +13,9 @@ class FixedGraph {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // `runners` is the number of threads that call run().
-  FixedGraph(const std::string& package, size_t runners)
-      : layout_(package, "layout"), model_(package, "with_layout", false, runners) {}
+  // `runners` is the number of threads that call run(), and `device` the number of the GPU, or -1.
+  FixedGraph(const std::string& package, size_t runners, c10::DeviceIndex device = -1)
+      : layout_(package, "layout", false, 1, device), model_(package, "with_layout", false, runners, device) {}
 
   // Returns the layout of the graph in the arguments of a call.
   Tensors layout(const Tensors& inputs) { return layout_.run(inputs); }

@@ -83,10 +83,11 @@ class Server {
   Server(const Options& options, const std::vector<Request>& requests) : requests_(requests) {
     // One runner for each thread: calls of one runner wait for each other.
     if (!options.once) {
-      plain_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(options.package, "model", false, options.threads);
+      plain_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(options.package, "model", false, options.threads,
+                                                                         options.device.index());
       return;
     }
-    fixed_ = std::make_unique<FixedGraph>(options.package, options.threads);
+    fixed_ = std::make_unique<FixedGraph>(options.package, options.threads, options.device.index());
     layouts_.resize(requests.size());
   }
 
@@ -126,11 +127,10 @@ struct Work {
   }
 };
 
-Work serve(Server& server, size_t requests, int64_t thread, const Options& options) {
+Work serve(Server& server, size_t requests, int64_t thread, const Options& options, const c10::Stream& own) {
   const c10::InferenceMode inference;
   c10::OptionalStreamGuard stream;
-  if (options.device.is_cuda())
-    stream.reset_stream(c10::impl::VirtualGuardImpl(options.device.type()).getStreamFromGlobalPool(options.device));
+  if (options.device.is_cuda()) stream.reset_stream(own);
   // Threads that serve at the same time share the cores.
   at::set_num_threads(std::max<int>(1, std::thread::hardware_concurrency() / options.threads));
   Work work;
@@ -180,10 +180,15 @@ void run(const Options& options) {
     c10::impl::VirtualGuardImpl(options.device.type()).getStream(options.device).synchronize();
   const int64_t before = resident();
   std::vector<Work> works(options.threads);
+  std::vector<c10::Stream> streams;  // each thread has its own on a GPU
+  for (int64_t t = 0; t < options.threads; ++t)
+    streams.push_back(options.device.is_cuda()
+                          ? c10::impl::VirtualGuardImpl(options.device.type()).getStreamFromGlobalPool(options.device)
+                          : c10::Stream(c10::Stream::DEFAULT, options.device));
   const auto start = Clock::now();
   std::vector<std::thread> threads;
   for (int64_t t = 0; t < options.threads; ++t)
-    threads.emplace_back([&, t] { works[t] = serve(server, requests.size(), t, options); });
+    threads.emplace_back([&, t] { works[t] = serve(server, requests.size(), t, options, streams[t]); });
   for (std::thread& thread : threads) thread.join();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
 

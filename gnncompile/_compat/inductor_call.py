@@ -231,6 +231,22 @@ def _changes_rows(node: fx.Node) -> bool:
     return mutable or any(part in name for part in ("scatter", "index_put", "auto_functionalized", "index_add"))
 
 
+def lends_arguments(op: Any) -> None:
+    """Notes that the lowering of an op returns its argument's tensors, which nothing may write to: see :func:`lent`."""
+    _lent.add(op)
+
+
+def lent(tensor: Any, position: int) -> Any:
+    """Returns a tensor that the current call got, or a copy if a node writes to the item `position` of its results.
+
+    By its schema the lowered op returns new tensors, so Inductor may have chosen to write to them.
+    """
+    items = [user for user in node_now().users if user.target is operator.getitem and user.args[1] == position]
+    if any(_changes_rows(reader) for item in items for reader in _readers(item)):
+        return contiguous(ir.ExternKernel.copy_input(tensor))
+    return tensor
+
+
 def returns_argument(*ops: Any) -> None:
     """Notes that the lowerings of these ops return their first argument, or a tensor in the same memory."""
     _returned.update(ops)
@@ -247,6 +263,8 @@ def writable(tensor: Any, node: Any, besides: Sequence[fx.Node] = ()) -> Any:
         besides: Nodes that may read or write the tensor too: they do so before.
     """
     while len(node.users.keys() - set(besides)) == 1 and node.op == "call_function":
+        if node.target is operator.getitem and node.all_input_nodes[0].target in _lent:
+            break
         if not _may_return_its_argument(node):
             return realized(tensor)
         node = node.all_input_nodes[0]
@@ -296,6 +314,9 @@ def install_stored(op: Any) -> None:
 
 _returned: set[Any] = set()
 """The ops whose lowering returns the argument, though their schema says that the result shares no memory with it."""
+
+_lent: set[Any] = set()
+"""The ops whose lowering returns tensors that belong to the caller, though their schema says that they are new."""
 
 installed: list[Any] = []
 """The ops that are lowered to calls."""

@@ -19,8 +19,10 @@ def patch_destroy_process_group(before: Callable[[dist.ProcessGroup | None], Non
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
-        before(None if group is dist.group.WORLD else group)
-        destroy(group)
+        try:
+            before(None if group is dist.group.WORLD else group)
+        finally:
+            destroy(group)
 
     dist.distributed_c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
 

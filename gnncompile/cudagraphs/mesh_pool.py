@@ -6,7 +6,8 @@ step, so each decision is one of two kinds:
 
 - It follows from what is equal in all processes that call the model alike: how often a part, a mode and an optimizer
   were met, and how often each recording was replayed. Addresses and sizes of a part never decide anything alone. All
-  inputs are copied to the recording, except for parameters, buffers and the index tensors of the graph.
+  inputs are copied to the recording, except for parameters, buffers and what structure is built of: the index tensors
+  of the graph, and features whose halo rows are kept with it. A recording keeps the memory of these alive.
 - Else the processes compare their answers on the host, through the store of their group: before a capture, after it,
   and before a forward that comes while the backward of another is still to come. The event that makes them ask is of
   the first kind, so all of them ask.
@@ -18,6 +19,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
 
@@ -48,11 +50,22 @@ READY, RECORDED, BROKEN, FAILED = "ready", "recorded", "broken", "failed"
 """Answers of a process: it can record, it has recorded, its capture was broken from outside, it can't record."""
 
 
+_reasons: dict[str, str | None] = {}
+"""By the name of a group: why nothing is recorded over it, as its processes have found together."""
+
+
 def why_not(group: str) -> str | None:
-    """Returns why graphs that exchange rows over a group can't be recorded, or None if they can."""
+    """Returns why graphs that exchange rows over a group can't be recorded, or None if they can.
+
+    All processes get the same answer, which they compare once for each group.
+    """
     if not _compat.is_nccl(group_of(group)):
         return EXCHANGES
-    return None if os.environ.get("NCCL_GRAPH_REGISTER") == "0" else REGISTERS
+    if group not in _reasons:
+        mine = "" if os.environ.get("NCCL_GRAPH_REGISTER") == "0" else REGISTERS
+        found = [reason for (reason,) in collect(group, "the first graph to record", [mine])]
+        _reasons[group] = next(filter(None, found), None)
+    return _reasons[group]
 
 
 class MeshCudaGraphPool(CudaGraphPool):
@@ -161,9 +174,11 @@ class MeshCudaGraphPool(CudaGraphPool):
     def _captured(self, seen: Seen, args: Sequence[Any]) -> tuple[CudaGraphRun | None, BaseException | None]:
         fixed, state = frozenset(self._fixed(args)), self._state(args)
         copied = frozenset(k for k, a in enumerate(args) if isinstance(a, Tensor)) - fixed - frozenset(state)
-        record, mutated = cuda_graph.recorder(self.device), frozenset(seen.mutated)
+        if not copied.isdisjoint(seen.mutated):
+            return None, UnsupportedRegion("it writes to an input, and inputs of a part are copied to each recording")
         try:
-            recording = CudaGraphRun(self.run, args, fixed, copied, mutated, record, self.settings)
+            record, mutated = cuda_graph.recorder(self.device), frozenset(seen.mutated)
+            recording = CudaGraphRun(self.run, args, fixed, copied, mutated, record, self.settings, over_parts=True)
         except (UnsupportedRegion, RuntimeError) as error:
             return None, error
         except BaseException as error:
@@ -204,6 +219,7 @@ class MeshCudaGraphPool(CudaGraphPool):
             logger.info("a capture is tried again: %s", told)
             return False
         seen.refused, self.reason = True, told
+        self.recorded.clear()  # none is replayed any more
         logger.warning("a graph is not recorded: %s", self.reason)
         return False
 
@@ -222,6 +238,8 @@ def _end_before_groups() -> None:
 
 
 def _end(group: dist.ProcessGroup | None) -> None:
-    for pool in list(_pools):
-        if group is None or group_of(pool.group) is group:
-            pool.end()
+    ending = [pool for pool in _pools if group is None or group_of(pool.group) is group]
+    with ExitStack() as all_end:  # also where one of them raises an error
+        for pool in ending:
+            _reasons.pop(pool.group, None)
+            all_end.callback(pool.end)

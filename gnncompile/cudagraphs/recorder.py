@@ -88,6 +88,7 @@ class CudaGraphRun:
         record: Captures the work.
         settings: How the recording is replayed.
         padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
+        over_parts: Whether the graph runs over one part, so that processes must agree on which inputs fit.
 
     Attributes:
         awaits_backward: Whether the backward of the last replay is still to run. Only a pool of a mesh keeps it.
@@ -107,6 +108,7 @@ class CudaGraphRun:
         record: Recorder,
         settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
+        over_parts: bool = False,
     ) -> None:
         if copied & mutated:
             raise UnsupportedRegion("an input that it writes to is another tensor in each call")
@@ -121,7 +123,11 @@ class CudaGraphRun:
         sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
         self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
         self._bytes = _bytes(args)
-        self._static = StaticInputs(args, sorted(copied))
+        self._static = StaticInputs(args, sorted(copied), together=not over_parts)
+        # With these alive no other tensor has their addresses, in no process of a mesh.
+        self._owned = [
+            a.detach() for k, a in enumerate(args) if isinstance(a, Tensor) and over_parts and k not in copied
+        ]
         inputs = [self._static.tensors.get(k, a) for k, a in enumerate(args)]
         graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
         self._graded = graded if torch.is_grad_enabled() else []

@@ -31,17 +31,19 @@ class StaticInputs:
     Args:
         args: All inputs of the recording.
         copied: Indices of the inputs that are copied.
+        together: Whether inputs in one piece of memory may be copied together. This depends on numbers of bytes, and
+            later inputs must then stand in the same way.
     """
 
-    def __init__(self, args: Sequence[Any], copied: Sequence[int]) -> None:
+    def __init__(self, args: Sequence[Any], copied: Sequence[int], together: bool = True) -> None:
         self.tensors: dict[int, Tensor] = {}
         self._single: list[int] = []
         self._without_hubs: list[tuple[int, int]] = []
         self._groups: list[_Group] = []
-        together: dict[int, list[int]] = {}
+        in_one_piece: dict[int, list[int]] = {}
         for k in copied:
-            together.setdefault(args[k].untyped_storage().data_ptr(), []).append(k)
-        for members in together.values():
+            in_one_piece.setdefault(args[k].untyped_storage().data_ptr() if together else k, []).append(k)
+        for members in in_one_piece.values():
             if len(members) > 1 and _stand_together([args[k] for k in members]):
                 self._groups.append(_Group(args, members))
                 self.tensors.update(self._groups[-1].tensors)

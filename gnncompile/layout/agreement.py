@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -53,6 +54,7 @@ def collect(group: str, what: str, mine: Sequence[str]) -> list[list[str]]:
                 f"rank {rank} of {size} met {what}, but rank {other} met {occasion}. All processes must call the model "
                 "alike."
             )
+    _forget(group)
     return [rest for _, *rest in found]
 
 
@@ -98,5 +100,12 @@ def _write(group: str, text: list[str]) -> None:
     members.get_group_store().set(_key(group, dist.get_rank(members)), json.dumps(text))
 
 
-def _key(group: str, rank: int) -> str:
-    return f"gnncompile/{group}/{_rounds[group]}/{rank}"
+def _forget(group: str) -> None:
+    """Deletes what this process wrote in the round before. All processes have written since, so they have read it."""
+    members = group_of(group)
+    with suppress(RuntimeError, NotImplementedError):  # not all stores delete
+        members.get_group_store().delete_key(_key(group, dist.get_rank(members), before=1))
+
+
+def _key(group: str, rank: int, before: int = 0) -> str:
+    return f"gnncompile/{group}/{_rounds[group] - before}/{rank}"

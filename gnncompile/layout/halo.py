@@ -134,7 +134,9 @@ def with_room(rows: Tensor, num_halo: int) -> Tensor:
 def copy_with_room(rows: Tensor) -> Tensor | None:
     """Returns a copy of rows that has the room for halo rows that `rows` has, or None if `rows` has no such room."""
     joined = _rooms.get(rows)
-    return None if joined is None else with_room(rows.detach(), joined.size(0) - rows.size(0))
+    if joined is None or joined.data_ptr() != rows.data_ptr() or not rows.is_contiguous():
+        return None
+    return with_room(rows.detach(), joined.size(0) - rows.size(0))
 
 
 def joined_rows(rows: Tensor, halo: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnncompile._compat import aoti, aoti_checks
-from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
+from gnncompile._compat.inductor_call import Call, Result, contiguous, lends_arguments, lent, tensor_of
 from gnncompile.exc import ArgumentError
 from gnncompile.ops.region import LIBRARY
 
@@ -123,10 +123,11 @@ class _SameLayoutCall(Call):
 def _lower_same(layout: Sequence[Any], found: Any, expected: Any) -> list[Any]:
     given = [contiguous(one) for one in layout]
     _SameLayoutCall(given, contiguous(found), contiguous(expected))
-    return [tensor_of(one) for one in given]
+    return [tensor_of(lent(one, at)) for at, one in enumerate(given)]  # the caller keeps the layout for later calls
 
 
 def install() -> None:
     """Registers the lowerings with Inductor. They apply to packages alone."""
     aoti.install_in_packages(_own.seal.default, _lower)
     aoti.install_in_packages(_own.same_layout.default, _lower_same)
+    lends_arguments(_own.same_layout.default)

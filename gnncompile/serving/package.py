@@ -87,7 +87,8 @@ def package(
         keep_layout: Whether the file also serves graphs that stay the same, whose edges are sorted once. It then holds
             two more models, "layout" and "with_layout". The first takes the model's arguments, and returns the layout
             of their graph, a list of tensors. The second takes this list before the model's arguments, and refuses the
-            layout of another graph. Both are loaded with ``torch._inductor.package.load_package(path, "layout")``.
+            layout of another graph. Both are loaded by name: ``load_package(path, "layout")`` with
+            ``from torch._inductor.package import load_package``.
             Such a file takes about three times as long to write.
         cpu: The CPU of the server: "native" for one like this machine's, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX512)
             for any one with these instructions. The last two need torch 2.13.

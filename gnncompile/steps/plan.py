@@ -33,14 +33,22 @@ class Plan:
     recordings: CudaGraphPool
     repeatable = False
 
-    def __init__(self, capture: Any, call: Call, built_of: list[Any], model: nn.Module, also: list[Tensor]) -> None:
+    def __init__(
+        self,
+        capture: Any,
+        call: Call,
+        built_of: list[Any],
+        model: nn.Module,
+        also: list[Tensor],
+        over_parts: bool = False,
+    ) -> None:
         self.capture, self._also = capture, also
         found: list[Any] = []
         leaves((call.args, call.counts), found)
         self.num_leaves = len(found)
-        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)} - {
-            0
-        }  # 0 is the address of all empty tensors
+        places = {t.data_ptr() for t in built_of if isinstance(t, Tensor)}
+        if over_parts:
+            places.discard(0)  # the address of all empty tensors
         self.structural = [k for k, v in enumerate(found) if isinstance(v, Tensor) and v.data_ptr() in places]
         self._skeleton = with_leaves((call.args, call.counts), iter([None] * len(found)))
         holders: list[dict[str, Any]] = [h for m in model.modules() for h in (m._parameters, m._buffers)]

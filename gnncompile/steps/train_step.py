@@ -275,7 +275,8 @@ class TrainStep:
         if call is None or capture is None or self._unplanned is not None:
             return made  # type: ignore[no-any-return]
         also = self._averaging.buffers if self._averaging is not None else []
-        plan = Plan(capture, call, [tensor for inputs, _ in kept for tensor in inputs], self.model, also)
+        built_of, over_parts = [tensor for inputs, _ in kept for tensor in inputs], self._mesh is not None
+        plan = Plan(capture, call, built_of, self.model, also, over_parts)
         plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.supports_cuda_graphs(plan.device):

@@ -2,21 +2,24 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor.codecache import AotCodeCompiler
 from torch.utils import _pytree as pytree
 from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.utils import degree
 
 import gnncompile
 from gnncompile._compat import aoti
 from gnncompile._compat.compiles import symbolic_trace
 from gnncompile._compat.inductor import inductor_decompositions
 from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
-from gnncompile.ops import packaged_triton
+from gnncompile.ops import launch, packaged_triton
 from gnncompile.serving import bound_indices
 from gnncompile.serving.kept_layout import LAYOUT, WITH_LAYOUT
 from gnncompile.serving.package import _Call
@@ -98,7 +101,7 @@ def test_traced_programs_take_a_layout_that_the_caller_keeps(name):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32, torch.float64, torch.bfloat16])
 def test_every_entry_and_size_counts_in_a_seal(dtype):
     torch.manual_seed(0)
-    seal, values, sizes = packaged_triton.DECOMPOSITIONS[torch.ops.gnncompile.seal.default], [], [7, 9, 11]
+    seal, sizes = packaged_triton.DECOMPOSITIONS[torch.ops.gnncompile.seal.default], [7, 9, 11]
     values = [(torch.randn(count) * 1000).to(dtype) for count in (1, 5000)]
     first = seal(values, sizes).item()
     assert seal(values, sizes).item() == first
@@ -110,6 +113,41 @@ def test_every_entry_and_size_counts_in_a_seal(dtype):
         changed[at][entry] = not changed[at][entry] if dtype is torch.bool else changed[at][entry] * 2 + 1
         seals.add(seal(changed, sizes).item())
     assert len(seals) == 11
+
+
+class Writes(nn.Module):
+    """Writes into a copy of values of the layout, which Inductor would do without a copy if it might."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(16, 4)
+
+    def forward(self, x, edge_index):
+        h = self.conv(x, edge_index)
+        own = 1 / (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1)
+        return h, own.index_put((edge_index[0],), h[edge_index[1], 0])
+
+
+def test_nothing_writes_to_a_layout_that_the_caller_keeps(monkeypatch):
+    """Reads the C++ code of the model, in which arguments that a kernel only reads are const."""
+    kept = traced_call(Writes().eval(), EDGES).with_kept_layout(compares=True)[WITH_LAYOUT]
+    bound_indices.run(kept.program.graph)
+    monkeypatch.setattr(launch, "compile_entry", lambda entry, device: None)
+    monkeypatch.setattr(launch, "link_entry", lambda wrapper, entry: entry.name)
+    found = []
+
+    class Stop(BaseException):
+        pass
+
+    def compiled(graph, code, *others, **more):
+        found.append(code)
+        raise Stop
+
+    monkeypatch.setattr(AotCodeCompiler, "compile", compiled)
+    with pytest.raises(Stop):
+        aoti.compile_program(kept.program, kept.names, {}, {}, packaged_triton.DECOMPOSITIONS)
+    assert "compare_seals" in found[0] and re.search(r"\(const \w+\*\)\(arg\d+_1\.data_ptr", found[0])
+    assert not re.findall(r"\((?!const )\w+\*\)\(arg\d+_1\.data_ptr", found[0])
 
 
 class Looks(nn.Module):

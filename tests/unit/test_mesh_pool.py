@@ -202,19 +202,61 @@ def test_the_end_of_a_group_ends_its_recordings(monkeypatch: pytest.MonkeyPatch)
 def test_the_reason_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_pool, "group_of", lambda name: name)
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    monkeypatch.setattr(mesh_pool, "_reasons", {})
+    monkeypatch.setattr(mesh_pool, "collect", lambda group, what, mine: [mine, mine])
     for config, can in (("cpu:gloo,cuda:gloo", False), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True)):
         monkeypatch.setattr(dist, "get_backend_config", lambda group, config=config: config)
         assert _compat.is_nccl("a group") is can  # type: ignore[arg-type]
         assert (mesh_pool.why_not("a group") is None) is can
 
 
-def test_the_reason_where_nccl_registers_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_where_nccl_registers_buffers(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_pool, "group_of", lambda name: name)
     monkeypatch.setattr(_compat, "is_nccl", lambda group: True)
     monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    monkeypatch.setattr(mesh_pool, "_reasons", {})
     assert mesh_pool.why_not("a group") == mesh_pool.REGISTERS
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
-    assert mesh_pool.why_not("a group") is None
+    assert mesh_pool.why_not("another group") is None
+    others.answers["the first graph to record"] = [mesh_pool.REGISTERS]
+    assert mesh_pool.why_not("a third group") == mesh_pool.REGISTERS  # as the other process, in all its calls
+    others.answers.clear()
+    assert mesh_pool.why_not("a third group") == mesh_pool.REGISTERS
+    assert len(others.asked) == 3
+
+
+def test_inputs_in_one_piece_of_memory_are_replayed_at_any_offset() -> None:
+    """Whether a few bytes stand together differs between parts."""
+
+    def run(x: Tensor, y: Tensor, send: Tensor) -> tuple[Tensor]:
+        return ((x * y).index_select(0, send),)
+
+    both = MeshCudaGraphPool(run, 4, torch.device("cpu"), (), CudaGraphSettings(False), "a group", ())
+    series, rows = torch.randn(20, 3), send()
+    for step in range(WARM + 4):
+        x, y = series[step], series[2 * step + 1]
+        torch.testing.assert_close(both([x, y, rows])[0], (x * y)[[1, 0]])
+    assert len(both.recorded) == 1 and both.recorded[0][1].last_call == WARM + 4
+
+
+def test_parameters_of_a_recording_stay_alive() -> None:
+    """Otherwise other parameters might take their place in one process alone, which would replay."""
+    pairs, rows, weight = pool(), send(), torch.tensor(2.0)
+    for _ in range(WARM + 1):
+        pairs([torch.ones(3), rows, weight])
+    memory = _compat.StorageWeakRef(weight.untyped_storage())
+    del weight
+    assert len(pairs.recorded) == 1 and not memory.expired()
+
+
+def test_a_failed_capture_frees_the_recordings(others: Others) -> None:
+    pairs, parts = pool(), [send("one"), send("two")]
+    for _ in range(WARM + 1):
+        pairs([torch.ones(3), parts[0], WEIGHT])
+    others.answers["the end of a capture"] = [FAILED, "no memory"]
+    for _ in range(WARM + 1):
+        pairs([torch.ones(3), parts[1], WEIGHT])
+    assert not pairs.recorded and pairs.reason == "rank 1 could not record it: no memory"
 
 
 def test_destroying_a_group_calls_first(monkeypatch: pytest.MonkeyPatch) -> None:

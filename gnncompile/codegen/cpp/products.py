@@ -96,6 +96,11 @@ static inline void pair_columns(T* to, const T* from, int64_t rows, int64_t widt
     for (; k < half; ++k) to[k] = pair(from[2 * k], 2 * k + 1 < width ? from[2 * k + 1] : 0);
   }
 }
+#ifdef __clang__
+#define MIX(values, ...) __builtin_shufflevector(values, values, __VA_ARGS__)
+#else  // GCC has the other builtin from release 12 on
+#define MIX(values, ...) __builtin_shuffle(values, Halves{__VA_ARGS__})
+#endif
 // Pairs of neighbours in a column: to[k][j] holds from[2 k][j] and from[2 k + 1][j].
 static inline void pair_rows(T* to, const T* from, int64_t rows, int64_t width) {
   typedef uint16_t Halves __attribute__((vector_size(64)));
@@ -104,10 +109,9 @@ static inline void pair_rows(T* to, const T* from, int64_t rows, int64_t width) 
     for (; k + 1 < rows && j + LANES <= width; j += LANES) {
       const Halves both = (Halves)rounded(*reinterpret_cast<const Loose*>(from + j),
                                           *reinterpret_cast<const Loose*>(from + width + j));
-      const Halves mixed = __builtin_shufflevector(
-          both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
-          13, 29, 14, 30, 15, 31);
-      *reinterpret_cast<Loose*>(to + j) = (Vector)mixed;
+      *reinterpret_cast<Loose*>(to + j) =
+          (Vector)MIX(both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12,
+                      28, 13, 29, 14, 30, 15, 31);
     }
     for (; j < width; ++j) to[j] = pair(from[j], k + 1 < rows ? from[width + j] : 0);
   }
