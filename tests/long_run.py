@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
+from torch_geometric.loader import DataLoader, NeighborLoader
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
 
 import gnncompile
 from gnncompile.capture.compile import callable_of
@@ -123,6 +123,17 @@ def resident_bytes() -> int:
         return 0
 
 
+class SampledNet(nn.Module):
+    """A model of the nodes of a sampled neighbourhood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(4, 8), SAGEConv(8, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
 def graphs(few_edges: tuple[int, ...] = (0, 1)) -> list[Data]:
     """Returns graphs of 2 to 9 nodes; batch norm needs two rows. Many have a number of edges from `few_edges`."""
     choice, g = random.Random(0), torch.Generator().manual_seed(0)
@@ -160,6 +171,22 @@ def _loaded(device: str, few_edges: tuple[int, ...]) -> Iterator[Any]:
         yield from loader
 
 
+def sampled(device: str) -> Iterator[Any]:
+    """Yields sampled neighbourhoods without end, padded to buckets; on a GPU they are sampled there."""
+    torch.manual_seed(0)
+    graph = Data(x=torch.randn(3000, 4), edge_index=torch.randint(3000, (2, 40_000)), y=torch.randn(3000, 2))
+    source = NeighborLoader(graph, [5, 5], batch_size=32, shuffle=True)
+    loader = gnncompile.loader(source, device, buckets=2)
+    while True:
+        yield from loader
+
+
+def loss_of_seeds(found: Tensor, target: tuple[Tensor, Any]) -> Tensor:
+    """Returns the loss of a mini-batch's seeds. The target is the labels of all nodes, and the number of seeds."""
+    labels, seeds = target
+    return F.mse_loss(found[:seeds], labels[:seeds])
+
+
 def arguments(data: Any) -> tuple[Any, ...]:
     """Returns the arguments of the model."""
     return data.x, data.edge_index, data.batch, data.num_graphs
@@ -188,14 +215,43 @@ def inference(model: Any) -> Run:
     return run
 
 
-SCENARIOS: dict[str, tuple[Callable[[str], Iterator[Any]], str | None, Callable[[Any], Run] | None]] = {
-    "training": (batches, None, plain_loop),
-    "inference": (batches, None, inference),
-    "recorded": (padded, "reduce-overhead", plain_loop),
-    "whole step": (padded, None, None),
-    "odd sizes": (mostly_padded, "reduce-overhead", plain_loop),
+def train_step(whole: Any) -> Run:
+    """Returns a function that does one step of a `TrainStep`."""
+    return lambda data: whole(*arguments(data), target=data.y)
+
+
+def sampled_step(whole: Any) -> Run:
+    """Returns a function that does one step of a `TrainStep` on a sampled neighbourhood."""
+    return lambda data: whole(data.x, data.edge_index, target=(data.y, data.batch_size))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is run.
+
+    Attributes:
+        source: Yields mini-batches on a device.
+        loop: Makes the function of a step, of a compiled model or of a `TrainStep`.
+        mode: The mode in which the model is compiled.
+        loss: The loss of a `TrainStep`, or None for a compiled model.
+        net: Makes the model.
+    """
+
+    source: Callable[[str], Iterator[Any]]
+    loop: Callable[[Any], Run]
+    mode: str | None = None
+    loss: Callable[..., Tensor] | None = None
+    net: Callable[[], nn.Module] = Net
+
+
+SCENARIOS = {
+    "training": Scenario(batches, plain_loop),
+    "inference": Scenario(batches, inference),
+    "recorded": Scenario(padded, plain_loop, "reduce-overhead"),
+    "whole step": Scenario(padded, train_step, loss=F.mse_loss),
+    "odd sizes": Scenario(mostly_padded, plain_loop, "reduce-overhead"),
+    "sampled": Scenario(sampled, sampled_step, loss=loss_of_seeds, net=SampledNet),
 }
-"""By name: the source of mini-batches, the mode, and a maker of the step function, or None for a `TrainStep`."""
 
 
 def run(name: str, steps: int, device: str = "cpu", inductor: bool = False) -> Outcome:
@@ -207,22 +263,20 @@ def run(name: str, steps: int, device: str = "cpu", inductor: bool = False) -> O
         device: "cpu" or "cuda".
         inductor: Whether Inductor compiles the operations outside regions.
     """
-    source, mode, loop = SCENARIOS[name]
+    chosen = SCENARIOS[name]
     torch.manual_seed(0)
-    model, options = Net().to(device), {"inductor": inductor}
+    model, options = chosen.net().to(device), {"inductor": inductor}
     with tapes() if device == "cpu" else nullcontext():
-        if loop is not None:
-            compiled = gnncompile.compile(model, mode=mode, options=options)
-            step, program = loop(compiled), callable_of(compiled)
+        if chosen.loss is None:
+            made: Any = gnncompile.compile(model, mode=chosen.mode, options=options)
+            program: Any = callable_of(made)
         else:
-            whole = gnncompile.TrainStep(
-                model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=1e-3), options=options
-            )
-            step, program = lambda data: whole(*arguments(data), target=data.y), whole._program
-        assert program is not None
-        early, late = _drive(step, source(device), steps)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            made = gnncompile.TrainStep(model, chosen.loss, optimizer, options=options)
+            program = made._program
+        early, late = _drive(chosen.loop(made), chosen.source(device), steps)
         every = [c.recordings for c in program.backend.captured if isinstance(c.recordings, CudaGraphPool)]
-        every += [plan.recordings for plan in whole._plans] if loop is None else []
+        every += [plan.recordings for plan in made._plans] if chosen.loss is not None else []
         recordings = max((len(one.recorded) for one in every), default=0)
         return Outcome(early, late, len(program.backend.captured), recordings)
 

@@ -90,7 +90,7 @@ def test_a_thousand_batches(first: str):
             assert memory[1] <= memory[0] + 32 * 2**20
 
 
-@pytest.mark.parametrize("scenario", ["recorded", "whole step", "odd sizes"])
+@pytest.mark.parametrize("scenario", ["recorded", "whole step", "odd sizes", "sampled"])
 def test_nothing_grows_where_steps_are_recorded(scenario: str):
     """A short form of ``python -m tests.long_run``: what is recorded, and what of mini-batches is kept, is bounded."""
     found = long_run.run(scenario, 160)
