@@ -241,12 +241,17 @@ def trains(name: str, here: Here) -> None:
     assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
 
 
-def hetero_model(here: Here) -> None:
+def hetero_models(here: Here) -> tuple[HeteroData, Any, Hetero, Hetero]:
+    """Returns a graph with node types, its part, a model on the CPU and its copy on the device of the part."""
     whole, part = hetero(), here.part(hetero())
     torch.manual_seed(0)
     theirs = Hetero().double()
     theirs(whole.x_dict, whole.edge_index_dict)
-    ours = copy.deepcopy(theirs).to(here.device)
+    return whole, part, theirs, copy.deepcopy(theirs).to(here.device)
+
+
+def hetero_model(here: Here) -> None:
+    whole, part, theirs, ours = hetero_models(here)
     compiled = here.compile(ours)
     for _ in range(2):
         theirs.zero_grad()

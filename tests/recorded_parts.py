@@ -31,10 +31,9 @@ from tests.partitioned import (
     MODELS,
     STEPS,
     Here,
-    Hetero,
     arguments,
     graph,
-    hetero,
+    hetero_models,
     raises,
     same,
     same_gradients,
@@ -330,11 +329,7 @@ def settings(here: Here, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
 
 def models_are_warmed_up(here: Here) -> None:
     """After ``warmup``, the first step is replayed; with two node types, and two exchanges in each layer."""
-    whole, part = hetero(), here.part(hetero())
-    torch.manual_seed(0)
-    theirs = Hetero().double()
-    theirs(whole.x_dict, whole.edge_index_dict)
-    ours = copy.deepcopy(theirs).to(here.device)
+    whole, part, theirs, ours = hetero_models(here)
     compiled = here.compile(ours, mode="reduce-overhead")
     kept.append(compiled)
     compiled.warmup(part.data.x_dict, part.data.edge_index_dict)

@@ -78,10 +78,9 @@ struct Layout {
 // Sorts edges by row, and refuses edges outside of the graph.
 inline void sort(int (*kernel)(const int64_t*), Layout is, AtenTensorHandle index, AtenTensorHandle other,
                  int64_t alive, AtenTensorHandle rowptr, AtenTensorHandle col, AtenTensorHandle edge) {
-  constexpr int64_t most = (int64_t(1) << 31) - 1 - (1 << 13);
-  if (is.edges > most || is.rows > most || is.columns > most)
+  if (is.edges > most_rows || is.rows > most_rows || is.columns > most_rows)
     refuse("graph with " + std::to_string(is.edges) + " edges and " + std::to_string(is.rows) + " nodes: at most " +
-           std::to_string(most) + " are possible");
+           std::to_string(most_rows) + " are possible");
   int32_t type = 0, other_type = 0;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(index, &type));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(other, &other_type));

@@ -81,11 +81,10 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
       refuse(std::string("the kernel ") + kernel.symbol + " got an address that is no multiple of 16; please report it");
   }
   addresses.resize(tensors.size() + kernel.scratches, 0);
-  constexpr int64_t most = (int64_t(1) << 31) - 1 - (1 << 13);  // MAX_INDEX of gnncompile/layout/csr.py
   for (int64_t number : numbers) {
-    if (number > most)
+    if (number > most_rows)
       refuse("found " + std::to_string(number) + " edges, rows or entries of an index, at most " +
-             std::to_string(most) + " are possible; split the batch");
+             std::to_string(most_rows) + " are possible; split the batch");
     counts.push_back(int32_t(number));
   }
   for (size_t at = 0; at < tensors.size(); ++at) arguments.push_back(&addresses[at]);

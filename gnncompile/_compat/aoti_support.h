@@ -13,7 +13,9 @@ using namespace torch::aot_inductor;
 
 constexpr int64_t any = std::numeric_limits<int64_t>::min();
 
-// Kernels count nodes and edges in int32, self loops included, and may count a step of a loop past the end.
+// Kernels count nodes and edges in int32, and may count a step of a loop past the end: MAX_INDEX of
+// gnncompile/layout/csr.py. Inputs for a GPU are so small that this holds with self loops, too.
+constexpr int64_t most_rows = (int64_t(1) << 31) - 1 - (1 << 13);
 constexpr int64_t most_on_gpus = (int64_t(1) << 30) - (1 << 13);
 
 [[noreturn]] inline void refuse(const std::string& message) { throw std::runtime_error("gnncompile: " + message); }

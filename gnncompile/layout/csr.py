@@ -162,7 +162,7 @@ def out_of_range(index: Tensor, other: Tensor, limits: tuple[int, int], wraps: t
 def sorted_edges(
     index: Tensor, other: Tensor, num_rows: int, num_columns: int, masked: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the layout of :func:`csr`. The numbers may be symbols: the function makes no decision by them.
+    """Returns the layout of :func:`csr`.
 
     Args:
         index: The row of each edge, ``[num_edges]``. Rows of masked edges may be any number.
@@ -175,7 +175,7 @@ def sorted_edges(
     row, order = torch.sort(row, stable=True)
     # Counting by search keeps this free of atomics and of a data-dependent size.
     rowptr = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device, dtype=torch.int32), out_int32=True)
-    col = other.clamp(0, torch.sym_max(num_columns - 1, 0)).to(torch.int32)[order]
+    col = other.clamp(0, max(num_columns - 1, 0)).to(torch.int32)[order]
     return rowptr, col, order.to(torch.int32)
 
 

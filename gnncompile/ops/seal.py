@@ -27,7 +27,7 @@ LIBRARY.define("seal(Tensor[] tensors, SymInt[] sizes) -> Tensor", tags=(torch.T
 
 _FIRST, _SECOND, _PART = -0x61C8864680B583EB, -0x3B314601E57A13AD, 1 << 40
 """Two odd numbers that mix the bits of positions, those of SplitMix64 and of MurmurHash3, and the most entries of a
-tensor. :func:`seal_of` in aoti_support.h has the same numbers."""
+tensor. :func:`seal_of` in aoti_cpu.h has the same numbers."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

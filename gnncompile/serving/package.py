@@ -120,12 +120,12 @@ def package(
     structure = [] if captured.structure is None else [captured.structure.module.graph]
     refuse_conditions(captured.conditions)
     kind = KINDS[place.type]
-    if not device_of(place).is_cpp_in_inductor:
+    on_gpu = not device_of(place).is_cpp_in_inductor
+    if on_gpu:
         warnings.warn(UNTRIED, stacklevel=2)
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
-    compares = not device_of(place).is_cpp_in_inductor
-    traced = {MODEL: call.plain(), **(call.with_kept_layout(compares) if keep_layout else {})}
+    traced = {MODEL: call.plain(), **(call.with_kept_layout(compares=on_gpu) if keep_layout else {})}
     for one in traced.values() if kind.bounds_indices else ():
         bound_indices.run(one.program.graph)
     settings = _settings(ours, theirs, place)

@@ -26,7 +26,7 @@ from gnncompile.serving.package import _Call
 from gnncompile.serving.program import capture
 from tests.e2e.package_cpp import serve_in_cpp
 from tests.e2e.test_package import EDGES, MODELS, TwoLayers, inputs_of, random_sizes, serve
-from tests.e2e.test_package_models import SIZES, hub, skip_what_this_torch_does_not_capture
+from tests.e2e.test_package_models import SIZES, hub, named_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter takes tensors of a CPU")
@@ -60,10 +60,7 @@ def in_double(call):
 @interpreted
 @pytest.mark.parametrize("name", MODELS)
 def test_traced_programs_give_the_results_of_eager_in_float64(name):
-    skip_what_this_torch_does_not_capture(name)
-    torch.manual_seed(0)
-    make, names = MODELS[name]
-    model = make().eval()
+    model, names = named_model(name)
     program, exact = traced(model, names), copy.deepcopy(model).double()
     calls = [inputs_of(names, size, seed) for seed, size in enumerate((*SIZES[1:4], (33, 200, 2)))]
     for call in (*calls, hub(inputs_of(names, (80, 400, 3), 7))):
@@ -76,10 +73,7 @@ def test_traced_programs_give_the_results_of_eager_in_float64(name):
 @interpreted
 @pytest.mark.parametrize("name", MODELS)
 def test_traced_programs_take_a_layout_that_the_caller_keeps(name):
-    skip_what_this_torch_does_not_capture(name)
-    torch.manual_seed(0)
-    make, names = MODELS[name]
-    model = make().eval()
+    model, names = named_model(name)
     found = traced_call(model, names).with_kept_layout(compares=True)
     layout_of, with_layout = (as_packaged(found[one].program) for one in (LAYOUT, WITH_LAYOUT))
     calls = [inputs_of(names, size, seed) for seed, size in enumerate(SIZES[1:4])]
@@ -297,10 +291,8 @@ def agree(model, calls, answers):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODELS)
 def test_packages_on_a_gpu(name, tmp_path):
-    skip_what_this_torch_does_not_capture(name)
-    torch.manual_seed(0)
-    make, names = MODELS[name]
-    model = make().eval().cuda()
+    model, names = named_model(name)
+    model = model.cuda()
     path = gnncompile.package(model, on_gpu(inputs_of(names, (40, 160, 3))), tmp_path / "model.pt2")
     sizes = (*SIZES, *random_sizes(20))
     calls = [on_gpu(inputs_of(names, size, seed)) for seed, size in enumerate(sizes)]
@@ -313,9 +305,8 @@ def test_packages_on_a_gpu(name, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["GAT", "mesh"])
 def test_packages_on_a_gpu_take_a_layout_that_the_caller_keeps(name, tmp_path):
-    torch.manual_seed(0)
-    make, names = MODELS[name]
-    model = make().eval().cuda()
+    model, names = named_model(name)
+    model = model.cuda()
     call = on_gpu(inputs_of(names, (40, 160, 3)))
     path = gnncompile.package(model, call, tmp_path / "model.pt2", keep_layout=True)
     calls = [on_gpu(inputs_of(names, size, seed)) for seed, size in enumerate(SIZES)]

@@ -48,18 +48,19 @@ def calls_of(names):
     return [*calls, hub(inputs_of(names, (200, 600, 3), 7))]
 
 
-def skip_what_this_torch_does_not_capture(name):
+def named_model(name):
+    """Returns a model and the names of its inputs. Skips the test if this torch can't capture the model."""
     if name == "molecule" and torch.__version__ < "2.13":
         pytest.skip("Dynamo breaks the graph at requires_grad_()")
+    torch.manual_seed(0)
+    make, names = MODELS[name]
+    return make().eval(), names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, tmp_path):
-    skip_what_this_torch_does_not_capture(name)
-    torch.manual_seed(0)
-    make, names = MODELS[name]
-    model = make().eval()
+    model, names = named_model(name)
     path = gnncompile.package(model, inputs_of(names, (40, 160, 3)), tmp_path / "model.pt2", keep_layout=True)
     calls = calls_of(names)
     agree(model, calls, serve(path, calls, tmp_path)[0])

@@ -45,11 +45,6 @@ _kernels = {
 _WRITTEN = {"count": [1], "sum_up": [0, 1], "place": [3], "own": [1, 2]}
 
 
-def rows_of(rowptr: Tensor) -> Any:
-    """Returns the number of rows of a layout. As a symbol, it is known not to be negative."""
-    return torch.sym_max(rowptr.size(0) - 1, 0)
-
-
 def list_hubs(
     rowptr: Tensor, most: Any, most_pieces: Any, longest: Any, fewest: int, launch: Launch
 ) -> tuple[Tensor, Tensor]:
@@ -63,7 +58,8 @@ def list_hubs(
         fewest: The fewest pieces of a large hub.
         launch: Launches a kernel.
     """
-    rows = rows_of(rowptr)
+    rows = rowptr.size(0) - 1
+    # Rounded up in this way, the number of a symbol's blocks is known not to be negative.
     blocks = torch.sym_min(most, 1) * ((rows + BLOCK - 1) // BLOCK)
     sizes = {"counts": (4 * blocks,), "totals": (4,), "hubs": (most, 3), "pieces": (most_pieces,)}
     given = {"rowptr": rowptr, **{name: rowptr.new_empty(size) for name, size in sizes.items()}}

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, rows_of
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
@@ -55,7 +55,7 @@ def run_region(
     outputs = []
     for out in region.outputs:
         make = rowptr.new_zeros if region.cleared(out) else rowptr.new_empty
-        rows = region.rows(out, rows_of(rowptr), edges)
+        rows = region.rows(out, rowptr.size(0) - 1, edges)
         outputs.append(make((rows, *out.trailing), dtype=tensor_type(out.dtype)))
     return _run(triton_kernel(region), degree, list(tensors), list(layout[:3]), outputs, launch)
 
@@ -84,7 +84,7 @@ def _run(
 ) -> list[Tensor]:
     names = [*(f"out{k}" for k in range(len(outputs))), *(f"t{p}" for p in range(len(tensors)))]
     given = dict(zip(("rowptr", "col", "edge", *names), (*layout, *outputs, *tensors), strict=True))
-    run = _Run(given, rows_of(layout[0]), layout[1].size(0), launch)
+    run = _Run(given, layout[0].size(0) - 1, layout[1].size(0), launch)
     if isinstance(kernel, TiledKernel):
         _run_tiles(kernel, degree, run)
     elif isinstance(kernel, TritonEdgeSums):
