@@ -525,6 +525,9 @@ def errors(here: Here) -> None:
         compiled = here.compile(function)  # type: ignore[arg-type]
         return lambda: compiled(part.data.x, part.data.edge_index)
 
+    def places(x: Tensor) -> Tensor:
+        return torch.arange(x.size(0), device=x.device)
+
     raises(PartitionError, "sort", over(lambda x, e: conv(x, e).sort(0).values))
     raises(PartitionError, "cumsum", over(lambda x, e: conv(x, e).cumsum(0)))
     raises(PartitionError, "tests/partitioned.py", over(lambda x, e: conv(x, e).cumsum(0)))
@@ -533,8 +536,16 @@ def errors(here: Here) -> None:
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * e[1].sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * (e[1] == 3).sum()))
     raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e)[x.size(0) - 1 - e[1]]))
-    raises(PartitionError, "some of the rows", over(lambda x, e: conv(x, e)[torch.arange(0, x.size(0), 2)]))
-    raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * torch.arange(x.size(0)).view(-1, 1)))
+    raises(
+        PartitionError,
+        "some of the rows",
+        over(lambda x, e: conv(x, e)[torch.arange(0, x.size(0), 2, device=x.device)]),
+    )
+    raises(
+        PartitionError,
+        "indices of nodes",
+        over(lambda x, e: conv(x, e) * torch.arange(len(x), device=x.device)[:, None]),
+    )
     raises(
         PartitionError, "no destination", over(lambda x, e: x.new_zeros(x.size(0)).index_add(0, e[0], x[e[1]][:, 0]))
     )

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnncompile.cudagraphs import cuda_graph
-
-_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+from gnncompile.cudagraphs.eligibility import host_waits
 
 
 class Tape(TorchDispatchMode):
@@ -36,7 +35,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _WAITING.intersection(func.tags):
+        if host_waits(func, args, kwargs):
             raise RuntimeError(f"{func} waits for the device")
         for given, argument in zip(args, func._schema.arguments, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:

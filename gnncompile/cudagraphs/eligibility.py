@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings
 from gnncompile.options import Options
+
+aten = torch.ops.aten
 
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
 
@@ -52,8 +54,7 @@ def recordings(
         return f"its device is {device}"
     given = {s for n in gm.graph.nodes if n.op == "placeholder" for s in _unknown_sizes(n)}
     for node in gm.graph.nodes:
-        waits = any(tag in getattr(node.target, "tags", ()) for tag in _HOST_TAGS)
-        if waits or not _unknown_sizes(node) <= given:
+        if _waits(node) or not _unknown_sizes(node) <= given:
             return f"{node.target} waits for the device"
     settings = CudaGraphSettings(options.native, options.backward_in_caller)
     if group is not None:
@@ -61,9 +62,28 @@ def recordings(
     return CudaGraphPool(run, options.recordings, device, structural, settings, padded)
 
 
+def host_waits(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the host waits for the result of an operation, or for its size."""
+    if operation is aten.index.Tensor:  # a mask must be counted first, entries need not
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if operation is aten.one_hot.default:
+        return len(args) < 2 or args[1] == -1
+    if operation is aten.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
+    return any(tag in getattr(operation, "tags", ()) for tag in _HOST_TAGS)
+
+
+def _waits(node: fx.Node) -> bool:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _value)
+    return host_waits(node.target, args, kwargs)
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def _tensors(node: fx.Node) -> list[Tensor]:
-    found = node.meta.get("val", node.meta.get("example_value"))
-    return [v for v in tree_leaves(found) if isinstance(v, Tensor)]
+    return [v for v in tree_leaves(_value(node)) if isinstance(v, Tensor)]
 
 
 def _unknown_sizes(node: fx.Node) -> set[Any]:

@@ -9,7 +9,9 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gnncompile import _compat
 from gnncompile.capture.backend import Captured
@@ -231,11 +233,16 @@ def _device(program: CompiledCallable) -> str:
 
 
 class _SyncCounter(TorchDispatchMode):
-    """Counts operations that make the host wait for a value."""
+    """Counts operations that make the host wait for a value.
+
+    A number that was copied to the host earlier is a tensor on the CPU, and reading it waits for nothing. So once an
+    operation works on another device, operations on the CPU don't count.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self._on_cpu, self._elsewhere = 0, 0
+        self._has_device = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -243,8 +250,18 @@ class _SyncCounter(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in _SYNCS or _selects(func, args)
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        elsewhere = any(one.device.type != "cpu" for one in tensors)
+        self._has_device |= elsewhere
+        waits = func in _SYNCS or _selects(func, args) or (elsewhere and _copies_to_host(func, args, kwargs or {}))
+        self._elsewhere += waits and elsewhere
+        self._on_cpu += waits and not elsewhere
         return func(*args, **(kwargs or {}))
+
+    @property
+    def count(self) -> int:
+        """How often the host waited for the device."""
+        return self._elsewhere if self._has_device else self._on_cpu
 
 
 def _selects(func: Any, args: Any) -> bool:
@@ -254,6 +271,16 @@ def _selects(func: Any, args: Any) -> bool:
     if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
         return False  # writing one number to all selected elements is a masked fill, which needs no count
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
+def _copies_to_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation on tensors of another device gives a tensor on the CPU, and waits for it."""
+    if func is torch.ops.aten._to_copy.default:
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type == "cpu" and not kwargs.get("non_blocking")
+    if func is torch.ops.aten.copy_.default:
+        return bool(args[0].device.type == "cpu" and not (len(args) > 2 and args[2]))
+    return False
 
 
 def count_syncs(compiled: Any, args: Any, kwargs: Any) -> int:

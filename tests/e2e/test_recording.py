@@ -457,6 +457,50 @@ def test_what_broke_a_capture_is_said(kind: str) -> None:
     assert recordings(model)[0].reason == "the model waits for the device"
 
 
+class Picks(nn.Module):
+    """Gives some rows of a layer's result, by one of the ways to pick rows."""
+
+    def __init__(self, pick: Any) -> None:
+        super().__init__()
+        self.conv, self.pick = GCNConv(6, 4), pick
+
+    def forward(self, x: Tensor, edge_index: Tensor, rows: Tensor) -> Tensor:
+        return self.pick(self.conv(x, edge_index).relu(), rows)
+
+
+PICKS = {
+    "indices": lambda out, rows: out[rows],
+    "columns": lambda out, rows: out[:, rows % 4],
+    "pairs": lambda out, rows: out[rows, rows % 4],
+    "classes": lambda out, rows: out[: rows.numel()] * nn.functional.one_hot(rows % 4, 4),
+    "repeats": lambda out, rows: out.repeat_interleave(rows * 0 + 2, dim=0, output_size=2 * rows.numel()),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_rows_picked_by_indices_are_recorded(name: str, device: str, recording: None) -> None:
+    """torch tags these operations, since the sizes of other uses of them depend on data: of masks, for example."""
+    eager, model = pair(device, Picks(PICKS[name]))
+    x, edges = graph(device)
+    rows = torch.tensor([3, -1, 3, 0, 7] if name == "indices" else [3, 11, 3, 0, 7], device=device)
+    if name == "repeats":
+        rows = torch.arange(12, device=device)
+    for _ in range(5):
+        same(step(model, x, edges, rows), step(eager, x, edges, rows))
+    assert number(model) == 1
+
+
+def test_rows_picked_by_a_mask_of_results_are_not_recorded(device: str, recording: None) -> None:
+    eager, model = pair(device, Picks(lambda out, rows: out[out[:, 0] > 0]))
+    x, edges = graph(device)
+    rows = torch.arange(12, device=device)
+    for _ in range(5):
+        same(step(model, x, edges, rows), step(eager, x, edges, rows))
+    program = callable_of(model)
+    assert program is not None
+    assert "waits for the device" in str(program.backend.captured[0].recordings)
+
+
 def test_nothing_is_recorded_on_a_cpu() -> None:
     _, model = pair("cpu", GCN(6, 8, 2, 3))
     inputs = graph("cpu")

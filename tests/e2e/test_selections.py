@@ -164,6 +164,17 @@ def _check(fn: Callable[..., Any], sizes: Any = LADDER, **options: Any) -> tuple
     return len(program.backend.captured), breaks, syncs
 
 
+@pytest.mark.gpu
+def test_a_number_that_is_on_the_host_already_is_no_sync():
+    """A layout's number of hubs is copied to the host while the device works, and read there later."""
+    number, x = torch.zeros(()), torch.ones((), device="cuda")
+    assert count_syncs(lambda x: (bool(number), x * 2), (x,), {}) == 0
+    for waits in (bool, Tensor.cpu, Tensor.tolist, torch.zeros(()).copy_):
+        assert count_syncs(waits, (x,), {}) == 1
+    assert count_syncs(lambda x: x.to("cpu", non_blocking=True), (x,), {}) == 0
+    assert count_syncs(bool, (number,), {}) == 1
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_selections_by_learned_numbers(name: str):
     if name == "loss" and torch.__version__ < "2.12":
