@@ -49,6 +49,7 @@ from gnncompile.capture.compile import callable_of
 from gnncompile.cudagraphs.mesh_pool import EXCHANGES, REGISTERS
 from gnncompile.exc import PartitionError
 from gnncompile.layout.halo import joined_rows
+from gnncompile.ops import own_and_halo_edges
 from tests.unit.test_ordered_writes import poison_memory
 
 WIDTH = 12
@@ -469,6 +470,28 @@ def explained(here: Here) -> None:
     assert "tests/partitioned.py" in found[0]
 
 
+def own_edges_are_walked_first(here: Here) -> None:
+    """Regions walk edges from own rows while halo rows arrive, where many arrive; else they walk all edges at once."""
+    if not here.inductor:
+        return  # operations run one by one
+    for name, expected in (("power law", True), ("islands", False), ("crossing", True)):
+        whole, part = graph(name), here.part(graph(name))
+        for kind in ("sage", "gat", "gcn"):
+            theirs, found = here.model(kind).cpu(), []
+            compiled = here.compile(copy.deepcopy(theirs).to(here.device))
+            with pytest.MonkeyPatch.context() as patch:
+
+                def walk(*args: Any, real: Any = own_and_halo_edges.walk_own_edges, found: list[bool] = found) -> Any:
+                    partial = real(*args)
+                    found.append(partial is not None)
+                    return partial
+
+                patch.setattr(own_and_halo_edges, "walk_own_edges", walk)
+                out = compiled(*arguments(kind, part.data))
+            assert found == [expected, expected], (name, kind, found)
+            same(out, theirs(*arguments(kind, whole))[part.nodes[""].cpu()], f"{kind} on {name}")
+
+
 def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
     try:
         call(*args)
@@ -541,11 +564,7 @@ def errors(here: Here) -> None:
         "some of the rows",
         over(lambda x, e: conv(x, e)[torch.arange(0, x.size(0), 2, device=x.device)]),
     )
-    raises(
-        PartitionError,
-        "indices of nodes",
-        over(lambda x, e: conv(x, e) * torch.arange(len(x), device=x.device)[:, None]),
-    )
+    raises(PartitionError, "indices of nodes", over(lambda x, e: conv(x, e) * places(x).view(-1, 1)))
     raises(
         PartitionError, "no destination", over(lambda x, e: x.new_zeros(x.size(0)).index_add(0, e[0], x[e[1]][:, 0]))
     )
@@ -578,6 +597,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             the_same_bits,
             poisoned,
             structure_is_exchanged_once,
+            own_edges_are_walked_first,
             features_have_room,
             different_graphs,
             explained,

@@ -350,7 +350,7 @@ def source(region: Region, tile: Tile | None = None, part: Part | None = None) -
 def random_tensors(region: Region, g: Graph, seed: int = 0) -> list[Tensor]:
     """Returns one random tensor per position, on the CPU; an empty tensor where the region reads none."""
     random = torch.Generator().manual_seed(seed)
-    rows = {region.by: g.num_rows, region.by.opposite: g.num_cols, E: g.row.numel(), P: 1}
+    rows = {region.by: g.num_rows, region.by.opposite: g.num_cols, E: g.row.numel(), Space.ORDERED: g.row.numel(), P: 1}
     tensors = [torch.empty(0)] * (1 + max((int(n.value or 0) for n in region.inputs), default=-1))
     for node in region.inputs:
         value = torch.randn(rows[node.space], node.shape[0] * node.shape[1], generator=random)

@@ -34,6 +34,7 @@ from gnncompile.ops import (
     gemm,
     gradient,
     launch,
+    own_and_halo_lowering,
     packaged,
     prepared,
     region_lowering,
@@ -382,6 +383,7 @@ def prepare_torch() -> None:
     gemm.install()
     region_lowering.install()
     exchange_lowering.install()
+    own_and_halo_lowering.install()
     packaged.install()
     launch.install()
     seal.install()

@@ -190,6 +190,7 @@ def own_and_halo(rowptr: Tensor, own: int) -> tuple[Rows, Rows]:
 _ranges: SideTable[tuple[Rows, Rows]] = SideTable()
 """By the rowptr of a layout: its own rows and its halo rows."""
 
+
 _groups: dict[str, dist.ProcessGroup] = {}
 """The process groups of compiled models, by name: captured graphs hold strings."""
 

@@ -11,6 +11,7 @@ import gnncompile.ops.gradient
 import gnncompile.ops.higher_order
 import gnncompile.ops.matching
 import gnncompile.ops.opaque
+import gnncompile.ops.own_and_halo_edges
 import gnncompile.ops.prepared
 import gnncompile.ops.region
 import gnncompile.ops.sampling

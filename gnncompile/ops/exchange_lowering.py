@@ -93,7 +93,13 @@ def _borrowed(x: Any, halo: Any, rows: Any) -> Any:
     return tensor_of(result)
 
 
-_READERS = (_own.region_kernel.default, _own.halo_rows.default, _own.exchange_order.default)
+_READERS = (
+    _own.region_kernel.default,
+    _own.halo_rows.default,
+    _own.own_edges.default,
+    _own.halo_edges.default,
+    _own.exchange_order.default,
+)
 
 
 def _may_borrow(node: fx.Node) -> bool:

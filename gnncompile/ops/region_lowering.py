@@ -64,11 +64,15 @@ class RegionCall(Call):
 
     def kernel_name(self, wrapper: Any) -> str:
         """Returns the name of the region's kernel in Inductor's wrapper, which looks it up when it is imported."""
-        device = self.device.type
-        name = region_name(self.spec, device)
-        wrapper.add_import_once(_IMPORT)
-        wrapper.add_import_once(f"{name} = _gnncompile_call({self.spec!r}, {device!r}, {self.degree})")
-        return name
+        return kernel_name(wrapper, self.spec, self.device.type, self.degree)
+
+
+def kernel_name(wrapper: Any, spec: str, device: str, degree: int) -> str:
+    """Returns the name of a region's kernel in Inductor's wrapper, which looks it up when it is imported."""
+    name = region_name(spec, device)
+    wrapper.add_import_once(_IMPORT)
+    wrapper.add_import_once(f"{name} = _gnncompile_call({spec!r}, {device!r}, {degree})")
+    return name
 
 
 def region_name(spec: str, device: str) -> str:
@@ -95,7 +99,7 @@ def lower_region(
     layout = layout[:3]  # only the gradient reads the other layout
     given = [contiguous(t) for t in (*tensors, *layout)]
     outputs = _results(layout, spec)
-    degree = _degree()
+    degree = degree_now()
     call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     if aoti.current_build() is None:
         launch.prepare(spec, call.device.type, degree)
@@ -104,7 +108,7 @@ def lower_region(
     return [tensor_of(out) for out in outputs]
 
 
-def _degree() -> int:
+def degree_now() -> int:
     """Returns the edges per row of the graph that is compiled for, from the node that is lowered now; 0 if unknown."""
     rowptr, col, *_ = inductor_call.node_now().args[1]
     pointers, edges = (_compat.size_now(node.meta["val"].shape[0]) for node in (rowptr, col))

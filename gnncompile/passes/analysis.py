@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -308,3 +309,15 @@ def _key(node: fx.Node, numbers: dict[fx.Node, int]) -> Any:
     except TypeError:
         return None
     return node.target, parts, str(spec)
+
+
+def views_rows(node: fx.Node) -> bool:
+    """Whether a node views each row of a tensor as a row. A view of another row length joins or cuts rows."""
+    return node.target in _VIEWS and _row_length(node) == _row_length(node.all_input_nodes[0])
+
+
+_VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.squeeze.dim, aten.unsqueeze.default}
+
+
+def _row_length(node: fx.Node) -> Any:
+    return math.prod(value(node).shape[1:])

@@ -33,6 +33,7 @@ from gnncompile.passes.post_grad import (
     order_exchanges,
     overlap_exchanges,
     round_compared,
+    walk_own_edges_first,
 )
 from gnncompile.passes.pre_grad import (
     canonicalize,
@@ -144,6 +145,7 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(exact_numbers),
     _after(order_exchanges),
     _after(overlap_exchanges),
+    _after(walk_own_edges_first),
 )
 """These passes run after differentiation, on each forward graph and each backward graph, in this order."""
 

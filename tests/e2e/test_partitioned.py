@@ -41,6 +41,10 @@ def test_two_processes(tmp_path: Path) -> None:
     run(2, QUICK, tmp_path)
 
 
+def test_two_processes_with_inductor(tmp_path: Path) -> None:
+    run(2, ("own_edges_are_walked_first",), tmp_path, inductor=True)
+
+
 def test_two_processes_record(tmp_path: Path) -> None:
     run(2, RECORDED_QUICK, tmp_path, recorded=True)
 

@@ -98,6 +98,8 @@ EXCHANGES |= {
     "return_wait",
     "halo_rows",
     "own_rows",
+    "own_edges",
+    "halo_edges",
 }
 """Ops that run in several processes at once: tests/partitioned.py."""
 

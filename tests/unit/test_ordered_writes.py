@@ -49,7 +49,7 @@ CASES: dict[str, Callable[[Operands], Tensor]] = {
 }
 
 WITH_OTHERS = {"exchange_start", "exchange_order", "exchange_wait", "return_start", "return_wait"}
-WITH_OTHERS |= {"halo_rows", "own_rows"}
+WITH_OTHERS |= {"halo_rows", "own_rows", "own_edges", "halo_edges"}
 """Ops that run in several processes at once. The check "poisoned" of tests/partitioned.py has their cases."""
 
 

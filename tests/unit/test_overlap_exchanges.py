@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from gnncompile.passes.post_grad import order_exchanges, overlap_exchanges
-from tests.triton_regions import S, attention_gradient, neighbour_sum
+from gnncompile.passes.post_grad import order_exchanges, overlap_exchanges, walk_own_edges_first
+from tests.triton_regions import D, S, attention_gradient, max_and_min, neighbour_sum
 
 OPS, ATEN = torch.ops.gnncompile, torch.ops.aten
 ROWS, HALO, SENT, COLUMNS = 5, 2, 3, 4
@@ -48,6 +48,7 @@ class Graph:
         self.graph.output(results)
         order_exchanges.run(self.graph)
         overlap_exchanges.run(self.graph)
+        walk_own_edges_first.run(self.graph)
         self.graph.lint()
         calls = [n for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
         return [str(n.target).split(".")[-2] for n in calls]
@@ -118,3 +119,34 @@ def test_work_stays_before_writes_and_before_the_next_exchange() -> None:
     found = made.run(second, late)
     # The product overlaps with the second exchange, which needs the rows of the first.
     assert found == ["return_start", "exchange_order", "return_wait", "cat", "return_start", "mul", "return_wait"]
+
+
+def _forward(region: Any, view: bool = False, late: bool = False, halos: int = 1) -> list[str]:
+    """A region that reads exchanged rows, of one or two exchanges."""
+    made = Graph()
+    x, send = made.input("x", ROWS, COLUMNS), made.input("send", SENT)
+    plans = [made.input(f"halo_{k}", HALO, 0) for k in range(halos)]
+    arrived = [made.call(OPS.halo_exchange.default, (ROWS + HALO, COLUMNS), x, send, one, "0", []) for one in plans]
+    if view:
+        sizes = (ROWS + HALO, 1, COLUMNS)
+        arrived = [made.call(ATEN.view.default, sizes, one, list(sizes)) for one in arrived]
+    more = [made.call(ATEN.relu.default, (ROWS + HALO, COLUMNS), arrived[0])] if late else []
+    call = made.graph.call_function(OPS.region.default, ([*arrived, *more], [x, x, x], region.spec))
+    result = made.call(operator.getitem, (ROWS, COLUMNS), call, 0)
+    return made.run(made.call(ATEN.mul.Tensor, (ROWS, COLUMNS), result, result))
+
+
+def test_edges_from_own_rows_are_walked_first() -> None:
+    region = neighbour_sum(D, "float32", 1, COLUMNS)
+    assert _forward(region) == ["exchange_start", "own_edges", "exchange_wait", "halo_edges", "mul"]
+    found = ["exchange_start", "view", "own_edges", "exchange_wait", "view", "halo_edges", "mul"]
+    assert _forward(region, view=True) == found
+
+
+def test_some_regions_wait_for_all_rows() -> None:
+    found = ["exchange_start", "exchange_wait", "region", "mul"]
+    assert _forward(max_and_min(D, "float32", 1, COLUMNS)) == found  # a maximum of all edges
+    region = neighbour_sum(D, "float32", 1, COLUMNS)
+    late = ["exchange_start", "exchange_wait", "relu", "region", "mul"]
+    assert _forward(region, late=True) == late  # it also reads what is computed from the rows
+    assert "own_edges" not in _forward(region, halos=2)  # the own rows of one exchange, the halo of another

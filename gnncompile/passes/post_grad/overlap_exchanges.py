@@ -9,7 +9,6 @@ Why it pays: rows travel while the device computes. A region first computes the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +17,7 @@ from torch import fx
 from gnncompile.ir.region import parse
 from gnncompile.ops.exchange import splits_by_rows
 from gnncompile.ops.gemm import only_follows
-from gnncompile.passes.analysis import aten, depends_on_chance, own, value
-
-_VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.squeeze.dim, aten.unsqueeze.default}
+from gnncompile.passes.analysis import depends_on_chance, own, value, views_rows
 
 _STARTS: dict[Any, Any] = {
     own.halo_exchange.default: own.exchange_start.default,
@@ -103,15 +100,10 @@ def _send_first(graph: fx.Graph, region: fx.Node) -> None:
         wait.args = (*wait.args[:-1], [rest])
 
 
-def _row_length(node: fx.Node) -> Any:
-    """The number of elements in a row: a view that changes it joins rows, as those of all relations of a node."""
-    return math.prod(value(node).shape[1:])
-
-
 def _ends(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that read the rows of a result, also through views."""
     for user in node.users:
-        if user.target in _VIEWS and _row_length(user) == _row_length(node):
+        if views_rows(user):
             yield from _ends(user)
         elif not only_follows(user, node):
             yield user

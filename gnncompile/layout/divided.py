@@ -1,0 +1,121 @@
+"""Divides the edges of a layout over a part of a graph: edges from own rows, and edges from halo rows.
+
+Both halves are layouts of the same rows, and keep the order of the edges within a row. They are remembered by the
+identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors. The host waits for the device once
+for each layout. It can't while a CUDA graph is captured, so then only what is remembered is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnncompile.device import device_of
+from gnncompile.layout.side_table import SideTable
+from gnncompile.layout.streams import Ordered
+
+
+class Edges(NamedTuple):
+    """Some edges of each row of a layout, as a layout of their own.
+
+    Attributes:
+        rowptr: int32 ``[rows + 1]``.
+        col: int32 ``[num_edges]``.
+        edge: int32 ``[num_edges]``; empty if the whole layout has no indices of edges.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+@dataclass(frozen=True)
+class Divided:
+    """The edges of a layout in two halves.
+
+    Attributes:
+        own: The number of own rows among the columns, which come first.
+        halves: The edges from own rows, and the edges from halo rows.
+        places: For each half, the place of each of its edges in the whole layout, int32.
+        order: Lets other streams wait for the tensors.
+    """
+
+    own: int
+    halves: tuple[Edges, Edges]
+    places: tuple[Tensor, Tensor]
+    order: Ordered | None
+
+
+def divided(layout: Sequence[Tensor], own: int) -> Divided | None:
+    """Returns a layout in two halves; None while a CUDA graph is captured, if the layout was not divided before.
+
+    Args:
+        layout: rowptr ``[rows + 1]``, col and edge ``[num_edges]``, int32. Masked edges come after ``rowptr[-1]``, and
+            belong to no half.
+        own: The number of own rows, which come first among the columns.
+    """
+    rowptr, col, edge = layout
+    found = _divided.get(rowptr)
+    if found is None or found.own != own:
+        if device_of(rowptr.device).is_capturing:
+            return None
+        found = _divide(rowptr, col, edge, own)
+        _divided.set(rowptr, found)
+    if found.order is not None:
+        found.order.follow()
+    return found
+
+
+def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | None:
+    """Returns values that are in the order of a layout, ``[num_edges, ...]``, for each half of the layout.
+
+    They are remembered by the identity of `values`, which hold graph structure. Returns None while a CUDA graph is
+    captured, if they were not divided before.
+    """
+    version = -1 if values.is_inference() else values._version
+    found = _values.get(values)
+    if found is None or found.version != version or found.layout is not layout.halves[0].rowptr:
+        if device_of(values.device).is_capturing:
+            return None
+        first, second = (values.index_select(0, places) for places in layout.places)
+        found = _Values(version, layout.halves[0].rowptr, (first, second), Ordered.after([first, second]))
+        _values.set(values, found)
+    if found.order is not None:
+        found.order.follow()
+    return found.halves
+
+
+def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int) -> Divided:
+    place = torch.arange(col.size(0), dtype=torch.int32, device=col.device)
+    alive, of_own = place < rowptr[-1], col < own
+    chosen = alive & of_own, alive & ~of_own
+    places = place[chosen[0]], place[chosen[1]]
+    first, second = (
+        Edges(_rowptr(rowptr, mask), col[at], edge[at] if edge.numel() else edge)
+        for mask, at in zip(chosen, places, strict=True)
+    )
+    return Divided(own, (first, second), places, Ordered.after([*first, *second, *places]))
+
+
+def _rowptr(rowptr: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the rowptr of the chosen edges of a layout."""
+    return torch.nn.functional.pad(chosen.cumsum(0, dtype=torch.int32), (1, 0))[rowptr]
+
+
+@dataclass(frozen=True)
+class _Values:
+    version: int
+    layout: Tensor
+    halves: tuple[Tensor, Tensor]
+    order: Ordered | None
+
+
+_divided: SideTable[Divided] = SideTable()
+"""By the rowptr of a layout."""
+
+_values: SideTable[_Values] = SideTable()
+"""By values in the order of a layout."""
