@@ -182,10 +182,10 @@ class _Row:
         return self._line(recorded=False) | self._line(recorded=True)
 
     def _line(self, recorded: bool) -> int:
+        _forget()
         wanted, alone, alone_mib = self._whole(recorded)
-        gc.collect()  # what the whole graph needs must not count for the part
+        _forget()  # what the whole graph needs must not count for the part
         found, over, over_mib, told = self._parts(recorded)
-        gc.collect()
         name = f"{type(self.model).__name__} {self.width}{' TrainStep' if recorded else ''}"
         wrong = _largest_difference(found, wanted)
         worst = _maximum(max(wrong.values()), self.device)
@@ -214,7 +214,7 @@ class _Row:
         x, *more = self._inputs(slice(None), slice(None))
         if recorded:
             together = _Recorded(model, compiled, (x, edges, *more))
-            return together.results(), *self._timed(together, alone=True)
+            return together.results(), *self._timed(together, alone=True, recorded=True)
         step = _Step(model, lambda: compiled(x, edges, *more), lambda values: values.mean())
         found = step.results()
         found["out"] = found["out"][self.nodes]
@@ -228,7 +228,7 @@ class _Row:
         x, (_, *more) = part.data.x, self._inputs(self.nodes, self.edges)
         if recorded:
             together = _Recorded(model, compiled, (x, edges, *more))
-            found, (milliseconds, mib) = together.results(), self._timed(together, alone=False)
+            found, (milliseconds, mib) = together.results(), self._timed(together, alone=False, recorded=True)
             return found, milliseconds, mib, together.told + self._waits(together)
         step = _Step(
             model, lambda: compiled(x, edges, *more), lambda values: gnncompile.mean_over_parts(values, self.mesh)
@@ -243,10 +243,11 @@ class _Row:
             told += "\n" + self._profile(step)
         return found, milliseconds, mib, told
 
-    def _timed(self, step: Callable[[], None], alone: bool) -> tuple[float, float]:
+    def _timed(self, step: Callable[[], None], alone: bool, recorded: bool = False) -> tuple[float, float]:
         """Runs steps; returns the median of milliseconds, and the peak of memory of all processes.
 
-        With `alone`, the first process is timed while the others wait.
+        With `alone`, the first process is timed while the others wait. With `recorded`, the memory is what the
+        allocator has reserved: it does not count what lives in the memory of a CUDA graph.
         """
         for _ in range(3):
             step()
@@ -259,7 +260,9 @@ class _Row:
             steps = self._steps(step)
             times = [self._once(step, alone) for _ in range(steps if alone else int(_maximum(steps, self.device)))]
         dist.barrier()
-        peak = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else float("nan")
+        peak = float("nan")
+        if self.device.type == "cuda":
+            peak = (torch.cuda.max_memory_reserved() if recorded else torch.cuda.max_memory_allocated()) / 2**20
         median = statistics.median(times) if times else 0.0
         return _maximum(median, self.device), _maximum(peak, self.device)
 
@@ -368,6 +371,14 @@ class _Recorded:
         """Why steps are not recorded; empty if they are."""
         reason = self.step.not_recorded
         return "" if reason is None else f"  not recorded: {reason}"
+
+
+def _forget() -> None:
+    """Frees what was compiled, and the memory of recordings."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _mean_square(out: Tensor, target: None) -> Tensor:

@@ -11,13 +11,15 @@ import logging
 import sys
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._dynamo import convert_frame
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
 from torch._dynamo.exc import (
     BackendCompilerFailed,
@@ -82,6 +84,10 @@ def compiled(
     context: Any = torch._dynamo.optimize(
         backend=backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=guard_filter
     )
+    # Torch would keep the backend, and through it the model and what is remembered of graphs. So would the code: what
+    # was captured belongs to the code, and holds it, in a cycle that Python's collector does not see.
+    eval_frame.cached_backends.pop(id(backend), None)
+    weakref.finalize(fn, reset_code, fn.__code__).atexit = False
     frames = getattr(context, "callback", None)  # None where the user turned Dynamo off
     if frames is not None:
         convert = frames._torchdynamo_orig_backend

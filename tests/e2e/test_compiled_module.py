@@ -24,8 +24,10 @@ from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
+from gnncompile.capture.backend import Backend
 from gnncompile.capture.compile import callable_of
 from tests.harness import light
+from tests.tape import tapes
 
 
 class Net(nn.Module):
@@ -280,6 +282,28 @@ def test_a_compiled_function_is_freed(model: Net):
     del compiled
     gc.collect()
     assert known() is None and program() is None
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_model_that_has_run_is_freed(mode: str | None, monkeypatch: pytest.MonkeyPatch):
+    """Torch keeps backends until it is reset, and code keeps what was captured, which Python's collector can't see."""
+    made = []
+    run = Backend.__call__
+
+    def call(backend: Backend, *args: Any, **kwargs: Any) -> Any:
+        made.append(weakref.ref(backend))
+        return run(backend, *args, **kwargs)
+
+    monkeypatch.setattr(Backend, "__call__", call)
+    with tapes():
+        model, edges = Net(), EDGES.clone()
+        compiled = gnncompile.compile(model, mode=mode, options={"inductor": False})
+        for _ in range(4):
+            compiled(X, edges).sum().backward()
+        kept = [weakref.ref(model), weakref.ref(callable_of(compiled)), *made]
+        del model, compiled, edges
+        gc.collect()
+    assert len(kept) > 2 and [one() for one in kept] == [None] * len(kept)
 
 
 def test_decorated_class_keeps_compiling_per_instance():
