@@ -8,6 +8,7 @@ process also trains on the whole graph, alone and uncompiled. The exit status is
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # rows travel while kernels run
     device = common.join_processes(args.device, "examples/partitioned.py")
     rank, size = dist.get_rank(), dist.get_world_size()
     data = quarters(args.side)

@@ -109,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     names = args.cases or ("small-powerlaw,small-grid" if args.quick else "powerlaw-products-5th,grid-1000")
     channels = [16] if args.quick else args.channels
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # nothing is recorded without it
+    os.environ.setdefault(
+        "TORCH_NCCL_HIGH_PRIORITY", "1"
+    )  # else an exchange waits for the kernel that it should run beside
     device = common.join_processes(args.device, "-m benchmarks partitioned")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     _say("; ".join(f"{k}: {v}" for k, v in environment.describe(device, args.argv).items()))

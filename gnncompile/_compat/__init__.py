@@ -71,7 +71,7 @@ from gnncompile._compat.memory import (
 from gnncompile._compat.numbers import most_unrolled
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
-from gnncompile._compat.process_groups import is_nccl, patch_destroy_process_group
+from gnncompile._compat.process_groups import has_usual_priority, is_nccl, patch_destroy_process_group
 from gnncompile._compat.recapture import Recapture, Setting
 from gnncompile._compat.recovery import (
     CaptureFailed,
@@ -171,6 +171,7 @@ __all__ = [
     "has_hooks",
     "has_products",
     "has_unknown_size",
+    "has_usual_priority",
     "holds_nothing",
     "hooks_of",
     "identified",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -30,3 +32,19 @@ def patch_destroy_process_group(before: Callable[[dist.ProcessGroup | None], Non
 def is_nccl(group: dist.ProcessGroup) -> bool:
     """Whether a process group communicates between GPUs by NCCL."""
     return "cuda:nccl" in dist.get_backend_config(group).split(",")
+
+
+def has_usual_priority(group: dist.ProcessGroup) -> bool:
+    """Whether a process group uses NCCL, on a stream without priority over the kernels of the model."""
+    if not is_nccl(group) or os.environ.get("TORCH_NCCL_HIGH_PRIORITY") in (
+        "1",
+        "true",
+        "y",
+        "yes",
+        "TRUE",
+        "Y",
+        "YES",
+    ):
+        return False
+    options = getattr(group._get_backend(torch.device("cuda")), "options", None)
+    return not getattr(options, "is_high_priority_stream", False)

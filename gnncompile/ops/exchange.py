@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.codegen import exchanged_rows
 from gnncompile.exc import PartitionError
 from gnncompile.ir.region import BITS, Space, parse
 from gnncompile.layout.halo import group_of, own_and_halo, splits
@@ -89,7 +90,7 @@ def start_exchange(joined: Tensor, send: Tensor, group: str, wait: bool = False)
             f"an edge list reads rows of {joined.size(0) - sum(received)} nodes, expected rows of the {own} own nodes "
             "of its sources' type. Pass the tensors of one part, and edges with the node type that they begin at."
         )
-    packed = joined.index_select(0, send)
+    packed = exchanged_rows.packed(joined, send)
     with _told(ROWS, group):
         return dist.all_to_all_single(
             joined[own:], packed, list(received), list(sent), group=group_of(group), async_op=not wait
@@ -134,7 +135,7 @@ def add_arrived(gradient: Tensor, arrived: Tensor, send: Tensor) -> None:
     sent = list(splits(send).sent)
     for rows, part in zip(send.split(sent), arrived.split(sent), strict=True):
         if rows.size(0):
-            gradient.index_add_(0, rows, part)  # each row once, so no order is left to chance
+            exchanged_rows.add_rows(gradient, rows, part)  # each row once, so no order is left to chance
 
 
 def run_rows(

@@ -20,6 +20,7 @@ from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
 from gnncompile.device import device_of
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
+from gnncompile.layout.halo import group_of
 from gnncompile.passes.log import RegionRecord
 from gnncompile.report import html
 from gnncompile.report.draw import draw
@@ -28,6 +29,12 @@ from gnncompile.report.model_graph import ModelGraph, Trace, unfused_bytes
 from gnncompile.report.tables import Findings, KernelReport, RegionReport
 from gnncompile.runtime import launch
 from gnncompile.steps.train_step import TrainStep, objective_of
+
+USUAL_PRIORITY = (
+    "exchanges wait for kernels that they should run beside: set TORCH_NCCL_HIGH_PRIORITY=1 in the environment of all "
+    "processes before init_process_group"
+)
+"""The note of a model over parts whose exchanges have no stream of high priority."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,8 @@ def _report(
         f"each exchange sends {sum(s.sent):,} of this part's {s.own:,} rows, and receives {sum(s.received):,} halo rows"
         for s in (() if program.check_parts is None else program.check_parts.last)
     ]
+    if program.backend.group is not None and _compat.has_usual_priority(group_of(program.backend.group)):
+        notes.append(USUAL_PRIORITY)
     notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
     if program.empty_is_special:
         notes.append("the model asks whether a tensor is empty: sizes of 0 and 1 are captured on their own")

@@ -35,6 +35,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_cdata": torch.UntypedStorage,
     "_check_requires_grad_intermediate_outputs": importlib.import_module("torch._dynamo.output_graph"),
     "_expr": SymNode,
+    "_get_backend": torch.distributed.ProcessGroup,
     "_get_data_attr": torch._C._autograd,
     "_is_view": torch.Tensor,
     "_join_config": torch.distributed.algorithms.join.Join,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile._compat import process_groups
 from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.mesh_pool import BROKEN, FAILED, READY, RECORDED, MeshCudaGraphPool
 from gnncompile.cudagraphs.pool import TRIES, WARM
@@ -282,3 +284,19 @@ def test_graphs_of_a_recorder_are_reset(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     recorder.reset()
     assert Graph.ended == 1
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+@pytest.mark.parametrize("setting", [None, "0", "1"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_exchanges_of_usual_priority_are_told(
+    nccl: bool, setting: str | None, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SimpleNamespace(options=SimpleNamespace(is_high_priority_stream=asked))
+    group = SimpleNamespace(_get_backend=lambda device: backend)
+    monkeypatch.setattr(process_groups, "is_nccl", lambda group: nccl)
+    if setting is None:
+        monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
+    else:
+        monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", setting)
+    assert process_groups.has_usual_priority(group) == (nccl and setting != "1" and not asked)  # type: ignore[arg-type]
