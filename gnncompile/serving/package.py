@@ -39,6 +39,7 @@ from gnncompile.serving.kept_layout import (
     sealed_inputs,
 )
 from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of
+from gnncompile.serving.read_layout import guarded, hub_lists
 from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
 MODEL = "model"
@@ -295,23 +296,26 @@ class _Call:
         return _Traced(self._export(self._program(), self.args, self.axes), self.names)
 
     def with_kept_layout(self, compares: bool) -> dict[str, _Traced]:
-        """Traces the model that returns a layout, and the model that takes it, and perhaps compares its seal."""
+        """Traces the model that returns a layout, and the model that takes it.
+
+        Args:
+            compares: Whether the second model compares the seal itself, as on a GPU. Its layout then has lists of hubs.
+        """
         program = self._program()
         refuse_to_keep(program)
         given, fakes = layout_of(self.captured)
-        layout = [torch.zeros(1, dtype=torch.int64, device=given[0].device), *given]
-        axes = [(), *(dynamic_dimensions(one) for one in fakes)]
+        hubs = hub_lists(self.captured) if compares else []
+        axes = [(), *(dynamic_dimensions(one) for one in fakes), *[(0,)] * (2 * len(hubs))]
+        layout = [given[0].new_zeros((1,), dtype=torch.int64), *given]
+        for _ in hubs:  # some hubs and pieces: the numbers of those of the example would count as fixed
+            layout += [given[0].new_zeros((2, 3), dtype=torch.int32), given[0].new_zeros((5,), dtype=torch.int32)]
         names = [f"layout[{at}]" for at in range(len(layout))]
-        maker = self._export(Layout(self._program(only_structure=True)), self.args, self.axes)
+        maker = self._export(Layout(self._program(only_structure=True), hubs), self.args, self.axes)
         args, all_axes = (layout, *self.args), [*zip(layout, axes, strict=True), *self.axes]
-        taker = self._export(WithLayout(program, compares), args, all_axes)
+        taker = self._export(WithLayout(program, guarded(self.captured) if compares else None, hubs), args, all_axes)
         refuse_layout_made_anew(taker)
-        return {
-            LAYOUT: _Traced(maker, self.names),
-            WITH_LAYOUT: _Traced(
-                taker, [*names, *self.names], None if compares else sealed_inputs(program, len(given))
-            ),
-        }
+        sealed = None if compares else sealed_inputs(program, len(given))
+        return {LAYOUT: _Traced(maker, self.names), WITH_LAYOUT: _Traced(taker, [*names, *self.names], sealed)}
 
     def _program(self, only_structure: bool = False) -> Program:
         return Program(self.captured, self.model, self.args, self.kwargs, only_structure)

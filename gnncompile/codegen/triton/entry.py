@@ -64,6 +64,8 @@ class Entry:
         constants: The values of the constants.
         options: The compile options, such as ``num_warps``.
         aligned: Whether each pointer is a multiple of 16. If not, some may be rows of a larger tensor.
+        flag: The error that the kernel finds, "index" or "layout", or None. A kernel with an error sets its last
+            pointer, a bool that is no tensor of the launch.
     """
 
     text: str
@@ -75,6 +77,7 @@ class Entry:
     constants: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     aligned: bool = True
+    flag: str | None = None
 
     @cached_property
     def name(self) -> str:
