@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
@@ -239,6 +240,7 @@ def compile_program(
     cpu: str = "native",
     sealed: Sealed | None = None,
     device: str = "cpu",
+    rewrite: Callable[[fx.GraphModule], None] | None = None,
 ) -> list[Any]:
     """Compiles an exported program with AOTInductor. Returns the files of a model, for :func:`write_package`.
 
@@ -251,6 +253,7 @@ def compile_program(
         cpu: The CPU that code is compiled for: "native", or one of :data:`VECTOR_BITS`.
         sealed: The inputs whose seal each call compares, if one of them is a seal.
         device: The type of the device that computes, "cpu" or "cuda".
+        rewrite: Rewrites the graph of the program, whose weights are attributes.
     """
     with symbolic_trace():
         plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
@@ -268,7 +271,10 @@ def compile_program(
         **_cpu_settings(cpu),
         **settings,
     }
-    module, environment = plain.module(), _environment(plain)
+    module: Any = plain.module()
+    environment = _environment(plain)
+    if rewrite is not None:
+        rewrite(module)
     with _building(names, cpu, sealed, device) as build, symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
     found = [] if environment is None else conditions(environment)

@@ -8,9 +8,10 @@ A kernel with a flag finds an error, such as an index out of range. A package re
 complete, and fails. Elsewhere the launch raises the error.
 
 ``gnncompile::nonempty(value, rows, entries)`` returns `value`. The call fails at once if there are no rows but entries
-of an index. ``gnncompile::bounded(index, size, wraps)`` stands for an index whose wrong entries are refused and replaced.
+of an index. ``gnncompile::bounded(index, size, wraps)`` stands for an index whose wrong entries are refused and
+replaced.
 
-``gnncompile::with_hubs(rowptr, hubs, pieces, fewest)`` returns `rowptr`, and tells the regions that walk the layout the
+``gnncompile::with_hubs(rowptr, hubs, pieces)`` returns `rowptr`, and tells the regions that walk the layout the
 lists of its hubs.
 """
 
@@ -110,15 +111,15 @@ LIBRARY.impl("bounded", _run_bounded, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::bounded", _fake_bounded, lib=LIBRARY)
 
 
-def _run_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor, fewest: int) -> Tensor:
+def _run_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
     return rowptr.clone()
 
 
-def _fake_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor, fewest: int) -> Tensor:
+def _fake_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
     return torch.empty_like(rowptr)
 
 
-_SIGNATURE = "with_hubs(Tensor rowptr, Tensor hubs, Tensor pieces, int fewest) -> Tensor"
+_SIGNATURE = "with_hubs(Tensor rowptr, Tensor hubs, Tensor pieces) -> Tensor"
 LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.impl("with_hubs", _run_with_hubs, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::with_hubs", _fake_with_hubs, lib=LIBRARY)

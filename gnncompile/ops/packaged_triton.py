@@ -29,10 +29,10 @@ def _region(tensors: Sequence[Tensor], layout: Sequence[Tensor], spec: str) -> l
     return run_region(parse(spec), degree, given, [one.contiguous() for one in layout[:3]], launch)
 
 
-def _with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor, fewest: int) -> Tensor:
+def _with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
     from gnncompile.codegen.triton.sized import give_hubs
 
-    give_hubs(rowptr, hubs, pieces, fewest)
+    give_hubs(rowptr, hubs, pieces)
     return rowptr
 
 

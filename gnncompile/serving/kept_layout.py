@@ -14,7 +14,7 @@ from gnncompile._compat.aoti import Sealed
 from gnncompile.exc import ArgumentError, CaptureError
 from gnncompile.ops.launch import launch
 from gnncompile.serving.program import Program
-from gnncompile.serving.read_layout import HubList
+from gnncompile.serving.read_layout import Walked
 
 LAYOUT, WITH_LAYOUT = "layout", "with_layout"
 """The names of the two models in a package."""
@@ -29,26 +29,26 @@ class Layout(nn.Module):
 
     Args:
         program: The captured model, traced with `only_structure`.
-        hubs: The lists of hubs to add, which regions of a package for a GPU read.
+        walked: The layouts that regions walk on a GPU. The lists of their hubs are kept as well.
     """
 
-    def __init__(self, program: Program, hubs: Sequence[HubList] = ()) -> None:
+    def __init__(self, program: Program, walked: Sequence[Walked] = ()) -> None:
         super().__init__()
-        self.program, self.hubs = program, hubs
+        self.program, self.walked = program, walked
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         """Returns the seal ``[1]`` (int64), and the tensors of the layout."""
         leaves = pytree.tree_leaves((args, kwargs))
         self.program.check_sizes(leaves)
         tensors = self.program.layout(leaves)
-        tensors += [one for which in self.hubs for one in _lists(tensors[which.rowptr], tensors[which.col], which)]
+        tensors += [one for which in self.walked for one in _lists(tensors[which.rowptr], tensors[which.col])]
         return [_seal(self.program, leaves, tensors), *tensors]
 
 
-def _lists(rowptr: Tensor, col: Tensor, which: HubList) -> tuple[Tensor, Tensor]:
+def _lists(rowptr: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
     from gnncompile.codegen.triton.hub_lists import list_exact_hubs
 
-    return list_exact_hubs(rowptr, col.size(0), which.fewest, launch)
+    return list_exact_hubs(rowptr, col.size(0), launch)
 
 
 class WithLayout(nn.Module):
@@ -58,12 +58,12 @@ class WithLayout(nn.Module):
         program: The captured model.
         guarded: On a GPU, the positions of tensors of the layout that must not be read if they belong to another graph.
             On a CPU None: the package compares the seal before it runs the model.
-        hubs: The lists of hubs at the end of the layout.
+        walked: The layouts that regions walk on a GPU. The lists of their hubs are at the end of the kept layout.
     """
 
-    def __init__(self, program: Program, guarded: Sequence[int] | None, hubs: Sequence[HubList] = ()) -> None:
+    def __init__(self, program: Program, guarded: Sequence[int] | None, walked: Sequence[Walked] = ()) -> None:
         super().__init__()
-        self.program, self.guarded, self.hubs = program, guarded, hubs
+        self.program, self.guarded, self.walked = program, guarded, walked
 
     def forward(self, layout: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
         """Computes the model's results without sorting an edge."""
@@ -75,8 +75,8 @@ class WithLayout(nn.Module):
         if self.guarded is not None:
             kept = self._safe(leaves, kept, made, expected, self.guarded)
         given = [one.as_strided(shaped.shape, shaped.stride()) for one, shaped in zip(kept, made, strict=False)]
-        for which, hubs, pieces in zip(self.hubs, kept[len(made) :: 2], kept[len(made) + 1 :: 2], strict=True):
-            given[which.rowptr] = _own.with_hubs(given[which.rowptr], hubs, pieces, which.fewest)
+        for which, hubs, pieces in zip(self.walked, kept[len(made) :: 2], kept[len(made) + 1 :: 2], strict=True):
+            given[which.rowptr] = _own.with_hubs(given[which.rowptr], hubs, pieces)
         return self.program.results_of(leaves, given)
 
     def _safe(

@@ -28,7 +28,7 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
-from gnncompile.serving import bound_indices
+from gnncompile.serving import bound_indices, fold_constants
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -39,7 +39,7 @@ from gnncompile.serving.kept_layout import (
     sealed_inputs,
 )
 from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of
-from gnncompile.serving.read_layout import guarded, hub_lists
+from gnncompile.serving.read_layout import guarded, walked
 from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
 MODEL = "model"
@@ -133,7 +133,15 @@ def package(
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
         name: aoti.compile_program(
-            one.program, one.names, settings, metadata, kind.decompositions, cpu, one.sealed, place.type
+            one.program,
+            one.names,
+            settings,
+            metadata,
+            kind.decompositions,
+            cpu,
+            one.sealed,
+            place.type,
+            fold_constants.run if kind.folds_constants else None,
         )
         for name, one in traced.items()
     }
@@ -239,16 +247,18 @@ class _Kind:
         decompositions: Our ops that are traced as other operations.
         held: All our ops that a package can hold.
         bounds_indices: Whether a wrong index of torch's operations would end the process.
+        folds_constants: Whether operations of weights alone are computed when the model is packaged.
     """
 
     decompositions: dict[Any, Callable[..., Any]]
     held: Collection[Any]
     bounds_indices: bool
+    folds_constants: bool
 
 
 KINDS = {
-    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False),
-    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True),
+    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False, folds_constants=False),
+    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True, folds_constants=True),
 }
 """The types of devices for which packages are made."""
 
@@ -304,15 +314,15 @@ class _Call:
         program = self._program()
         refuse_to_keep(program)
         given, fakes = layout_of(self.captured)
-        hubs = hub_lists(self.captured) if compares else []
-        axes = [(), *(dynamic_dimensions(one) for one in fakes), *[(0,)] * (2 * len(hubs))]
+        walks = walked(self.captured) if compares else []
+        axes = [(), *(dynamic_dimensions(one) for one in fakes), *[(0,)] * (2 * len(walks))]
         layout = [given[0].new_zeros((1,), dtype=torch.int64), *given]
-        for _ in hubs:  # some hubs and pieces: the numbers of those of the example would count as fixed
+        for _ in walks:  # some hubs and pieces: the numbers of those of the example would count as fixed
             layout += [given[0].new_zeros((2, 3), dtype=torch.int32), given[0].new_zeros((5,), dtype=torch.int32)]
         names = [f"layout[{at}]" for at in range(len(layout))]
-        maker = self._export(Layout(self._program(only_structure=True), hubs), self.args, self.axes)
+        maker = self._export(Layout(self._program(only_structure=True), walks), self.args, self.axes)
         args, all_axes = (layout, *self.args), [*zip(layout, axes, strict=True), *self.axes]
-        taker = self._export(WithLayout(program, guarded(self.captured) if compares else None, hubs), args, all_axes)
+        taker = self._export(WithLayout(program, guarded(self.captured) if compares else None, walks), args, all_axes)
         refuse_layout_made_anew(taker)
         sealed = None if compares else sealed_inputs(program, len(given))
         return {LAYOUT: _Traced(maker, self.names), WITH_LAYOUT: _Traced(taker, [*names, *self.names], sealed)}

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from gnncompile.ir.region import parse
 from gnncompile.serving.program import Captured, layout_of
 
 _REGIONS = (torch.ops.gnncompile.region.default, torch.ops.gnncompile.region_kernel.default)
 
 
 @dataclass(frozen=True)
-class HubList:
-    """A list of hubs that regions read.
+class Walked:
+    """A layout that regions walk.
 
     Attributes:
-        rowptr: The position of the rowptr in the layout.
-        col: The position of the col.
-        fewest: The fewest pieces of a large hub.
+        rowptr: The position of its rowptr among the tensors of the graph's structure.
+        col: The position of its col.
     """
 
     rowptr: int
     col: int
-    fewest: int
 
 
-def hub_lists(captured: Captured) -> list[HubList]:
-    """Returns the lists of hubs that the regions of a captured graph read, each once.
-
-    The edges per row are those of the captured call, as for the tiles of regions.
-    """
-    from gnncompile.codegen.triton.sized import read_lists
-
-    sizes = [one.size(0) for one in layout_of(captured)[0]]
-    found: dict[HubList, None] = {}
-    for layout, spec in _walks(captured):
-        if layout[0] is None or layout[1] is None:
-            continue
-        rows, edges = sizes[layout[0]] - 1, sizes[layout[1]]
-        degree = edges // rows if rows > 0 else 0
-        found |= {HubList(layout[0], layout[1], fewest): None for fewest in sorted(read_lists(parse(spec), degree))}
+def walked(captured: Captured) -> list[Walked]:
+    """Returns the layouts that the regions of a captured graph walk, each once."""
+    places = _places(captured)
+    found: dict[Walked, None] = {}
+    for node in _regions(captured):
+        rowptr, col = (places.get(one) for one in node.args[1][:2])
+        if rowptr is not None and col is not None and all(rowptr != one.rowptr for one in found):
+            found[Walked(rowptr, col)] = None
     return list(found)
 
 
@@ -76,14 +66,6 @@ def _uses(node: fx.Node) -> int:
         fx.map_arg((user.args, user.kwargs), arguments.append)
         found += arguments.count(node)
     return found
-
-
-def _walks(captured: Captured) -> Iterator[tuple[list[int | None], str]]:
-    """Yields the positions of the layout that each region walks, None for other tensors, and the region."""
-    places = _places(captured)
-    for node in _regions(captured):
-        layout: Sequence[Any] = node.args[1]
-        yield [places.get(one) for one in layout[:3]], str(node.args[2])
 
 
 def _regions(captured: Captured) -> list[Any]:

@@ -90,7 +90,9 @@ class Entry:
     def run(self, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> None:
         """Launches the kernel as Triton does, on the device of the tensors or in Triton's interpreter."""
         options = self.options if isinstance(self.function, triton.JITFunction) else {}
-        if programs > 0:
+        if programs <= 0:
+            return
+        with torch.cuda.device_of(tensors[0]):
             self.function[programs, self.columns, 1](*tensors, *numbers, *self.constants, **options)
 
     def compile(self, capability: tuple[int, int]) -> Cubin:

@@ -26,6 +26,9 @@ Returns the tensors at the positions `written`, as the kernel leaves them. `prog
 BLOCK = 1024
 """The rows, or pieces, of a program."""
 
+ORDERED = 64
+"""The hubs of a program that orders them, and those that it compares them with at once."""
+
 FEW = 8 * BLOCK
 """The most rows whose hubs one program lists, in one launch. More rows take four launches."""
 
@@ -39,12 +42,13 @@ _kernels = {
         ("count", layout_kernels.count, ("rowptr", "counts"), 4),
         ("sum_up", layout_kernels.sum_up, ("counts", "totals"), 1),
         ("place", layout_kernels.place, ("rowptr", "counts", "totals", "hubs"), 4),
+        ("order", layout_kernels.order, ("hubs", "ordered"), 1),
         ("own", layout_kernels.own, ("totals", "hubs", "pieces"), 2),
     )
 }
 """The kernels in the order of their launches, with their pointers and the number of their int32 numbers."""
 
-_WRITTEN = {"list_few": [1, 2], "count": [1], "sum_up": [0, 1], "place": [3], "own": [1, 2]}
+_WRITTEN = {"list_few": [1, 2], "count": [1], "sum_up": [0, 1], "place": [3], "order": [1], "own": [1, 2]}
 
 
 def longest_of(edges: Any) -> Any:
@@ -81,28 +85,34 @@ def list_hubs(
     given.launch("list_few", any_hub * (1 - are_many), [rows, longest, fewest, most, most_pieces])
     given.count(longest, fewest)
     given.place(longest, fewest)
+    given.own()
     return given.tensors["hubs"], given.tensors["pieces"]
 
 
-def list_exact_hubs(rowptr: Tensor, edges: Any, fewest: int, launch: Launch) -> tuple[Tensor, Tensor]:
+def list_exact_hubs(rowptr: Tensor, edges: Any, launch: Launch) -> tuple[Tensor, Tensor]:
     """Returns the tables of :func:`list_hubs` without rows after the last hub and piece. The host waits for the device.
+
+    Hubs have falling numbers of pieces, so large ones come first whatever their fewest pieces are.
 
     Args:
         rowptr: int32 ``[num_rows + 1]``.
         edges: The number of edges of the layout.
-        fewest: The fewest pieces of a large hub.
         launch: Launches a kernel.
     """
     longest, rows = longest_of(edges), rowptr.size(0) - 1
     any_hub = torch.sym_min(most_hubs(rows, edges, longest)[0], 1)
     given = _Tables(rowptr, rowptr.new_empty((0, 3)), rowptr.new_empty((0,)), any_hub, launch)
     given.tensors["totals"] = rowptr.new_zeros((4,))
-    given.count(longest, fewest)
+    given.count(longest, NO_LARGE)
     sizes = [one.item() for one in given.tensors["totals"].view(2, 2).sum(1)]
     for size in sizes:
         torch._check(size >= 0)
-    given.tensors |= {"hubs": rowptr.new_empty((sizes[0], 3)), "pieces": rowptr.new_empty((sizes[1],))}
-    given.place(longest, fewest)
+    hubs, ordered = (rowptr.new_empty((sizes[0], 3)) for _ in range(2))
+    given.tensors |= {"hubs": hubs, "ordered": ordered, "pieces": rowptr.new_empty((sizes[1],))}
+    given.place(longest, NO_LARGE)
+    given.launch("order", (sizes[0] + ORDERED - 1) // ORDERED, [sizes[0]], ORDERED)
+    given.tensors["hubs"] = given.tensors["ordered"]
+    given.own()
     return given.tensors["hubs"], given.tensors["pieces"]
 
 
@@ -125,10 +135,10 @@ class _Tables:
         counts, totals = rowptr.new_empty((4 * self.blocks,)), rowptr.new_empty((4,))
         self.tensors = {"rowptr": rowptr, "hubs": hubs, "pieces": pieces, "counts": counts, "totals": totals}
 
-    def launch(self, name: str, programs: Any, numbers: list[Any]) -> None:
+    def launch(self, name: str, programs: Any, numbers: list[Any], block: int = BLOCK) -> None:
         """Launches one of the kernels."""
         kernel, names, count = _kernels[name]
-        entry = kernel.entry(names, [torch.int32] * len(names), count, (BLOCK,))
+        entry = kernel.entry(names, [torch.int32] * len(names), count, (block,))
         found = self.start(entry, [self.tensors[one] for one in names], numbers, programs, _WRITTEN[name])
         self.tensors.update(zip([names[at] for at in _WRITTEN[name]], found, strict=True))
 
@@ -138,7 +148,10 @@ class _Tables:
         self.launch("sum_up", 4 * self.any_hub, [self.blocks])
 
     def place(self, longest: Any, fewest: int) -> None:
-        """Writes the tables."""
-        hubs, pieces = self.tensors["hubs"].size(0), self.tensors["pieces"].size(0)
+        """Writes the table of hubs."""
         self.launch("place", self.blocks, [self.rows, self.blocks, longest, fewest])
+
+    def own(self) -> None:
+        """Writes the table of pieces, and the end of the table of hubs."""
+        hubs, pieces = self.tensors["hubs"].size(0), self.tensors["pieces"].size(0)
         self.launch("own", self.any_hub * ((pieces + BLOCK - 1) // BLOCK), [hubs, pieces])

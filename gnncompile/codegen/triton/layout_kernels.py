@@ -112,6 +112,26 @@ def place(rowptr_ptr, counts_ptr, totals_ptr, hubs_ptr, num_rows, num_blocks, lo
     tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
 
 
+@triton.jit(do_not_specialize=["number"])
+def order(hubs_ptr, ordered_ptr, number, BLOCK: tl.constexpr):
+    """Writes hubs by falling number of pieces: each counts the hubs before it, and their pieces."""
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(hubs_ptr + own * 3, mask=own < number, other=0)
+    pieces = tl.load(hubs_ptr + own * 3 + 2, mask=own < number, other=0)
+    hub = tl.zeros([BLOCK], tl.int32)
+    first = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, number, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        others = tl.load(hubs_ptr + at * 3 + 2, mask=at < number, other=0)
+        larger = others[None, :] > pieces[:, None]
+        before = larger | ((others[None, :] == pieces[:, None]) & (at[None, :] < own[:, None]))
+        hub += tl.sum(before.to(tl.int32), 1)
+        first += tl.sum(tl.where(before, others[None, :], 0), 1)
+    tl.store(ordered_ptr + hub * 3, row, mask=own < number)
+    tl.store(ordered_ptr + hub * 3 + 1, first, mask=own < number)
+    tl.store(ordered_ptr + hub * 3 + 2, pieces, mask=own < number)
+
+
 @triton.jit(do_not_specialize=["most_hubs", "most_pieces"])
 def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.constexpr):
     """Writes the hub of each piece, -1 after the last piece, and entries without pieces after the last hub."""

@@ -33,43 +33,21 @@ _lists: SideTable[dict[int, tuple[Tensor, Tensor]]] = SideTable()
 All regions that walk a layout in one trace read the same lists.
 """
 
+_ANY = 0
+"""Stands for the fewest pieces of a large hub in lists that have falling numbers of pieces."""
+
 RegionKernel = TritonKernel | TritonEdgeSums | TiledKernel
 
 
-def give_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor, fewest: int) -> None:
+def give_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> None:
     """Gives a layout of a trace the lists of its hubs, which no region makes again.
 
     Args:
         rowptr: The layout's rowptr.
         hubs: The table of hubs: see :func:`list_exact_hubs`.
         pieces: The table of pieces.
-        fewest: The fewest pieces of a large hub.
     """
-    _lists.set(rowptr, {**(_lists.get(rowptr) or {}), fewest: (hubs, pieces)})
-
-
-def read_lists(region: Region, degree: int) -> set[int]:
-    """Returns the lists of hubs that a region reads: for each, the fewest pieces of a large hub.
-
-    Args:
-        region: The region.
-        degree: The edges per row to expect, which the tiles are chosen by.
-
-    Raises:
-        UnsupportedRegion: The region has no Triton kernel.
-    """
-    kernel = triton_kernel(region)
-    if isinstance(kernel, TiledKernel):
-        kernels: list[Any] = [inner for inner, _ in kernel.parts]
-    else:
-        kernels = [kernel]
-    by_rows = [one.for_degree(degree) for one in kernels if isinstance(one, TritonKernel)]
-    return {_fewest(one) for one in by_rows if one.hub_tile is not None}
-
-
-def _fewest(kernel: TritonKernel) -> int:
-    programs, fewest = kernel.large
-    return fewest if programs else NO_LARGE
+    _lists.set(rowptr, {_ANY: (hubs, pieces)})
 
 
 def run_region(
@@ -168,8 +146,9 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
     counts = {"num_rows": run.rows, "num_pieces": 0, "num_large": 0, "most_edges": tuning.TILES.hub_edges}
     number = large = pieces = 0
     if kernel.hub_tile is not None:
-        longest, fewest = longest_of(run.edges), _fewest(kernel)
-        lists = _lists.get(run.given["rowptr"]) or {}
+        longest, lists = longest_of(run.edges), _lists.get(run.given["rowptr"]) or {}
+        fewest = kernel.large[1] if kernel.large[0] else NO_LARGE
+        fewest = _ANY if _ANY in lists else fewest
         if fewest not in lists:
             most = most_hubs(run.rows, run.edges, longest)
             lists[fewest] = list_hubs(run.given["rowptr"], *most, longest, fewest, run.start)
