@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
-from gnncompile.serving import bound_indices, fold_constants
+from gnncompile.serving import bound_indices, fold_constants, fuse_epilogues
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -130,6 +130,7 @@ def package(
     for one in traced.values() if kind.bounds_indices else ():
         bound_indices.run(one.program.graph)
     settings = _settings(ours, theirs, place)
+    rewrites = kind.rewrites if ours.epilogues else replace(kind.rewrites, fuse=None)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
         name: aoti.compile_program(
@@ -137,11 +138,10 @@ def package(
             one.names,
             settings,
             metadata,
-            kind.decompositions,
+            rewrites,
             cpu,
             one.sealed,
             place.type,
-            fold_constants.run if kind.folds_constants else None,
         )
         for name, one in traced.items()
     }
@@ -244,21 +244,23 @@ class _Kind:
     """What packages for a type of device hold.
 
     Attributes:
-        decompositions: Our ops that are traced as other operations.
+        rewrites: How traced programs are rewritten.
         held: All our ops that a package can hold.
         bounds_indices: Whether a wrong index of torch's operations would end the process.
-        folds_constants: Whether operations of weights alone are computed when the model is packaged.
     """
 
-    decompositions: dict[Any, Callable[..., Any]]
+    rewrites: aoti.Rewrites
     held: Collection[Any]
     bounds_indices: bool
-    folds_constants: bool
 
 
 KINDS = {
-    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False, folds_constants=False),
-    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True, folds_constants=True),
+    "cpu": _Kind(aoti.Rewrites(packaged.DECOMPOSITIONS), packaged.HELD, bounds_indices=False),
+    "cuda": _Kind(
+        aoti.Rewrites(packaged_triton.DECOMPOSITIONS, fuse_epilogues.run, fold_constants.run),
+        packaged_triton.HELD,
+        bounds_indices=True,
+    ),
 }
 """The types of devices for which packages are made."""
 
