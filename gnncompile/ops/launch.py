@@ -151,7 +151,7 @@ class _LaunchCall(Call):
         kernel = link_entry(wrapper, self.entry)
         programs = aoti.size_text(wrapper, self.programs), str(self.entry.columns)
         numbers = ", ".join(aoti.size_text(wrapper, number) for number in self.numbers)
-        lists = f"{{{', '.join(self.references())}}}, {{{numbers}}}"
+        lists = f"{{{', '.join(self.memories())}}}, {{{numbers}}}"
         if self.entry.flag is not None:
             lists += f", {aoti_checks.flags_text(wrapper)}, gnncompile::Error::{self.entry.flag}"
         wrapper.writeline(f"gnncompile::launch({kernel}, stream, {', '.join(programs)}, {lists});")

@@ -39,7 +39,7 @@ def seal(tensors: Sequence[Tensor], sizes: Sequence[Any], launch: Launch) -> Ten
     """Returns the seal of tensors, int64 ``[1]``.
 
     Args:
-        tensors: The tensors.
+        tensors: The tensors, contiguous.
         sizes: Numbers that the seal depends on as well.
         launch: Launches a kernel.
     """
@@ -53,7 +53,7 @@ def same_or_empty(
     """Returns copies of some of the sealed tensors. Another seal is an error of the call, and then nothing is copied.
 
     Args:
-        tensors: The sealed tensors.
+        tensors: The sealed tensors, contiguous.
         sizes: Numbers that the seal depends on as well.
         expected: The seal, int64 ``[1]``.
         copied: The positions of the tensors to copy, and the number that fills the copy if the seal is another one.
@@ -64,21 +64,20 @@ def same_or_empty(
     shares = sealed.shares(are_many * sealed.programs, launch)
     copies = [tensors[at].new_empty(tensors[at].shape) for at in copied]
     programs = torch.sym_min(-(-sum(one.numel() for one in copies) // BLOCK), MOST)
-    found = launch(
+    return launch(
         sealed.comparison(copied),
-        [*sealed.values, shares, expected, *(one.view(-1) for one in copies)],
+        [*sealed.values, shares, expected, *copies],
         [*sealed.numbers, shares.size(0)],
         torch.sym_max(programs, 1),
         [len(sealed.values) + 2 + at for at in range(len(copies))],
     )
-    return [one.view(given.shape) for one, given in zip(found, copies, strict=True)]
 
 
 class _Sealed:
     """Tensors and sizes of a seal.
 
     Attributes:
-        values: The tensors, flat. Further sizes have empty ones.
+        values: The tensors. Further sizes have empty ones.
         numbers: For each tensor the number of its entries, and a size.
         entries: The entries of all tensors.
         programs: The programs that add up the seal, 0 if there is no entry.
@@ -87,7 +86,7 @@ class _Sealed:
     def __init__(self, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> None:
         nothing = tensors[0].new_empty((0,))
         pairs = list(zip_longest(tensors, sizes))
-        self.values = [nothing if one is None else one.reshape(-1) for one, _ in pairs]
+        self.values = [nothing if one is None else one for one, _ in pairs]
         self.numbers: list[Any] = []
         for one, (_, size) in zip(self.values, pairs, strict=True):
             self.numbers += [one.numel(), 0 if size is None else size]
