@@ -105,19 +105,15 @@ def plain(name: str, path: Path) -> None:
 
 def traced(name: str, path: Path) -> None:
     """The traced program with Triton's own launches."""
-    from gnncompile._compat.compiles import symbolic_trace
-    from gnncompile._compat.inductor import inductor_decompositions
-    from gnncompile.ops import packaged_triton
     from gnncompile.serving import bound_indices
-    from gnncompile.serving.package import _Call, input_names
+    from gnncompile.serving.package import KINDS, _Call, input_names
     from gnncompile.serving.program import capture
 
     model, example, calls = model_of(name)
     captured = capture(model, example, {}, {})
     program = _Call(captured, model, example, {}, input_names(model, example, {})).plain().program
     bound_indices.run(program.graph)
-    with symbolic_trace():
-        program = program.run_decompositions({**inductor_decompositions(), **packaged_triton.DECOMPOSITIONS})
+    program = KINDS["cuda"].rewrites.decomposed(program)
     with torch.no_grad():
         for call in calls:
             print([tuple(tensor.shape) for tensor in call], flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CUDACodeCache
@@ -230,12 +231,37 @@ def _always_holds(expression: Any) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Rewrites:
+    """How a traced program is rewritten before Inductor compiles it.
+
+    Attributes:
+        decompositions: How our ops without a lowering are written with torch's.
+        fuse: Rewrites the graph before our ops are decomposed, or None.
+        fold: Rewrites the graph with weights as attributes after our ops are decomposed, or None.
+    """
+
+    decompositions: dict[Any, Callable[..., Any]]
+    fuse: Callable[[fx.Graph], None] | None = None
+    fold: Callable[[fx.GraphModule], None] | None = None
+
+    def decomposed(self, program: ExportedProgram) -> ExportedProgram:
+        """Returns a program in the operations that Inductor compiles."""
+        with symbolic_trace():
+            if self.fuse is not None:
+                program = program.run_decompositions(inductor_decompositions())
+                self.fuse(program.graph)
+                program.graph_module.recompile()
+            made: ExportedProgram = program.run_decompositions({**inductor_decompositions(), **self.decompositions})
+            return made
+
+
 def compile_program(
     program: ExportedProgram,
     names: Sequence[str],
     settings: dict[str, Any],
     metadata: dict[str, str],
-    decompositions: dict[Any, Callable[..., Any]],
+    rewrites: Rewrites,
     cpu: str = "native",
     sealed: Sealed | None = None,
     device: str = "cpu",
@@ -247,13 +273,12 @@ def compile_program(
         names: The name of each input.
         settings: Settings of Inductor.
         metadata: What the package says of itself.
-        decompositions: How our ops without a lowering are written with torch's.
+        rewrites: How the program is rewritten.
         cpu: The CPU that code is compiled for: "native", or one of :data:`VECTOR_BITS`.
         sealed: The inputs whose seal each call compares, if one of them is a seal.
         device: The type of the device that computes, "cpu" or "cuda".
     """
-    with symbolic_trace():
-        plain = program.run_decompositions({**inductor_decompositions(), **decompositions})
+    plain = rewrites.decomposed(program)
     inputs: Any = plain.example_inputs
     given, named = inputs
     options = {
@@ -268,7 +293,10 @@ def compile_program(
         **_cpu_settings(cpu),
         **settings,
     }
-    module, environment = plain.module(), _environment(plain)
+    module: Any = plain.module()
+    environment = _environment(plain)
+    if rewrites.fold is not None:
+        rewrites.fold(module)
     with _building(names, cpu, sealed, device) as build, symbolic_trace():
         files: Any = torch._inductor.aot_compile(module, given, named, options=options)
     found = [] if environment is None else conditions(environment)

@@ -97,45 +97,22 @@ def _size_code(size: Any, symbols: dict[Any, int]) -> str:
     return "gnncompile::any"
 
 
-def write_flag(wrapper: Any, flag: str, rows: str, entries: str) -> None:
-    """Writes that a call fails if a tensor of one bool is true on the GPU when the results are complete.
-
-    Args:
-        wrapper: Inductor's writer of the model's code.
-        flag: The tensor.
-        rows: The number of rows that an index reads, as an expression.
-        entries: The number of entries of the index, as an expression. With entries but no rows the call fails at once.
-    """
-    _declare_flags(wrapper)
-    wrapper.writeline(f"gnncompile_flags.add({flag}, {rows}, {entries});")
-
-
-def write_same_layout(wrapper: Any, found: str, expected: str) -> None:
-    """Writes that a call waits for the GPU, and fails if two seals differ.
-
-    Args:
-        wrapper: Inductor's writer of the model's code.
-        found: The seal of the layout and of the call's graph, a tensor of one int64.
-        expected: The seal that the caller passed.
-    """
-    _declare_flags(wrapper)
-    wrapper.writeline(f"gnncompile_flags.compare_seals({found}, {expected});")
-
-
-def _declare_flags(wrapper: Any) -> None:
+def flags_text(wrapper: Any) -> str:
+    """Returns the argument of a launch whose kernel may find an error. The call reads all flags when it is complete."""
     declare_support(wrapper)
     build = current_build()
     assert build is not None
     if _FLAGS not in build.declared:
         build.declared.add(_FLAGS)
         wrapper.writeline(_FLAGS)
+    return "&gnncompile_flags"
 
 
 _FLAGS = "gnncompile::Flags gnncompile_flags(stream);"
 
 
 def patch_return() -> None:
-    """Makes the models of our packages read the flags of :func:`write_flag` before they return results."""
+    """Makes the models of our packages read the flags of :func:`flags_text` before they return results."""
     theirs: Any = CppWrapperCpu.generate_return
 
     def generate(self: Any, output_refs: list[str]) -> None:

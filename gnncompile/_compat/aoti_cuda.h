@@ -1,6 +1,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <cstring>
+#include <algorithm>
 #include <mutex>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
@@ -63,33 +63,100 @@ struct Kernel {
   }
 };
 
-// Launches `programs` x `columns` programs. The kernel takes pointers, int32 numbers, and pointers to scratch memory,
-// which no kernel here needs.
+// The errors that kernels find.
+enum class Error { index, layout };
+
+[[noreturn]] inline void refuse_index() {
+  refuse("index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; "
+         "check edge_index against the number of nodes, and batch against the number of graphs");
+}
+
+inline void check_rows(int64_t rows, int64_t entries) {
+  if (!rows && entries) refuse_index();
+}
+
+inline void compare_sizes(std::initializer_list<int64_t> found, std::initializer_list<int64_t> expected) {
+  if (!std::equal(found.begin(), found.end(), expected.begin(), expected.end())) refuse_layout();
+}
+
+// The flags of one call. They are bools in the host's memory, which kernels set where they find an error. So no launch
+// clears or copies them. They are read when the results are complete.
+class Flags {
+  static constexpr int most = 64, apart = 16;  // kernels take addresses that are multiples of 16
+  static inline std::mutex lock;
+  static inline std::vector<unsigned char*> free;
+  cudaStream_t stream;
+  unsigned char* host = nullptr;
+  Error errors[most];
+  int count = 0;
+
+ public:
+  explicit Flags(cudaStream_t stream) : stream(stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (free.empty()) {
+      void* made = nullptr;
+      check(cudaHostAlloc(&made, most * apart, cudaHostAllocMapped | cudaHostAllocPortable), "no pinned memory");
+      free.push_back(static_cast<unsigned char*>(made));
+    }
+    host = free.back();
+    free.pop_back();
+  }
+
+  ~Flags() {
+    if (count) cudaStreamSynchronize(stream);  // an error of another part of the call left kernels that may set flags
+    std::lock_guard<std::mutex> guard(lock);
+    free.push_back(host);
+  }
+
+  // The address of another flag.
+  CUdeviceptr next(Error error) {
+    if (count == most) read();
+    unsigned char* flag = host + apart * count;
+    *flag = 0;
+    errors[count++] = error;
+    return reinterpret_cast<CUdeviceptr>(flag);  // pinned memory has one address on the host and on GPUs
+  }
+
+  void read() {
+    if (!count) return;
+    check(cudaStreamSynchronize(stream), "the GPU");
+    const int found = count;
+    count = 0;
+    for (int at = 0; at < found; ++at)
+      if (host[apart * at]) errors[at] == Error::layout ? refuse_layout() : refuse_index();
+  }
+};
+
+// Launches `programs` x `columns` programs. The kernel takes pointers, perhaps that of a flag, int32 numbers, and
+// pointers to scratch memory, which no kernel here needs.
 inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_t columns,
-                   std::initializer_list<AtenTensorHandle> tensors, std::initializer_list<int64_t> numbers) {
+                   std::initializer_list<AtenTensorHandle> tensors, std::initializer_list<int64_t> numbers,
+                   Flags* flags = nullptr, Error error = Error::index) {
   if (programs <= 0) return;
-  if (int(tensors.size()) != kernel.pointers || int(numbers.size()) != kernel.numbers)
+  const int pointers = int(tensors.size()) + (flags != nullptr);
+  if (pointers != kernel.pointers || int(numbers.size()) != kernel.numbers)
     refuse(std::string("the kernel ") + kernel.symbol + " is launched with other arguments; please report it");
   std::vector<CUdeviceptr> addresses;
   std::vector<int32_t> counts;
   std::vector<void*> arguments;
-  addresses.reserve(tensors.size() + kernel.scratches);
+  addresses.reserve(pointers + kernel.scratches);
   counts.reserve(numbers.size());
   for (AtenTensorHandle tensor : tensors) {
     addresses.push_back(CUdeviceptr(address(tensor)));
     if (kernel.aligned && addresses.back() & 15)
       refuse(std::string("the kernel ") + kernel.symbol + " got an address that is no multiple of 16; please report it");
   }
-  addresses.resize(tensors.size() + kernel.scratches, 0);
+  if (flags) addresses.push_back(flags->next(error));
+  addresses.resize(pointers + kernel.scratches, 0);
   for (int64_t number : numbers) {
     if (number > most_rows)
       refuse("found " + std::to_string(number) + " edges, rows or entries of an index, at most " +
              std::to_string(most_rows) + " are possible; split the batch");
     counts.push_back(int32_t(number));
   }
-  for (size_t at = 0; at < tensors.size(); ++at) arguments.push_back(&addresses[at]);
+  for (int at = 0; at < pointers; ++at) arguments.push_back(&addresses[at]);
   for (int32_t& count : counts) arguments.push_back(&count);
-  for (size_t at = tensors.size(); at < addresses.size(); ++at) arguments.push_back(&addresses[at]);
+  for (int at = 0; at < kernel.scratches; ++at) arguments.push_back(&addresses[pointers + at]);
   check(cuLaunchKernel(kernel.function(), unsigned(programs), unsigned(columns), 1, kernel.threads, 1, 1, kernel.shared,
                        stream, arguments.data(), nullptr),
         std::string("the launch of the kernel ") + kernel.symbol);
@@ -107,82 +174,18 @@ struct Size {
 
 inline void sort_edges(const Sort& sort, cudaStream_t stream, const Size& is, AtenTensorHandle index,
                        AtenTensorHandle other, AtenTensorHandle alive, AtenTensorHandle rowptr, AtenTensorHandle col,
-                       AtenTensorHandle edge, AtenTensorHandle bad) {
+                       AtenTensorHandle edge, Flags* flags) {
   const std::initializer_list<int64_t> sizes = {is.edges, is.rows, is.columns};
   const auto blocks = [](int64_t number, int64_t block) { return (number + block - 1) / block; };
   const auto programs = [&](int64_t block) { return blocks(is.edges, block) + blocks(is.rows + 1, block); };
   if (is.edges <= sort.few && is.rows < sort.few)
-    return launch(sort.rank, stream, programs(sort.ranked), 1, {index, other, alive, rowptr, col, edge, bad}, sizes);
-  check(cudaMemsetAsync(reinterpret_cast<void*>(address(bad)), 0, 1, stream), "the check of indices");
-  launch(sort.keys, stream, blocks(is.edges, sort.block), 1, {index, other, alive, edge, bad}, sizes);
+    return launch(sort.rank, stream, programs(sort.ranked), 1, {index, other, alive, rowptr, col, edge}, sizes, flags);
+  launch(sort.keys, stream, blocks(is.edges, sort.block), 1, {index, other, alive, edge}, sizes, flags);
   int32_t stable = 1;
   AtenTensorHandle key = nullptr, order = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_sort_stable(edge, &stable, 0, 0, &key, &order));
   const RAIIAtenTensorHandle owned_key(key), owned_order(order);
   launch(sort.place, stream, programs(sort.block), 1, {key, order, other, rowptr, col, edge}, sizes);
 }
-
-// The flags of one call: whether an index is out of range. They are copied to the host while the device works, and read
-// when the results are complete. Seals of layouts pass through the same memory.
-class Flags {
-  static constexpr int most = 64;
-  static inline std::mutex lock;
-  static inline std::vector<unsigned char*> free;
-  cudaStream_t stream;
-  unsigned char* host = nullptr;
-  int count = 0;
-
- public:
-  explicit Flags(cudaStream_t stream) : stream(stream) {
-    std::lock_guard<std::mutex> guard(lock);
-    if (free.empty()) {
-      void* made = nullptr;
-      check(cudaMallocHost(&made, most), "no pinned memory");
-      free.push_back(static_cast<unsigned char*>(made));
-    }
-    host = free.back();
-    free.pop_back();
-  }
-
-  ~Flags() {
-    if (count) cudaStreamSynchronize(stream);  // an error of another part of the call left a copy on its way
-    std::lock_guard<std::mutex> guard(lock);
-    free.push_back(host);
-  }
-
-  void add(AtenTensorHandle flag, int64_t rows, int64_t entries) {
-    if (!rows && entries) refuse_index();
-    if (count == most) read();
-    const void* source = reinterpret_cast<const void*>(address(flag));
-    check(cudaMemcpyAsync(host + count++, source, 1, cudaMemcpyDeviceToHost, stream), "the check of indices");
-  }
-
-  void read() {
-    if (!count) return;
-    check(cudaStreamSynchronize(stream), "the GPU");
-    const int found = count;
-    count = 0;
-    for (int at = 0; at < found; ++at)
-      if (host[at]) refuse_index();
-  }
-
-  // A layout that the caller kept is that of this call's graph. This waits, for a wrong one must not be read.
-  void compare_seals(AtenTensorHandle found, AtenTensorHandle expected) {
-    read();
-    for (AtenTensorHandle seal : {found, expected}) {
-      const void* source = reinterpret_cast<const void*>(address(seal));
-      check(cudaMemcpyAsync(host + count, source, 8, cudaMemcpyDeviceToHost, stream), "the check of the layout");
-      count += 8;
-    }
-    check(cudaStreamSynchronize(stream), "the GPU");
-    count = 0;
-    if (std::memcmp(host, host + 8, 8)) refuse_layout();
-  }
-
-  [[noreturn]] static void refuse_index() {
-    refuse("index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; "
-           "check edge_index against the number of nodes, and batch against the number of graphs");
-  }
-};
 
 }  // namespace gnncompile

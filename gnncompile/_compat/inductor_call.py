@@ -90,6 +90,14 @@ class Call(ir.ExternKernel):
         inputs: Sequence[Any] = self.inputs
         return [i.codegen_reference() for i in inputs]
 
+    def memories(self) -> list[str]:
+        """Returns names in the generated code of tensors that begin at the addresses of the inputs.
+
+        A view that begins where its buffer begins is not made, since a kernel takes the address alone.
+        """
+        inputs: Sequence[Any] = self.inputs
+        return [one.get_name() if _begins_with_buffer(one) else one.codegen_reference() for one in inputs]
+
     def filled(self, wrapper: Any) -> list[str]:
         """Returns the names of the results in the generated code.
 
@@ -111,6 +119,12 @@ class Call(ir.ExternKernel):
     def get_unbacked_symbol_defs(self) -> Any:
         """Returns an empty set: the call makes no new sizes."""
         return type(super().get_unbacked_symbol_defs())()
+
+
+def _begins_with_buffer(tensor: Any) -> bool:
+    if not isinstance(tensor, ir.ReinterpretView):
+        return False
+    return bool(V.graph.sizevars.statically_known_equals(tensor.get_layout().offset, 0))
 
 
 def node_now() -> Any:

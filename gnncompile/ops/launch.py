@@ -4,9 +4,15 @@
 the positions `written`, as the kernel leaves them. In a package the kernel writes to these tensors themselves, and
 elsewhere to copies.
 
-``gnncompile::refused(value, bad, rows, entries)`` returns `value`, and lets the call fail if `bad` is true. A package
-reads `bad` when its results are complete. If there are no rows but entries of an index, the call fails at once.
-``gnncompile::bounded(index, size, wraps)`` stands for an index whose wrong entries are refused and replaced.
+A kernel with a flag finds an error, such as an index out of range. A package reads the flag when its results are
+complete, and fails. Elsewhere the launch raises the error.
+
+``gnncompile::nonempty(value, rows, entries)`` returns `value`. The call fails at once if there are no rows but entries
+of an index. ``gnncompile::bounded(index, size, wraps)`` stands for an index whose wrong entries are refused and
+replaced.
+
+``gnncompile::with_hubs(rowptr, hubs, pieces)`` returns `rowptr`, and tells the regions that walk the layout the
+lists of its hubs.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from torch import Tensor
 from gnncompile._compat import aoti, aoti_checks
 from gnncompile._compat.inductor_call import Call, aligned, contiguous, node_now, tensor_of, writable
 from gnncompile.codegen.cpp.objects import data_object, start_task
-from gnncompile.exc import IndexOutOfRangeError
+from gnncompile.exc import ArgumentError, IndexOutOfRangeError
 from gnncompile.ops.region import LIBRARY
 
 if TYPE_CHECKING:
@@ -48,31 +54,48 @@ def launch(
 
 def _run(tensors: list[Tensor], numbers: list[int], programs: int, written: list[int], kernel: str) -> list[Tensor]:
     given = [t.clone() if at in written else t.contiguous() for at, t in enumerate(tensors)]
-    _entries[kernel].run(given, numbers, programs)
+    entry = _entries[kernel]
+    if entry.flag is None:
+        entry.run(given, numbers, programs)
+        return [given[at] for at in written]
+    flag = given[0].new_zeros((1,), dtype=torch.bool)
+    entry.run([*given, flag], numbers, programs)
+    if bool(flag):
+        raise found_error(entry.flag)
     return [given[at] for at in written]
+
+
+def found_error(flag: str) -> Exception:
+    """Returns the error that a kernel's flag stands for, "index" or "layout"."""
+    if flag == "layout":
+        return ArgumentError(
+            "layout: found the layout of another graph, or tensors in another order. Make the layout of this graph, "
+            "and pass its tensors as they are."
+        )
+    return IndexOutOfRangeError(
+        "index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; check "
+        "edge_index against the number of nodes, and batch against the number of graphs."
+    )
 
 
 def _fake(tensors: list[Tensor], numbers: Any, programs: Any, written: list[int], kernel: str) -> list[Tensor]:
     return [torch.empty_like(tensors[at]) for at in written]
 
 
-def _run_refused(value: Tensor, bad: Tensor, rows: int, entries: int) -> Tensor:
-    if bool(bad) or (entries and not rows):
-        raise IndexOutOfRangeError(
-            "index out of range: an entry of edge_index, of batch, or of another index is outside of the graph; check "
-            "edge_index against the number of nodes, and batch against the number of graphs."
-        )
+def _run_nonempty(value: Tensor, rows: int, entries: int) -> Tensor:
+    if entries and not rows:
+        raise found_error("index")
     return value.clone()
 
 
-def _fake_refused(value: Tensor, bad: Tensor, rows: Any, entries: Any) -> Tensor:
+def _fake_nonempty(value: Tensor, rows: Any, entries: Any) -> Tensor:
     return torch.empty_like(value)
 
 
-_SIGNATURE = "refused(Tensor value, Tensor bad, SymInt rows, SymInt entries) -> Tensor"
+_SIGNATURE = "nonempty(Tensor value, SymInt rows, SymInt entries) -> Tensor"
 LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("refused", _run_refused, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::refused", _fake_refused, lib=LIBRARY)
+LIBRARY.impl("nonempty", _run_nonempty, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::nonempty", _fake_nonempty, lib=LIBRARY)
 
 
 def _run_bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
@@ -86,6 +109,22 @@ def _fake_bounded(index: Tensor, size: Any, wraps: bool) -> Tensor:
 LIBRARY.define("bounded(Tensor index, SymInt size, bool wraps) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.impl("bounded", _run_bounded, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::bounded", _fake_bounded, lib=LIBRARY)
+
+
+def _run_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
+    return rowptr.clone()
+
+
+def _fake_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
+    return torch.empty_like(rowptr)
+
+
+_SIGNATURE = "with_hubs(Tensor rowptr, Tensor hubs, Tensor pieces) -> Tensor"
+LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("with_hubs", _run_with_hubs, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::with_hubs", _fake_with_hubs, lib=LIBRARY)
+
+
 LIBRARY.impl("launch", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::launch", _fake, lib=LIBRARY)
 
@@ -112,7 +151,9 @@ class _LaunchCall(Call):
         kernel = link_entry(wrapper, self.entry)
         programs = aoti.size_text(wrapper, self.programs), str(self.entry.columns)
         numbers = ", ".join(aoti.size_text(wrapper, number) for number in self.numbers)
-        lists = f"{{{', '.join(self.references())}}}, {{{numbers}}}"
+        lists = f"{{{', '.join(self.memories())}}}, {{{numbers}}}"
+        if self.entry.flag is not None:
+            lists += f", {aoti_checks.flags_text(wrapper)}, gnncompile::Error::{self.entry.flag}"
         wrapper.writeline(f"gnncompile::launch({kernel}, stream, {', '.join(programs)}, {lists});")
 
 
@@ -143,28 +184,28 @@ def link_entry(wrapper: Any, entry: Entry) -> str:
     return kernel
 
 
-class _RefusedCall(Call):
-    """The note that a call fails if a bool is true.
+class _NonemptyCall(Call):
+    """The check that there are rows if an index has entries.
 
     Args:
         value: A tensor that later nodes read.
-        bad: The bool.
-        sizes: The numbers of rows and of entries of an index.
+        sizes: The numbers of rows and of entries of the index.
     """
 
-    def __init__(self, value: Any, bad: Any, sizes: Sequence[Any]) -> None:
+    def __init__(self, value: Any, sizes: Sequence[Any]) -> None:
         self.sizes = sizes
-        super().__init__([value, bad], written=[value])
+        super().__init__([value], written=[value])
 
     def codegen(self, wrapper: Any) -> None:
-        """Writes the note into a package's code."""
+        """Writes the check into a package's code."""
+        aoti.declare_support(wrapper)
         rows, entries = (aoti.size_text(wrapper, size) for size in self.sizes)
-        aoti_checks.write_flag(wrapper, self.references()[1], rows, entries)
+        wrapper.writeline(f"gnncompile::check_rows({rows}, {entries});")
 
 
-def _lower_refused(value: Any, bad: Any, rows: Any, entries: Any) -> Any:
+def _lower_nonempty(value: Any, rows: Any, entries: Any) -> Any:
     value = writable(value, node_now().args[0])
-    _RefusedCall(value, contiguous(bad), (rows, entries))
+    _NonemptyCall(value, (rows, entries))
     return tensor_of(value)
 
 
@@ -173,7 +214,8 @@ def _lower(
 ) -> list[Any]:
     entry, nodes = _entries[kernel], node_now().args[0]
     # contiguous() fixes the layout: Inductor would otherwise move a buffer into that of a later concatenation.
-    given = [contiguous(writable(t, nodes[at])) if at in written else aligned(t) for at, t in enumerate(tensors)]
+    read = aligned if entry.aligned else contiguous
+    given = [contiguous(writable(t, nodes[at])) if at in written else read(t) for at, t in enumerate(tensors)]
     call = _LaunchCall(entry, given, [given[at] for at in written], numbers, programs)
     compile_entry(entry, call.device)
     return [tensor_of(given[at]) for at in written]
@@ -182,4 +224,4 @@ def _lower(
 def install() -> None:
     """Registers the lowerings with Inductor. They apply to packages alone."""
     aoti.install_in_packages(_OP, _lower)
-    aoti.install_in_packages(_own.refused.default, _lower_refused)
+    aoti.install_in_packages(_own.nonempty.default, _lower_nonempty)

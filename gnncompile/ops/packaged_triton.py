@@ -29,10 +29,11 @@ def _region(tensors: Sequence[Tensor], layout: Sequence[Tensor], spec: str) -> l
     return run_region(parse(spec), degree, given, [one.contiguous() for one in layout[:3]], launch)
 
 
-def _any_of(flags: Tensor) -> Tensor:
-    from gnncompile.codegen.triton.sized import any_of
+def _with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
+    from gnncompile.codegen.triton.sized import give_hubs
 
-    return any_of(flags, launch)
+    give_hubs(rowptr, hubs, pieces)
+    return rowptr
 
 
 def _csr(
@@ -44,9 +45,8 @@ def _csr(
     wrap_rows: bool = False,
     wrap_columns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = num_rows, num_columns
-    rowptr, col, edge, bad = _own.sorted_edges(index, other, alive, *sizes, wrap_rows, wrap_columns)
-    return _own.refused(rowptr, bad, num_rows, 0), col, edge
+    rowptr, col, edge = _own.sorted_edges(index, other, alive, num_rows, num_columns, wrap_rows, wrap_columns)
+    return rowptr, col, edge
 
 
 def _csr_with_loops(
@@ -66,19 +66,34 @@ def _seal(tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Tensor:
     return seal(tensors, sizes, launch)
 
 
+def _same_or_empty(
+    tensors: Sequence[Tensor], sizes: Sequence[Any], expected: Tensor, copied: Sequence[int], fills: Sequence[int]
+) -> list[Tensor]:
+    from gnncompile.codegen.triton.seals import same_or_empty
+
+    return same_or_empty(tensors, sizes, expected, dict(zip(copied, fills, strict=True)), launch)
+
+
 def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
-    bad = (index < (-size if wraps else 0)) | (index >= size)
-    found: Tensor = _own.refused(torch.where(bad, 0, index), _any_of(bad), size, index.numel())
-    return found
+    from gnncompile.codegen.triton.sized import bounded
+
+    base, sizes, strides = index, list[Any](index.shape), list[Any](index.stride())
+    for axis, (entries, stride) in enumerate(zip(sizes, strides, strict=True)):
+        if stride == 0 and isinstance(entries, int) and entries > 1:  # an index that is expanded is checked before
+            base = base.narrow(axis, 0, 1)
+    found: Tensor = _own.nonempty(bounded(base, size, wraps, launch), size, base.numel())
+    return found.expand(index.shape)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.region.default: _region,
+    _own.with_hubs.default: _with_hubs,
     _own.csr.default: _csr,
     _own.csr_with_loops.default: _csr_with_loops,
     _own.inverse_degree.default: csr.inverse_degree,
     _own.bounded.default: _bounded,
     _own.seal.default: _seal,
+    _own.same_or_empty.default: _same_or_empty,
 }
 """Our ops that are traced as launches and as operations of torch's."""
 

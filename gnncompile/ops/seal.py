@@ -3,9 +3,13 @@
 The number is a sum of all entries as bits, each times an odd number that depends on its position, modulo 2^64. So
 another graph, or the tensors in another order, almost surely have another number.
 
-``gnncompile::same_layout(layout, found, expected)`` returns the tensors of a layout, and lets the call fail if the two
-seals differ. In a package for a GPU, nothing reads the layout before the seals are compared. A package for a CPU
-compares seals with its other checks, before the model runs.
+A package for a CPU compares seals with its other checks, before the model runs. A package for a GPU does not wait for
+the seal:
+
+``gnncompile::same_or_empty(tensors, sizes, expected, copied, fills)`` returns copies of some of the sealed tensors. If
+the seal is another one, the call fails when its results are complete, and until then the copies are filled with numbers
+that stand for a graph without edges. ``gnncompile::same_sizes(layout, found, expected)`` returns the tensors of a
+layout. The call fails at once if two lists of sizes differ.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnncompile._compat import aoti, aoti_checks
+from gnncompile._compat import aoti
 from gnncompile._compat.inductor_call import Call, Result, contiguous, lends_arguments, lent, tensor_of
-from gnncompile.exc import ArgumentError
+from gnncompile.ops.launch import found_error
 from gnncompile.ops.region import LIBRARY
 
 _own = torch.ops.gnncompile
@@ -55,23 +59,40 @@ LIBRARY.impl("seal", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::seal", _fake, lib=LIBRARY)
 
 
-def _run_same(layout: Sequence[Tensor], found: Tensor, expected: Tensor) -> list[Tensor]:
-    if not torch.equal(found, expected):
-        raise ArgumentError(
-            "layout: found the layout of another graph, or tensors in another order. Make the layout of this graph, "
-            "and pass its tensors as they are."
-        )
+def _run_same_or_empty(
+    tensors: Sequence[Tensor], sizes: Sequence[int], expected: Tensor, copied: Sequence[int], fills: Sequence[int]
+) -> list[Tensor]:
+    if not torch.equal(_run(tensors, sizes), expected):
+        raise found_error("layout")
+    return [tensors[at].clone() for at in copied]
+
+
+def _fake_same_or_empty(
+    tensors: Sequence[Tensor], sizes: Sequence[Any], expected: Tensor, copied: Sequence[int], fills: Sequence[int]
+) -> list[Tensor]:
+    return [torch.empty_like(tensors[at]) for at in copied]
+
+
+_SIGNATURE = "same_or_empty(Tensor[] tensors, SymInt[] sizes, Tensor expected, int[] copied, int[] fills) -> Tensor[]"
+LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("same_or_empty", _run_same_or_empty, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::same_or_empty", _fake_same_or_empty, lib=LIBRARY)
+
+
+def _run_same_sizes(layout: Sequence[Tensor], found: Sequence[int], expected: Sequence[int]) -> list[Tensor]:
+    if list(found) != list(expected):
+        raise found_error("layout")
     return [one.clone() for one in layout]
 
 
-def _fake_same(layout: Sequence[Tensor], found: Tensor, expected: Tensor) -> list[Tensor]:
+def _fake_same_sizes(layout: Sequence[Tensor], found: Sequence[Any], expected: Sequence[Any]) -> list[Tensor]:
     return [torch.empty_like(one) for one in layout]
 
 
-_SIGNATURE = "same_layout(Tensor[] layout, Tensor found, Tensor expected) -> Tensor[]"
+_SIGNATURE = "same_sizes(Tensor[] layout, SymInt[] found, SymInt[] expected) -> Tensor[]"
 LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("same_layout", _run_same, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::same_layout", _fake_same, lib=LIBRARY)
+LIBRARY.impl("same_sizes", _run_same_sizes, "CompositeExplicitAutograd")
+torch.library.register_fake("gnncompile::same_sizes", _fake_same_sizes, lib=LIBRARY)
 
 
 class _SealCall(Call):
@@ -103,31 +124,34 @@ def _lower(tensors: Sequence[Any], sizes: Sequence[Any]) -> Any:
     return tensor_of(result)
 
 
-class _SameLayoutCall(Call):
-    """The comparison of two seals on a GPU, before which nothing reads the layout.
+class _SameSizesCall(Call):
+    """The comparison of the sizes of a layout with those of the call's graph. Nothing reads the layout before.
 
     Args:
         layout: The tensors of the layout, inputs of the model. Inductor takes them for written by the call.
-        found: The seal of the layout and of the call's graph.
-        expected: The seal that the caller passed.
+        found: The sizes of the layout.
+        expected: The sizes of the layout of the call's graph.
     """
 
-    def __init__(self, layout: Sequence[Any], found: Any, expected: Any) -> None:
-        super().__init__([*layout, found, expected], written=layout)
+    def __init__(self, layout: Sequence[Any], found: Sequence[Any], expected: Sequence[Any]) -> None:
+        self.sizes = found, expected
+        super().__init__(layout, written=layout)
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the comparison into a package's code."""
-        aoti_checks.write_same_layout(wrapper, *self.references()[-2:])
+        aoti.declare_support(wrapper)
+        found, expected = (", ".join(aoti.size_text(wrapper, one) for one in sizes) for sizes in self.sizes)
+        wrapper.writeline(f"gnncompile::compare_sizes({{{found}}}, {{{expected}}});")
 
 
-def _lower_same(layout: Sequence[Any], found: Any, expected: Any) -> list[Any]:
+def _lower_same_sizes(layout: Sequence[Any], found: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     given = [contiguous(one) for one in layout]
-    _SameLayoutCall(given, contiguous(found), contiguous(expected))
+    _SameSizesCall(given, found, expected)
     return [tensor_of(lent(one, at)) for at, one in enumerate(given)]  # the caller keeps the layout for later calls
 
 
 def install() -> None:
     """Registers the lowerings with Inductor. They apply to packages alone."""
     aoti.install_in_packages(_own.seal.default, _lower)
-    aoti.install_in_packages(_own.same_layout.default, _lower_same)
-    lends_arguments(_own.same_layout.default)
+    aoti.install_in_packages(_own.same_sizes.default, _lower_same_sizes)
+    lends_arguments(_own.same_sizes.default)

@@ -1,7 +1,7 @@
 """The op ``gnncompile::sorted_edges``: the layout of edges in a package for a GPU.
 
-It takes the arguments of :func:`gnncompile.layout.csr.csr`. It returns rowptr, col and edge, and whether an index is
-out of range, a bool ``[1]``.
+It takes the arguments of :func:`gnncompile.layout.csr.csr`, and returns rowptr, col and edge. An index out of range is
+an error. A package raises it when its results are complete, and until then takes the edge for masked out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnncompile._compat import aoti
+from gnncompile._compat import aoti, aoti_checks
 from gnncompile._compat.inductor_call import Call, Result, contiguous, tensor_of
-from gnncompile.ops.launch import compile_entry, link_entry
+from gnncompile.ops.launch import compile_entry, found_error, link_entry
 from gnncompile.ops.region import LIBRARY
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LIBRARY.define(
     "sorted_edges(Tensor index, Tensor other, Tensor? alive, SymInt num_rows, SymInt num_columns, bool wrap_rows, "
-    "bool wrap_columns) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool wrap_columns) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -41,10 +41,14 @@ def _run(
     num_columns: int,
     wrap_rows: bool,
     wrap_columns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     sort = _sort_of(index.dtype, other.dtype, alive is not None, (wrap_rows, wrap_columns))
     kept = None if alive is None else alive.contiguous()
-    return sort.run(index.contiguous(), other.contiguous(), kept, num_rows, num_columns)
+    *layout, bad = sort.run(index.contiguous(), other.contiguous(), kept, num_rows, num_columns)
+    if bool(bad):
+        raise found_error("index")
+    rowptr, col, edge = layout
+    return rowptr, col, edge
 
 
 def _fake(
@@ -57,8 +61,7 @@ def _fake(
     wrap_columns: bool,
 ) -> tuple[Tensor, ...]:
     edges = index.size(0)
-    layout = (index.new_empty((size,), dtype=torch.int32) for size in (num_rows + 1, edges, edges))
-    return (*layout, index.new_empty((1,), dtype=torch.bool))
+    return tuple(index.new_empty((size,), dtype=torch.int32) for size in (num_rows + 1, edges, edges))
 
 
 LIBRARY.impl("sorted_edges", _run, "CompositeExplicitAutograd")
@@ -71,7 +74,7 @@ class _SortCall(Call):
     Args:
         sort: The kernels.
         inputs: index, other and perhaps alive, realized and contiguous.
-        results: rowptr, col, edge and the bool.
+        results: rowptr, col and edge.
         sizes: The numbers of edges, rows and columns.
     """
 
@@ -82,12 +85,13 @@ class _SortCall(Call):
     def codegen(self, wrapper: Any) -> None:
         """Writes the launches into a package's code."""
         index, other, *alive = self.references()
-        *layout, bad = self.filled(wrapper)
+        layout = self.filled(wrapper)
+        flags = aoti_checks.flags_text(wrapper)
         kernels = [link_entry(wrapper, entry) for entry in self.sort.entries]
         sort = ", ".join([*kernels, *map(str, self.sort.numbers)])
         sizes = ", ".join(aoti.size_text(wrapper, size) for size in self.sizes)
-        tensors = ", ".join([index, other, *(alive or [bad]), *layout, bad])
-        wrapper.writeline(f"gnncompile::sort_edges({{{sort}}}, stream, {{{sizes}}}, {tensors});")
+        tensors = ", ".join([index, other, *(alive or [index]), *layout])  # without a mask, no kernel reads `alive`
+        wrapper.writeline(f"gnncompile::sort_edges({{{sort}}}, stream, {{{sizes}}}, {tensors}, {flags});")
 
 
 def _lower(
@@ -98,7 +102,6 @@ def _lower(
     given = [contiguous(one) for one in (index, other, alive) if one is not None]
     edges, device = index.get_size()[0], index.get_device()
     results = [Result([size], torch.int32, device) for size in (num_rows + 1, edges, edges)]
-    results.append(Result([1], torch.bool, device))
     _SortCall(sort, given, results, (edges, num_rows, num_columns))
     for entry in sort.entries:
         compile_entry(entry, device)

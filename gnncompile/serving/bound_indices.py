@@ -3,7 +3,8 @@
 Before: ``aten.embedding(weight, z)``
 After:  ``aten.embedding(weight, gnncompile.bounded(z, rows, False))``
 Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. ``bounded``
-replaces wrong indices, and lets the call fail in words. Edges of regions are checked where they are sorted.
+replaces wrong indices, and lets the call fail in words. Edges of regions are checked where they are sorted. An index
+that reads several tensors of one size is checked once.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ def run(graph: fx.Graph) -> None:
     Raises:
         CaptureError: An operation reads by indices that nothing checks.
     """
+    checked: _Checked = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in _WITH_LISTS:
             indices, axis = [], 0
             for one in node.args[1]:
-                indices.append(one if one is None else _bounded(graph, node, node.args[0], axis, one, wraps=True))
+                indices.append(one if one is None else _bounded(graph, checked, node, axis, one, wraps=True))
                 axis += 1 if one is None else _axes(one)
             node.update_arg(1, indices)
         elif node.target in _UNCHECKED:
@@ -66,22 +68,31 @@ def run(graph: fx.Graph) -> None:
                 "check. Write it with index_select, gather or scatter_add."
             )
         elif node.target is aten.embedding.default:
-            node.update_arg(1, _bounded(graph, node, node.args[0], 0, node.args[1], wraps=False))
+            node.update_arg(1, _bounded(graph, checked, node, 0, node.args[1], wraps=False))
         elif node.target in _ALONG:
             at = _ALONG[node.target]
-            node.update_arg(at, _bounded(graph, node, node.args[0], node.args[1], node.args[at], wraps=False))
+            node.update_arg(at, _bounded(graph, checked, node, node.args[1], node.args[at], wraps=False))
 
 
-def _bounded(graph: fx.Graph, user: fx.Node, indexed: Any, axis: Any, index: Any, wraps: bool) -> Any:
-    """Returns the node of a checked index, before its reader."""
+_Checked = dict[tuple[fx.Node, str, bool], fx.Node]
+"""The checked indices, by the index, the number of rows, and whether negative entries count from the end."""
+
+
+def _bounded(graph: fx.Graph, checked: _Checked, user: Any, axis: int, index: Any, wraps: bool) -> Any:
+    """Returns the node of a checked index, before the node that reads its argument 0 by the index."""
     value: Any = index.meta.get("val")
     if not isinstance(value, Tensor) or value.dtype in MASKS or not _is_given(index):
         return index
+    rows = user.args[0].meta["val"].shape[axis]
+    key = index, str(rows), wraps
+    if key in checked:
+        return checked[key]
     with graph.inserting_before(user):
-        size = graph.call_function(aten.sym_size.int, (indexed, axis))
-        size.meta["val"] = indexed.meta["val"].shape[axis]
+        size = graph.call_function(aten.sym_size.int, (user.args[0], axis))
+        size.meta["val"] = rows
         made = graph.call_function(_own.bounded.default, (index, size, wraps))
     made.meta["val"] = value
+    checked[key] = made
     return made
 
 

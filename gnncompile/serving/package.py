@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
-from gnncompile.serving import bound_indices
+from gnncompile.serving import bound_indices, fold_constants, fuse_epilogues
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -39,6 +39,7 @@ from gnncompile.serving.kept_layout import (
     sealed_inputs,
 )
 from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of
+from gnncompile.serving.read_layout import guarded, walked
 from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
 MODEL = "model"
@@ -129,10 +130,18 @@ def package(
     for one in traced.values() if kind.bounds_indices else ():
         bound_indices.run(one.program.graph)
     settings = _settings(ours, theirs, place)
+    rewrites = kind.rewrites if ours.epilogues else replace(kind.rewrites, fuse=None)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
         name: aoti.compile_program(
-            one.program, one.names, settings, metadata, kind.decompositions, cpu, one.sealed, place.type
+            one.program,
+            one.names,
+            settings,
+            metadata,
+            rewrites,
+            cpu,
+            one.sealed,
+            place.type,
         )
         for name, one in traced.items()
     }
@@ -235,19 +244,23 @@ class _Kind:
     """What packages for a type of device hold.
 
     Attributes:
-        decompositions: Our ops that are traced as other operations.
+        rewrites: How traced programs are rewritten.
         held: All our ops that a package can hold.
         bounds_indices: Whether a wrong index of torch's operations would end the process.
     """
 
-    decompositions: dict[Any, Callable[..., Any]]
+    rewrites: aoti.Rewrites
     held: Collection[Any]
     bounds_indices: bool
 
 
 KINDS = {
-    "cpu": _Kind(packaged.DECOMPOSITIONS, packaged.HELD, bounds_indices=False),
-    "cuda": _Kind(packaged_triton.DECOMPOSITIONS, packaged_triton.HELD, bounds_indices=True),
+    "cpu": _Kind(aoti.Rewrites(packaged.DECOMPOSITIONS), packaged.HELD, bounds_indices=False),
+    "cuda": _Kind(
+        aoti.Rewrites(packaged_triton.DECOMPOSITIONS, fuse_epilogues.run, fold_constants.run),
+        packaged_triton.HELD,
+        bounds_indices=True,
+    ),
 }
 """The types of devices for which packages are made."""
 
@@ -295,23 +308,26 @@ class _Call:
         return _Traced(self._export(self._program(), self.args, self.axes), self.names)
 
     def with_kept_layout(self, compares: bool) -> dict[str, _Traced]:
-        """Traces the model that returns a layout, and the model that takes it, and perhaps compares its seal."""
+        """Traces the model that returns a layout, and the model that takes it.
+
+        Args:
+            compares: Whether the second model compares the seal itself, as on a GPU. Its layout then has lists of hubs.
+        """
         program = self._program()
         refuse_to_keep(program)
         given, fakes = layout_of(self.captured)
-        layout = [torch.zeros(1, dtype=torch.int64, device=given[0].device), *given]
-        axes = [(), *(dynamic_dimensions(one) for one in fakes)]
+        walks = walked(self.captured) if compares else []
+        axes = [(), *(dynamic_dimensions(one) for one in fakes), *[(0,)] * (2 * len(walks))]
+        layout = [given[0].new_zeros((1,), dtype=torch.int64), *given]
+        for _ in walks:  # some hubs and pieces: the numbers of those of the example would count as fixed
+            layout += [given[0].new_zeros((2, 3), dtype=torch.int32), given[0].new_zeros((5,), dtype=torch.int32)]
         names = [f"layout[{at}]" for at in range(len(layout))]
-        maker = self._export(Layout(self._program(only_structure=True)), self.args, self.axes)
+        maker = self._export(Layout(self._program(only_structure=True), walks), self.args, self.axes)
         args, all_axes = (layout, *self.args), [*zip(layout, axes, strict=True), *self.axes]
-        taker = self._export(WithLayout(program, compares), args, all_axes)
+        taker = self._export(WithLayout(program, guarded(self.captured) if compares else None, walks), args, all_axes)
         refuse_layout_made_anew(taker)
-        return {
-            LAYOUT: _Traced(maker, self.names),
-            WITH_LAYOUT: _Traced(
-                taker, [*names, *self.names], None if compares else sealed_inputs(program, len(given))
-            ),
-        }
+        sealed = None if compares else sealed_inputs(program, len(given))
+        return {LAYOUT: _Traced(maker, self.names), WITH_LAYOUT: _Traced(taker, [*names, *self.names], sealed)}
 
     def _program(self, only_structure: bool = False) -> Program:
         return Program(self.captured, self.model, self.args, self.kwargs, only_structure)

@@ -16,14 +16,14 @@ from torch_geometric.utils import degree
 
 import gnncompile
 from gnncompile._compat import aoti
-from gnncompile._compat.compiles import symbolic_trace
-from gnncompile._compat.inductor import inductor_decompositions
+from gnncompile.codegen.triton.entry import Entry
 from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
 from gnncompile.ops import launch, packaged_triton
-from gnncompile.serving import bound_indices
+from gnncompile.serving import bound_indices, fold_constants
 from gnncompile.serving.kept_layout import LAYOUT, WITH_LAYOUT
-from gnncompile.serving.package import _Call
+from gnncompile.serving.package import KINDS, _Call
 from gnncompile.serving.program import capture
+from gnncompile.serving.read_layout import guarded, walked
 from tests.e2e.package_cpp import serve_in_cpp
 from tests.e2e.test_package import EDGES, MODELS, TwoLayers, inputs_of, random_sizes, serve
 from tests.e2e.test_package_models import SIZES, hub, named_model
@@ -44,13 +44,14 @@ def traced(model, names):
 
 def as_packaged(program):
     bound_indices.run(program.graph)
-    with symbolic_trace():
-        plain = program.run_decompositions({**inductor_decompositions(), **packaged_triton.DECOMPOSITIONS})
+    plain = KINDS["cuda"].rewrites.decomposed(program)
     environment = aoti._environment(plain)
     assert not aoti.conditions(environment), "the program holds for some sizes only"
     ours = {node.target for node in plain.graph.nodes if getattr(node.target, "namespace", "") == "gnncompile"}
     assert torch.ops.gnncompile.launch.default in ours and not ours & set(packaged_triton.DECOMPOSITIONS)
-    return plain.module()
+    module = plain.module()
+    fold_constants.run(module)
+    return module
 
 
 def in_double(call):
@@ -89,6 +90,37 @@ def test_traced_programs_take_a_layout_that_the_caller_keeps(name):
         for wrong in (layout_of(*other), [layout[0] + 1, *layout[1:]], [layout[0], layout[1] + 1, *layout[2:]], longer):
             with pytest.raises((ValueError, RuntimeError, AssertionError)):
                 with_layout(wrong, *one)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["SAGE", "RGCN", "mesh"])
+def test_no_row_of_another_graphs_layout_is_read(name, monkeypatch):
+    """The call goes on until its flags are read. Every walk of its regions must be that of a graph without edges."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    model, names = named_model(name)
+    call = traced_call(model, names)
+    layouts, safe = walked(call.captured), guarded(call.captured)
+    assert layouts and {one.rowptr for one in layouts} <= set(safe) and not {one.col for one in layouts} & set(safe)
+    found = call.with_kept_layout(compares=True)
+    layout_of, with_layout = (as_packaged(found[one].program) for one in (LAYOUT, WITH_LAYOUT))
+    given, ordinary, walks = inputs_of(names, (40, 600, 3)), Entry.run, []
+
+    def without_the_error(entry, tensors, numbers, programs):
+        pointers = dict(zip(entry.names, tensors, strict=True))
+        if "rowptr" in pointers and "out0" in pointers:
+            walks.append(bool(pointers["rowptr"].any()))
+            assert not (pointers.get("pieces", torch.full((1,), -1)) >= 0).any()
+        ordinary(entry, tensors, numbers, programs)
+        if entry.flag == "layout":
+            assert tensors[-1].item()
+            tensors[-1].zero_()
+
+    with torch.no_grad():
+        layout = layout_of(*hub(given))
+        assert len(layout[-1]), "no hub has a piece"
+        monkeypatch.setattr(Entry, "run", without_the_error)
+        with_layout(layout, *given)
+    assert walks and not any(walks)
 
 
 @interpreted
@@ -139,8 +171,8 @@ def test_nothing_writes_to_a_layout_that_the_caller_keeps(monkeypatch):
 
     monkeypatch.setattr(AotCodeCompiler, "compile", compiled)
     with pytest.raises(Stop):
-        aoti.compile_program(kept.program, kept.names, {}, {}, packaged_triton.DECOMPOSITIONS)
-    assert "compare_seals" in found[0] and re.search(r"\(const \w+\*\)\(arg\d+_1\.data_ptr", found[0])
+        aoti.compile_program(kept.program, kept.names, {}, {}, KINDS["cuda"].rewrites)
+    assert "compare_sizes" in found[0] and re.search(r"\(const \w+\*\)\(arg\d+_1\.data_ptr", found[0])
     assert not re.findall(r"\((?!const )\w+\*\)\(arg\d+_1\.data_ptr", found[0])
 
 
@@ -388,6 +420,11 @@ def _bounded_program(how):
 def test_indices_of_a_models_own_operations_are_checked(name):
     (node,) = _bounded_program(CHECKED[name])
     assert node.args[1].meta["val"] == 6
+
+
+def test_an_index_that_reads_several_tensors_of_one_size_is_checked_once():
+    assert len(_bounded_program(lambda x, i: x.index_select(0, i) + (2 * x).index_select(0, i))) == 1
+    assert len(_bounded_program(lambda x, i: x.index_select(0, i) + x[:, :1].repeat(2, 4).index_select(0, i))) == 2
 
 
 def test_an_operation_whose_indices_nothing_checks_is_refused():

@@ -18,9 +18,10 @@ from tests.harness import tune
 from tests.triton_regions import CASES, DEVICE, GPU, GRAPHS, INTERPRETED, TOLERANCE, Case, random_tensors
 
 pytest.importorskip("triton")
+from gnncompile.codegen.triton import hub_lists, seals
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.hub_lists import NO_LARGE, list_hubs
-from gnncompile.codegen.triton.sized import any_of, run_region
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, list_exact_hubs, list_hubs, longest_of
+from gnncompile.codegen.triton.sized import bounded, run_region
 
 pytestmark = [*GPU, INTERPRETED]
 HUB = triton_regions.graph([0] * 300 + [2] * 140 + [1, 3], [i % 5 for i in range(442)], 4, 5, dead=(7, 401))
@@ -28,10 +29,17 @@ HUB = triton_regions.graph([0] * 300 + [2] * 140 + [1, 3], [i % 5 for i in range
 
 def launch(entry: Entry, tensors: list[Tensor], numbers: list[int], programs: int, written: list[int]) -> list[Tensor]:
     """Launches on copies of the tensors that are written. Each pointer has the dtype that the entry tells."""
-    assert [t.dtype for t in tensors] == list(entry.types) and len(numbers) == entry.numbers
-    given = [t.clone() if at in written else t for at, t in enumerate(tensors)]
+    flag = torch.zeros(int(entry.flag is not None), dtype=torch.bool, device=DEVICE)
+    given = [*(t.clone() if at in written else t for at, t in enumerate(tensors)), *([flag] if len(flag) else [])]
+    assert [t.dtype for t in given] == list(entry.types) and len(numbers) == entry.numbers
     entry.run(given, numbers, programs)
+    if flag.any():
+        raise WrongError(entry.flag)
     return [given[at] for at in written]
+
+
+class WrongError(Exception):
+    """The error that a kernel found."""
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +107,11 @@ def test_tiled_regions_and_their_gradients(name: str, dtype: str, edges: int) ->
     "rows, edges, longest, fewest",
     [(5, 40, 4, 3), (3000, 9000, 2, 2), (3000, 9000, 2, NO_LARGE), (1, 600, 128, 2), (2500, 100, 128, 2), (0, 0, 3, 2)],
 )
-def test_hubs_are_listed_with_large_ones_first(rows: int, edges: int, longest: int, fewest: int) -> None:
+@pytest.mark.parametrize("few", [True, False], ids=["one launch", "four launches"])
+def test_hubs_are_listed_with_large_ones_first(
+    rows: int, edges: int, longest: int, fewest: int, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_lists, "FEW", 8192 if few else 0)
     torch.manual_seed(0)
     row = (torch.rand(edges) ** 4 * rows).long()  # many edges of the first rows
     degree = torch.bincount(row, minlength=rows)
@@ -118,6 +130,41 @@ def test_hubs_are_listed_with_large_ones_first(rows: int, edges: int, longest: i
     assert len(pieces) == most_pieces and len(hubs) == most
 
 
+@pytest.mark.parametrize("degrees", [[], [0], [700], [3, 0, 130, 128, 2000, 129, 400] * 9, [1] * 3000], ids=len)
+def test_lists_of_a_kept_layout_have_no_more_rows_than_there_are_hubs(degrees: list[int]) -> None:
+    rowptr = torch.tensor([0, *degrees]).cumsum(0).int().to(DEVICE)
+    edges, longest = sum(degrees), longest_of(sum(degrees))
+    hubs, pieces = (one.cpu() for one in list_exact_hubs(rowptr, edges, launch))
+    parts = torch.tensor([-(-degree // longest) if degree > longest else 0 for degree in degrees], dtype=torch.long)
+    order = parts.sort(descending=True, stable=True)[1][: int((parts > 0).sum())]
+    ends = parts[order].cumsum(0)
+    assert hubs.tolist() == torch.stack([order, ends - parts[order], parts[order]], 1).tolist()
+    assert pieces.tolist() == torch.repeat_interleave(torch.arange(len(order)), parts[order]).tolist()
+
+
+def test_a_layout_with_another_seal_becomes_one_without_edges() -> None:
+    """The copies are made as long as the flag is not read."""
+
+    def unread(
+        entry: Entry, tensors: list[Tensor], numbers: list[int], programs: int, written: list[int]
+    ) -> list[Tensor]:
+        flag = torch.zeros(1, dtype=torch.bool, device=DEVICE)
+        given = [t.clone() if at in written else t for at, t in enumerate(tensors)]
+        entry.run([*given, *([flag] if entry.flag else [])], numbers, programs)
+        flags.append(bool(flag))
+        return [given[at] for at in written]
+
+    for count in (1, 3000, seals.FEW + 5):  # one launch, and two
+        tensors = [torch.arange(1, 1 + n, device=DEVICE, dtype=torch.int32) for n in (count, 3, count)]
+        expected = seals.seal(tensors, [4], launch)
+        for seal, is_same in ((expected, True), (expected + 1, False)):
+            flags: list[bool] = []
+            found = seals.same_or_empty(tensors, [4], seal, {0: 0, 2: -1}, unread)
+            assert any(flags) is not is_same
+            for at, fill, ours in ((0, 0, found[0]), (2, -1, found[1])):
+                assert torch.equal(ours, tensors[at] if is_same else torch.full_like(tensors[at], fill))
+
+
 @pytest.mark.parametrize("heads, channels", [(1, 64), (1, 5), (4, 8)])
 @pytest.mark.parametrize("case", [triton_regions.neighbour_sum, triton_regions.several, triton_regions.attention])
 def test_many_hubs_and_large_ones(case: Case, heads: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +177,16 @@ def test_many_hubs_and_large_ones(case: Case, heads: int, channels: int, monkeyp
     compare(region, random_tensors(region, graph), graph.layout("cpu"))
 
 
-@pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
-def test_whether_one_of_many_is_true(count: int) -> None:
-    flags = torch.zeros(count, dtype=torch.bool, device=DEVICE)
-    assert not any_of(flags, launch).any()
-    if count:
-        flags[count * 2 // 3] = True
-        assert any_of(flags, launch).tolist() == [True]
+@pytest.mark.parametrize("wraps", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("shape", [(0,), (1,), (2, 1024), (10_000,)])
+def test_wrong_entries_of_an_index_are_replaced_and_are_an_error(
+    shape: tuple[int, ...], dtype: torch.dtype, wraps: bool
+) -> None:
+    index = torch.randint(-7 if wraps else 0, 7, shape, dtype=dtype, device=DEVICE)
+    assert torch.equal(bounded(index, 7, wraps, launch), index)
+    for wrong in (7, -8 if wraps else -1, 2**31 - 1) if index.numel() else ():
+        changed = index.clone()
+        changed.view(-1)[index.numel() * 2 // 3] = wrong
+        with pytest.raises(WrongError, match="index"):
+            bounded(changed, 7, wraps, launch)

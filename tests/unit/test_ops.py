@@ -103,7 +103,7 @@ EXCHANGES |= {
 }
 """Ops that run in several processes at once: tests/partitioned.py."""
 
-PACKAGED = {"launch", "refused", "bounded", "same_layout", "sorted_edges"}
+PACKAGED = {"launch", "nonempty", "bounded", "same_or_empty", "same_sizes", "sorted_edges", "with_hubs"}
 """Ops of programs that are traced for packages on GPUs: tests/e2e/test_package_gpu.py."""
 
 NOT_HERE = {"refined_colors", "prepare_sizes", "adjacency", "gradient", "nested", *EXCHANGES, *PACKAGED}

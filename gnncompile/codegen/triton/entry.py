@@ -64,6 +64,8 @@ class Entry:
         constants: The values of the constants.
         options: The compile options, such as ``num_warps``.
         aligned: Whether each pointer is a multiple of 16. If not, some may be rows of a larger tensor.
+        flag: The error that the kernel finds, "index" or "layout", or None. A kernel with an error sets its last
+            pointer, a bool that is no tensor of the launch.
     """
 
     text: str
@@ -75,6 +77,7 @@ class Entry:
     constants: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     aligned: bool = True
+    flag: str | None = None
 
     @cached_property
     def name(self) -> str:
@@ -87,7 +90,9 @@ class Entry:
     def run(self, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> None:
         """Launches the kernel as Triton does, on the device of the tensors or in Triton's interpreter."""
         options = self.options if isinstance(self.function, triton.JITFunction) else {}
-        if programs > 0:
+        if programs <= 0:
+            return
+        with torch.cuda.device_of(tensors[0]):
             self.function[programs, self.columns, 1](*tensors, *numbers, *self.constants, **options)
 
     def compile(self, capability: tuple[int, int]) -> Cubin:

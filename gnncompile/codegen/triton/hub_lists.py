@@ -26,23 +26,44 @@ Returns the tensors at the positions `written`, as the kernel leaves them. `prog
 BLOCK = 1024
 """The rows, or pieces, of a program."""
 
+ORDERED = 64
+"""The hubs of a program that orders them, and those that it compares them with at once."""
+
+FEW = 8 * BLOCK
+"""The most rows whose hubs one program lists, in one launch. More rows take four launches."""
 
 NO_LARGE = 2**30
 """The fewest pieces of a large hub where no hub is large."""
 
 _kernels = {
-    "count": (Kernel(layout_kernels.count, num_warps=tuning.TILES.short_warps), ("rowptr", "counts"), 4),
-    "sum_up": (Kernel(layout_kernels.sum_up, num_warps=tuning.TILES.short_warps), ("counts", "totals"), 1),
-    "place": (
-        Kernel(layout_kernels.place, num_warps=tuning.TILES.short_warps),
-        ("rowptr", "counts", "totals", "hubs"),
-        4,
-    ),
-    "own": (Kernel(layout_kernels.own, num_warps=tuning.TILES.short_warps), ("totals", "hubs", "pieces"), 2),
+    name: (Kernel(kernel, num_warps=tuning.TILES.short_warps), names, count)
+    for name, kernel, names, count in (
+        ("list_few", layout_kernels.list_few, ("rowptr", "hubs", "pieces"), 5),
+        ("count", layout_kernels.count, ("rowptr", "counts"), 4),
+        ("sum_up", layout_kernels.sum_up, ("counts", "totals"), 1),
+        ("place", layout_kernels.place, ("rowptr", "counts", "totals", "hubs"), 4),
+        ("order", layout_kernels.order, ("hubs", "ordered"), 1),
+        ("own", layout_kernels.own, ("totals", "hubs", "pieces"), 2),
+    )
 }
 """The kernels in the order of their launches, with their pointers and the number of their int32 numbers."""
 
-_WRITTEN = {"count": [1], "sum_up": [0, 1], "place": [3], "own": [1, 2]}
+_WRITTEN = {"list_few": [1, 2], "count": [1], "sum_up": [0, 1], "place": [3], "order": [1], "own": [1, 2]}
+
+
+def longest_of(edges: Any) -> Any:
+    """Returns the most edges of a row that is no hub, and of a piece of a hub.
+
+    A process takes a power of two (:func:`gnncompile.layout.csr.most_edges`), but a symbol has no bit length.
+    """
+    step = tuning.TILES.hub_edges
+    return torch.sym_max(edges // tuning.TILES.hub_share // step * step, step)
+
+
+def most_hubs(rows: Any, edges: Any, longest: Any) -> tuple[Any, Any]:
+    """Returns the largest possible numbers of hubs and of pieces."""
+    most = torch.sym_min(edges // (longest + 1), rows)
+    return most, edges // longest * torch.sym_min(most, 1) + most
 
 
 def list_hubs(
@@ -59,19 +80,78 @@ def list_hubs(
         launch: Launches a kernel.
     """
     rows = rowptr.size(0) - 1
-    # Rounded up in this way, the number of a symbol's blocks is known not to be negative.
-    blocks = torch.sym_min(most, 1) * ((rows + BLOCK - 1) // BLOCK)
-    sizes = {"counts": (4 * blocks,), "totals": (4,), "hubs": (most, 3), "pieces": (most_pieces,)}
-    given = {"rowptr": rowptr, **{name: rowptr.new_empty(size) for name, size in sizes.items()}}
-    launches = {
-        "count": (blocks, [rows, blocks, longest, fewest]),
-        "sum_up": (4 * torch.sym_min(most, 1), [blocks]),
-        "place": (blocks, [rows, blocks, longest, fewest]),
-        "own": (-(-most_pieces // BLOCK), [most, most_pieces]),
-    }
-    for name, (programs, numbers) in launches.items():
+    any_hub, are_many = torch.sym_min(most, 1), torch.sym_min(rows // (FEW + 1), 1)
+    given = _Tables(rowptr, rowptr.new_empty((most, 3)), rowptr.new_empty((most_pieces,)), any_hub * are_many, launch)
+    given.launch("list_few", any_hub * (1 - are_many), [rows, longest, fewest, most, most_pieces])
+    given.count(longest, fewest)
+    given.place(longest, fewest)
+    given.own()
+    return given.tensors["hubs"], given.tensors["pieces"]
+
+
+def list_exact_hubs(rowptr: Tensor, edges: Any, launch: Launch) -> tuple[Tensor, Tensor]:
+    """Returns the tables of :func:`list_hubs` without rows after the last hub and piece. The host waits for the device.
+
+    Hubs have falling numbers of pieces, so large ones come first whatever their fewest pieces are.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        edges: The number of edges of the layout.
+        launch: Launches a kernel.
+    """
+    longest, rows = longest_of(edges), rowptr.size(0) - 1
+    any_hub = torch.sym_min(most_hubs(rows, edges, longest)[0], 1)
+    given = _Tables(rowptr, rowptr.new_empty((0, 3)), rowptr.new_empty((0,)), any_hub, launch)
+    given.tensors["totals"] = rowptr.new_zeros((4,))
+    given.count(longest, NO_LARGE)
+    sizes = [one.item() for one in given.tensors["totals"].view(2, 2).sum(1)]
+    for size in sizes:
+        torch._check(size >= 0)
+    hubs, ordered = (rowptr.new_empty((sizes[0], 3)) for _ in range(2))
+    given.tensors |= {"hubs": hubs, "ordered": ordered, "pieces": rowptr.new_empty((sizes[1],))}
+    given.place(longest, NO_LARGE)
+    given.launch("order", (sizes[0] + ORDERED - 1) // ORDERED, [sizes[0]], ORDERED)
+    given.tensors["hubs"] = given.tensors["ordered"]
+    given.own()
+    return given.tensors["hubs"], given.tensors["pieces"]
+
+
+class _Tables:
+    """The tensors of the kernels, which launches replace.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        hubs: The table of hubs.
+        pieces: The table of pieces.
+        any_hub: 0 if there are no hubs or another kernel lists them, else 1.
+        launch: Launches a kernel.
+    """
+
+    def __init__(self, rowptr: Tensor, hubs: Tensor, pieces: Tensor, any_hub: Any, launch: Launch) -> None:
+        self.rows, self.start = rowptr.size(0) - 1, launch
+        # Rounded up in this way, the number of a symbol's blocks is known not to be negative.
+        self.blocks = any_hub * ((self.rows + BLOCK - 1) // BLOCK)
+        self.any_hub = any_hub
+        counts, totals = rowptr.new_empty((4 * self.blocks,)), rowptr.new_empty((4,))
+        self.tensors = {"rowptr": rowptr, "hubs": hubs, "pieces": pieces, "counts": counts, "totals": totals}
+
+    def launch(self, name: str, programs: Any, numbers: list[Any], block: int = BLOCK) -> None:
+        """Launches one of the kernels."""
         kernel, names, count = _kernels[name]
-        entry = kernel.entry(names, [torch.int32] * len(names), count, (BLOCK,))
-        found = launch(entry, [given[one] for one in names], numbers, programs, _WRITTEN[name])
-        given.update(zip([names[at] for at in _WRITTEN[name]], found, strict=True))
-    return given["hubs"], given["pieces"]
+        entry = kernel.entry(names, [torch.int32] * len(names), count, (block,))
+        found = self.start(entry, [self.tensors[one] for one in names], numbers, programs, _WRITTEN[name])
+        self.tensors.update(zip([names[at] for at in _WRITTEN[name]], found, strict=True))
+
+    def count(self, longest: Any, fewest: int) -> None:
+        """Counts hubs and pieces."""
+        self.launch("count", self.blocks, [self.rows, self.blocks, longest, fewest])
+        self.launch("sum_up", 4 * self.any_hub, [self.blocks])
+
+    def place(self, longest: Any, fewest: int) -> None:
+        """Writes the table of hubs."""
+        self.launch("place", self.blocks, [self.rows, self.blocks, longest, fewest])
+
+    def own(self) -> None:
+        """Writes the table of pieces, and the end of the table of hubs."""
+        hubs, pieces = self.tensors["hubs"].size(0), self.tensors["pieces"].size(0)
+        self.launch("own", self.any_hub * ((pieces + BLOCK - 1) // BLOCK), [hubs, pieces])

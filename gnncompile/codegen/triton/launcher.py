@@ -118,11 +118,24 @@ class Kernel:
         self._begun: dict[tuple[Any, ...], Future[None] | None] = {}
 
     def entry(
-        self, names: Sequence[str], pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]
+        self,
+        names: Sequence[str],
+        pointers: Sequence[torch.dtype],
+        numbers: int,
+        constants: tuple[Any, ...],
+        flag: str | None = None,
     ) -> Entry:
-        """Returns the kernel, for packages. `names` are those of the pointers; the others as for `compile_ahead`."""
+        """Returns the kernel, for packages.
+
+        Args:
+            names: The names of the pointers.
+            pointers: The dtypes of the pointers.
+            numbers: How many numbers follow.
+            constants: The constants.
+            flag: The error that the last pointer stands for: see :class:`Entry`.
+        """
         text, options = inspect.getsource(self._kernel.fn), self._all_options
-        return Entry(text, self._kernel, tuple(names), tuple(pointers), numbers, 1, constants, options)
+        return Entry(text, self._kernel, tuple(names), tuple(pointers), numbers, 1, constants, options, flag=flag)
 
     def compile_ahead(self, pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]) -> None:
         """Starts to compile the kernel in another thread. A launch with these constants waits for the result.

@@ -1,6 +1,6 @@
-"""Triton kernels for layouts in packages: they list hubs and their pieces, note bad indices, and compute seals.
+"""Triton kernels for layouts in packages: they list hubs and their pieces, replace bad indices, and compute seals.
 
-See :mod:`gnncompile.codegen.triton.hub_lists`, :func:`gnncompile.codegen.triton.sized.any_of` and
+See :mod:`gnncompile.codegen.triton.hub_lists`, :func:`gnncompile.codegen.triton.sized.bounded` and
 :mod:`gnncompile.codegen.triton.seals`.
 """
 
@@ -44,6 +44,49 @@ def sum_up(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.constexpr):
     tl.store(totals_ptr + kind + tl.arange(0, 1), total)
 
 
+@triton.jit(do_not_specialize=["num_rows", "longest", "fewest", "most_hubs", "most_pieces"])
+def list_few(rowptr_ptr, hubs_ptr, pieces_ptr, num_rows, longest, fewest, most_hubs, most_pieces, BLOCK: tl.constexpr):
+    """Lists the hubs of few rows and their pieces, in one program: see `place` and `own`."""
+    lane = tl.arange(0, BLOCK)
+    larges, smalls, of_larges, of_smalls = 0, 0, 0, 0
+    for start in range(0, num_rows, BLOCK):
+        pieces = pieces_of(rowptr_ptr, start + lane, num_rows, longest)
+        large = pieces >= fewest
+        larges += tl.sum(large.to(tl.int32), 0)
+        smalls += tl.sum(((pieces > 0) & (pieces < fewest)).to(tl.int32), 0)
+        of_larges += tl.sum(tl.where(large, pieces, 0), 0)
+        of_smalls += tl.sum(tl.where(large, 0, pieces), 0)
+    hubs, last = larges + smalls, of_larges + of_smalls
+    next_large, next_small, next_of_large, next_of_small = 0, larges, 0, of_larges
+    for start in range(0, num_rows, BLOCK):
+        row = start + lane
+        pieces = pieces_of(rowptr_ptr, row, num_rows, longest)
+        large = pieces >= fewest
+        small = (pieces > 0) & (pieces < fewest)
+        is_large, is_small = large.to(tl.int32), small.to(tl.int32)
+        of_large, of_small = tl.where(large, pieces, 0), tl.where(small, pieces, 0)
+        hub = tl.where(
+            large,
+            next_large + tl.cumsum(is_large, 0) - is_large,
+            next_small + tl.cumsum(is_small, 0) - is_small,
+        )
+        first = tl.where(
+            large,
+            next_of_large + tl.cumsum(of_large, 0) - of_large,
+            next_of_small + tl.cumsum(of_small, 0) - of_small,
+        )
+        tl.store(hubs_ptr + hub * 3, row, mask=pieces > 0)
+        tl.store(hubs_ptr + hub * 3 + 1, first, mask=pieces > 0)
+        tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
+        next_large += tl.sum(is_large, 0)
+        next_small += tl.sum(is_small, 0)
+        next_of_large += tl.sum(of_large, 0)
+        next_of_small += tl.sum(of_small, 0)
+    tl.debug_barrier()  # other threads read the hubs
+    for start in range(0, tl.maximum(most_hubs, most_pieces), BLOCK):
+        own_pieces(hubs_ptr, pieces_ptr, start + lane, hubs, last, most_hubs, most_pieces)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_blocks", "longest", "fewest"])
 def place(rowptr_ptr, counts_ptr, totals_ptr, hubs_ptr, num_rows, num_blocks, longest, fewest, BLOCK: tl.constexpr):
     """Writes the row, the first piece and the number of pieces of each hub. Large hubs come first."""
@@ -69,15 +112,41 @@ def place(rowptr_ptr, counts_ptr, totals_ptr, hubs_ptr, num_rows, num_blocks, lo
     tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
 
 
+@triton.jit(do_not_specialize=["number"])
+def order(hubs_ptr, ordered_ptr, number, BLOCK: tl.constexpr):
+    """Writes hubs by falling number of pieces: each counts the hubs before it, and their pieces."""
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(hubs_ptr + own * 3, mask=own < number, other=0)
+    pieces = tl.load(hubs_ptr + own * 3 + 2, mask=own < number, other=0)
+    hub = tl.zeros([BLOCK], tl.int32)
+    first = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, number, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        others = tl.load(hubs_ptr + at * 3 + 2, mask=at < number, other=0)
+        larger = others[None, :] > pieces[:, None]
+        before = larger | ((others[None, :] == pieces[:, None]) & (at[None, :] < own[:, None]))
+        hub += tl.sum(before.to(tl.int32), 1)
+        first += tl.sum(tl.where(before, others[None, :], 0), 1)
+    tl.store(ordered_ptr + hub * 3, row, mask=own < number)
+    tl.store(ordered_ptr + hub * 3 + 1, first, mask=own < number)
+    tl.store(ordered_ptr + hub * 3 + 2, pieces, mask=own < number)
+
+
 @triton.jit(do_not_specialize=["most_hubs", "most_pieces"])
 def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.constexpr):
     """Writes the hub of each piece, -1 after the last piece, and entries without pieces after the last hub."""
     piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     hubs = tl.load(totals_ptr) + tl.load(totals_ptr + 1)
     last = tl.load(totals_ptr + 2) + tl.load(totals_ptr + 3)
-    low = tl.zeros([BLOCK], tl.int32)
-    high = tl.zeros([BLOCK], tl.int32) + hubs
-    for _ in range(31):  # the last hub that begins with the piece or before it is in [low, high)
+    own_pieces(hubs_ptr, pieces_ptr, piece, hubs, last, most_hubs, most_pieces)
+
+
+@triton.jit
+def own_pieces(hubs_ptr, pieces_ptr, piece, hubs, last, most_hubs, most_pieces):
+    """Writes what `own` writes, for a block of pieces, given the numbers of hubs and of pieces."""
+    low = piece * 0
+    high = low + hubs
+    while tl.max(high - low, 0) > 1:  # the last hub that begins with the piece or before it is in [low, high)
         middle = (low + high) // 2
         begins = tl.load(hubs_ptr + middle * 3 + 1, mask=middle < hubs, other=0) <= piece
         several = high - low > 1
@@ -86,16 +155,19 @@ def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.cons
     tl.store(pieces_ptr + piece, tl.where(piece < last, low, -1), mask=piece < most_pieces)
     unused = (piece >= hubs) & (piece < most_hubs)
     for part in range(3):
-        tl.store(hubs_ptr + piece * 3 + part, tl.zeros([BLOCK], tl.int32), mask=unused)
+        tl.store(hubs_ptr + piece * 3 + part, piece * 0, mask=unused)
 
 
-@triton.jit(do_not_specialize=["number"])
-def note(flags_ptr, noted_ptr, number, BLOCK: tl.constexpr):
-    """Sets a bool if one of `number` bools is true. All programs that write it write the same."""
+@triton.jit(do_not_specialize=["number", "size"])
+def bound(index_ptr, safe_ptr, bad_ptr, number, size, WRAPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Copies an index with 0 in place of wrong entries, and sets a bool if there is one."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    flags = tl.load(flags_ptr + at, mask=at < number, other=0)
-    found = tl.max(flags.to(tl.int32), 0) > 0
-    tl.store(noted_ptr, found, mask=found)
+    inside = at < number
+    index = tl.load(index_ptr + at, mask=inside, other=0).to(tl.int64)
+    bad = ((index < -size) if WRAPS else (index < 0)) | (index >= size)
+    tl.store(safe_ptr + at, tl.where(bad, 0, index), mask=inside)
+    found = tl.max((bad & inside).to(tl.int32), 0) > 0
+    tl.store(bad_ptr, found, mask=found)
 
 
 @triton.jit
@@ -105,20 +177,42 @@ def weight(position):
     return ((mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * -0x3B314601E57A13AD) | 1
 
 
-@triton.jit(do_not_specialize=["number", "part", "size"])
-def seal(values_ptr, total_ptr, number, part, size, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds a tensor's share of a seal to a sum. `BITS` is the width of floats, whose bits count, or 0 for integers."""
-    first = part.to(tl.int64) << 40
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(values_ptr + at, mask=at < number, other=0)
-    if BITS == 16:
-        values = values.to(tl.int16, bitcast=True)
-    if BITS == 32:
-        values = values.to(tl.int32, bitcast=True)
-    if BITS == 64:
-        values = values.to(tl.int64, bitcast=True)
-    found = tl.sum(values.to(tl.int64) * weight(first + at), 0)
-    if tl.program_id(0) == 0:
-        last = first + (1 << 39)
-        found += number.to(tl.int64) * weight(last) + size.to(tl.int64) * weight(last + 1)
-    tl.atomic_add(total_ptr, found, sem="relaxed")
+@triton.jit
+def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds up what a program contributes to a seal for one of the sealed tensors, and for the size beside it.
+
+    Args:
+        values_ptr: The tensor.
+        number: The number of its entries.
+        size: The size.
+        program: The program, of `programs`. Blocks are dealt to programs in turn.
+        programs: The number of programs.
+        PART: The position of the tensor among the sealed tensors.
+        BITS: The width of floats, whose bits count, or 0 for integers.
+        BLOCK: The entries that are read at once.
+    """
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.int64)
+    for block in range(program, (number + (BLOCK - 1)) // BLOCK, programs):
+        at = block * BLOCK + lane
+        values = tl.load(values_ptr + at, mask=at < number, other=0)
+        if BITS == 16:
+            values = values.to(tl.int16, bitcast=True)
+        if BITS == 32:
+            values = values.to(tl.int32, bitcast=True)
+        if BITS == 64:
+            values = values.to(tl.int64, bitcast=True)
+        total += values.to(tl.int64) * weight(at + (PART << 40))
+    counts = tl.where(lane == 0, number.to(tl.int64), size.to(tl.int64))
+    told = (program == 0) & (lane < 2)
+    total += tl.where(told, counts * weight(lane + ((PART << 40) + (1 << 39))), 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def copy(values_ptr, safe_ptr, number, same, FILL: tl.constexpr, BLOCK: tl.constexpr):
+    """Copies a tensor, or fills the copy if `same` is false. Blocks are dealt to programs in turn."""
+    for block in range(tl.program_id(0), (number + (BLOCK - 1)) // BLOCK, tl.num_programs(0)):
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(values_ptr + at, mask=at < number, other=0)
+        tl.store(safe_ptr + at, tl.where(same, values, FILL), mask=at < number)

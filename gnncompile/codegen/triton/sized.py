@@ -8,7 +8,7 @@ Each launch returns its results as new tensors, so no tensor of the program chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs
+from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, longest_of, most_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
@@ -33,7 +33,21 @@ _lists: SideTable[dict[int, tuple[Tensor, Tensor]]] = SideTable()
 All regions that walk a layout in one trace read the same lists.
 """
 
+_ANY = 0
+"""Stands for the fewest pieces of a large hub in lists that have falling numbers of pieces."""
+
 RegionKernel = TritonKernel | TritonEdgeSums | TiledKernel
+
+
+def give_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> None:
+    """Gives a layout of a trace the lists of its hubs, which no region makes again.
+
+    Args:
+        rowptr: The layout's rowptr.
+        hubs: The table of hubs: see :func:`list_exact_hubs`.
+        pieces: The table of pieces.
+    """
+    _lists.set(rowptr, {_ANY: (hubs, pieces)})
 
 
 def run_region(
@@ -60,18 +74,24 @@ def run_region(
     return _run(triton_kernel(region), degree, list(tensors), list(layout[:3]), outputs, launch)
 
 
-def any_of(flags: Tensor, launch: Launch) -> Tensor:
-    """Returns whether one of some bools is true, a bool ``[1]``.
+def bounded(index: Tensor, size: Any, wraps: bool, launch: Launch) -> Tensor:
+    """Returns an index whose wrong entries are replaced by 0. A wrong entry is an error of the call.
 
-    A program that Inductor traces for a small example would reduce them in one block.
+    Args:
+        index: The index.
+        size: The number of rows that it reads.
+        wraps: Whether negative entries count from the end.
+        launch: Launches a kernel.
     """
-    count, noted = flags.numel(), flags.new_zeros((1,))
-    entry = _note.entry(("flags", "noted"), (torch.bool, torch.bool), 1, (_NOTED,))
-    return launch(entry, [flags.reshape(-1), noted], [count], -(-count // _NOTED), [1])[0]
+    count, types = index.numel(), (index.dtype, index.dtype, torch.bool)
+    entry = _bound.entry(("index", "safe", "bad"), types, 2, (wraps, _BOUNDED), flag="index")
+    entry = replace(entry, aligned=False)  # an index may be a row of edge_index
+    given = [index.reshape(-1), index.new_empty((count,))]
+    return launch(entry, given, [count, size], -(-count // _BOUNDED), [1])[0].view(index.shape)
 
 
-_note, _NOTED = Kernel(layout_kernels.note, num_warps=tuning.TILES.short_warps), 4096
-"""The kernel of :func:`any_of`, and the bools that a program reads."""
+_bound, _BOUNDED = Kernel(layout_kernels.bound, num_warps=tuning.TILES.short_warps), 1024
+"""The kernel of :func:`bounded`, and the entries that a program reads."""
 
 
 def _run(
@@ -126,19 +146,16 @@ def _run_rows(kernel: TritonKernel, run: _Run) -> None:
     counts = {"num_rows": run.rows, "num_pieces": 0, "num_large": 0, "most_edges": tuning.TILES.hub_edges}
     number = large = pieces = 0
     if kernel.hub_tile is not None:
-        step = tuning.TILES.hub_edges
-        # In a process this is a power of two (`csr.most_edges`), but a symbol has no bit length.
-        longest = torch.sym_max(run.edges // tuning.TILES.hub_share // step * step, step)
-        number = torch.sym_min(run.edges // (longest + 1), run.rows)
-        pieces = run.edges // longest * torch.sym_min(number, 1) + number
-        programs, fewest = kernel.large
-        large = programs * torch.sym_min(number, pieces // fewest)
-        fewest = fewest if programs else NO_LARGE
-        lists = _lists.get(run.given["rowptr"]) or {}
+        longest, lists = longest_of(run.edges), _lists.get(run.given["rowptr"]) or {}
+        fewest = kernel.large[1] if kernel.large[0] else NO_LARGE
+        fewest = _ANY if _ANY in lists else fewest
         if fewest not in lists:
-            lists[fewest] = list_hubs(run.given["rowptr"], number, pieces, longest, fewest, run.start)
+            most = most_hubs(run.rows, run.edges, longest)
+            lists[fewest] = list_hubs(run.given["rowptr"], *most, longest, fewest, run.start)
             _lists.set(run.given["rowptr"], lists)
         run.given["hubs"], run.given["pieces"] = lists[fewest]
+        number, pieces = (one.size(0) for one in lists[fewest])
+        large = kernel.large[0] * torch.sym_min(number, pieces // kernel.large[1])
         run.given["partial"] = run.empty(pieces, *kernel.partial)
         counts = {"num_rows": run.rows, "num_pieces": pieces, "num_large": large, "most_edges": longest}
 

@@ -85,8 +85,8 @@ def rank(
     tl.store(col_ptr + count, column_of(other_ptr, own, inside, num_columns), mask=inside)
     tl.store(edge_ptr + count, own, mask=inside)
     tl.store(rowptr_ptr + row, count, mask=(row >= 0) & (row <= num_rows))
-    if tl.program_id(0) == edge_programs:
-        tl.store(bad_ptr, tl.max(found, 0) > 0)
+    wrong = tl.max(found, 0) > 0
+    tl.store(bad_ptr, wrong, mask=wrong & (tl.program_id(0) == edge_programs))
 
 
 @triton.jit(do_not_specialize=["number", "num_rows", "num_columns"])

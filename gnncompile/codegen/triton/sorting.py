@@ -59,7 +59,8 @@ class Sort:
         constants = (*wraps, masked)
         return Sort(
             *(
-                replace(entry, aligned=False)  # an index may be a row of edge_index
+                # an index may be a row of edge_index
+                replace(entry, aligned=False, flag="index" if "bad" in entry.names else None)
                 for entry in (
                     _rank.entry((*names, *made, "bad"), (*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP)),
                     _keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK)),

@@ -1,0 +1,51 @@
+"""How much a call of a package for a GPU launches, with and without a layout that the caller keeps."""
+
+import pytest
+
+from gnncompile.serving.kept_layout import WITH_LAYOUT
+from gnncompile.serving.package import MODEL
+from tests.e2e.test_package_gpu import as_packaged, interpreted, named_model, traced_call
+from tests.e2e.test_package_models import inputs_of
+from tests.package_launches import code_of, own_launches, torchs_launches
+
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+SMALL, LARGER = (30, 90, 3), (600, 5000, 3)
+OWN = {MODEL: {SMALL: 3, LARGER: 7}, WITH_LAYOUT: {SMALL: 3, LARGER: 4}}
+"""The most launches of our kernels in a call, of any model with two layers.
+
+Without a kept layout a small graph takes one launch to sort, and one for each layer. A larger one takes two and torch's
+sort, one to list hubs, and two for each layer. With a kept layout one launch, or two, compare its seal.
+"""
+
+TORCHS = {"SAGE": {MODEL: 6, WITH_LAYOUT: 5}, "GAT": {MODEL: 5, WITH_LAYOUT: 4}, "GINE": {MODEL: 3, WITH_LAYOUT: 3}}
+"""The most products of torch's library and kernels of Inductor's in a call."""
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_own_launches_of_a_call(name, monkeypatch):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    model, names = named_model(name)
+    call = traced_call(model, names)
+    kept = call.with_kept_layout(compares=True)
+    programs = {which: as_packaged(one.program) for which, one in {MODEL: call.plain(), **kept}.items()}
+    for size in (SMALL, LARGER):
+        given = inputs_of(names, size)
+        layout = programs["layout"](*given)
+        for which, arguments in ((MODEL, given), (WITH_LAYOUT, (layout, *given))):
+            found = own_launches(programs[which], arguments, monkeypatch)
+            assert sum(found.values()) <= OWN[which][size], (which, size, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [MODEL, WITH_LAYOUT])
+@pytest.mark.parametrize("name", TORCHS)
+def test_torchs_launches_of_a_call(name, which, monkeypatch):
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    model, names = named_model(name)
+    call = traced_call(model, names)
+    traced = call.plain() if which == MODEL else call.with_kept_layout(compares=True)[which]
+    code = code_of(traced, monkeypatch)
+    found = torchs_launches(code)
+    assert sum(found.values()) <= TORCHS[name][which], found
+    calls = [line for line in code.splitlines() if "gnncompile::launch(" in line and "stream" in line]
+    assert calls and not any("reinterpret" in line for line in calls), "a view is made for a kernel, which needs none"
