@@ -240,13 +240,13 @@ def main() -> int:
         faulthandler.dump_traceback_later(SECONDS - 10)
         next(stage for stage in STAGES if stage.__name__ == args.stage)(args.models[0], args.folder)
         return 0
-    environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}
+    environment, began = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}, time.perf_counter()
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
             for stage in STAGES[[stage.__name__ for stage in STAGES].index(args.first) :]:
                 command = [sys.executable, "-m", "tests.package_stages", name]
                 command += ["--stage", stage.__name__, "--folder", folder]
-                print(f"{name}: {stage.__name__}", flush=True)
+                print(f"{name}: {stage.__name__}, {time.perf_counter() - began:.0f} s after the start", flush=True)
                 mine = dict(os.environ) if stage is times else environment
                 if not succeeds(command, mine):
                     tell(command, environment)

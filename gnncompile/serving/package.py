@@ -46,9 +46,9 @@ MODEL = "model"
 """The name of the model in a package."""
 
 UNTRIED = (
-    "gnncompile: packages for GPUs are experimental. Packages of ten models gave the results of eager on a GPU, but "
-    "the kernels that sort edges and compare layouts are newer, and were tested in Triton's interpreter alone. Compare "
-    "the package's results with the model's before you serve it."
+    "gnncompile: packages for GPUs are experimental. Their results were compared with eager's on a GPU, but how this "
+    "version tells wrong inputs and wrong kept layouts on a GPU was tested in Triton's interpreter alone. Compare the "
+    "package's results with the model's, and try wrong inputs, before you serve it."
 )
 """The warning about a package for a GPU."""
 
