@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from gnncompile.layout.batch_metadata import Bucketed, padding_to
 from gnncompile.options import resolve
 from gnncompile.passes.log import PADDING, Skip
 from gnncompile.substitutes.message_hooks import LayerWatch
-from gnncompile.substitutes.submodules import modules_of
 
 MAX_NUMBER = 2**62
 
@@ -59,8 +59,10 @@ class CompiledCallable:
         options, inductor = resolve(settings["mode"], settings["options"])
         backend = Backend(options, inductor, "masked" if options.mask_self_loops else "exact", attaches_sizes=True)
         backend.makes_matrices, backend.strict = True, self.fullgraph
-        backend.modules = lambda: modules_of(target)
         backend.watched = self.watch = LayerWatch(target)
+        backend.modules = self.watch.modules
+        # By a weak reference: the model may hold this object, which must not keep itself.
+        weakref.finalize(self, _let_go, weakref.ref(self.watch)).atexit = False
         mesh = settings.get("mesh")
         backend.group = None if mesh is None else group_name(mesh, settings["dynamic"])
         self.check_parts = None if backend.group is None else PartCheck(backend.group)
@@ -361,6 +363,12 @@ class CompiledCallable:
         """Warns once that calls run uncompiled."""
         if self.policy.note(Skip("the whole model", what.rpartition(";")[0], "?")):
             warn(f"gnncompile: {what} run uncompiled. {advice}")
+
+
+def _let_go(watch: weakref.ref[LayerWatch]) -> None:
+    found = watch()
+    if found is not None:
+        found.let_go()
 
 
 def _for_the_user(error: BaseException) -> BaseException:

@@ -8,7 +8,7 @@ runs uncompiled if a layer has such hooks or is being explained. Hooks of ``torc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -25,6 +25,10 @@ _HOOKS = {
 }
 _NAMES = tuple(_HOOKS)
 _EXPLAINED = attrgetter("_explain")
+
+
+def _no_model() -> None:
+    """Stands for a model that is gone."""
 
 
 class LayerWatch:
@@ -58,8 +62,17 @@ class LayerWatch:
         """Watches a layer that belongs to none of the model's modules."""
         self._found.add(layer)
 
+    def modules(self) -> Sequence[nn.Module]:
+        """The modules that the model consists of, without those inside of them."""
+        return modules_of(self._target)
+
+    def let_go(self) -> None:
+        """Forgets the model and its layers."""
+        self._target = _no_model
+        self._read()
+
     def _read(self) -> None:
-        roots = modules_of(self._target)
+        roots = self.modules()
         modules = list(dict.fromkeys(chain.from_iterable(root.modules() for root in roots)))
         self._tables = [module._modules for module in modules if module._modules]
         self._parts = list(chain.from_iterable(table.values() for table in self._tables))

@@ -306,6 +306,26 @@ def test_a_model_that_has_run_is_freed(mode: str | None, monkeypatch: pytest.Mon
     assert len(kept) > 2 and [one() for one in kept] == [None] * len(kept)
 
 
+def test_a_model_in_parts_is_freed():
+    """Torch keeps what it captured of a frame in the code of the model's class, as long as the model lives."""
+
+    class Broken(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out = super().forward(x, edge_index)
+            torch._dynamo.graph_break()
+            return out + super().forward(x, edge_index)
+
+    broken = Broken()
+    compiled = gnncompile.compile(broken, options={"inductor": False})
+    for _ in range(3):
+        equal(compiled(X, EDGES), Broken.forward(broken, X, EDGES))
+    kept = weakref.ref(broken)
+    del broken, compiled
+    for _ in range(2):  # what torch kept is garbage after the first time
+        gc.collect()
+    assert kept() is None
+
+
 def test_decorated_class_keeps_compiling_per_instance():
     made = [gnncompile.compile(Net()) for _ in range(2)]
     for one in made:
