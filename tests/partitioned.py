@@ -474,8 +474,10 @@ def own_edges_are_walked_first(here: Here) -> None:
     """Regions walk edges from own rows while halo rows arrive, where many arrive; else they walk all edges at once."""
     if not here.inductor:
         return  # operations run one by one
-    for name, expected in (("power law", True), ("islands", False), ("crossing", True)):
+    for name in ("power law", "islands", "crossing"):
         whole, part = graph(name), here.part(graph(name))
+        expected = 4 * part.halo[""].numel() >= part.nodes[""].numel()
+        assert expected == (name != "islands" or here.size > 2)
         for kind in ("sage", "gat", "gcn"):
             theirs, found = here.model(kind).cpu(), []
             compiled = here.compile(copy.deepcopy(theirs).to(here.device))
