@@ -250,7 +250,7 @@ class _Row:
         """Runs steps; returns the median of milliseconds, and the peak of memory of all processes.
 
         With `alone`, the first process is timed while the others wait. With `recorded`, the memory is what the
-        allocator has reserved: it does not count what lives in the memory of a CUDA graph.
+        allocator has reserved: `max_memory_allocated` does not count what lives in the memory of a CUDA graph.
         """
         for _ in range(3):
             step()

@@ -6,6 +6,8 @@ results of a softmax are joined as in online softmax (Milakov and Gimelshein, 20
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -38,41 +40,58 @@ def two_walks(region: Region) -> TwoWalks | None:
         return None
     if any(n.space is Space.ORDERED and n.dtype == BITS for n in region.inputs):
         return None  # several edges share a word
-    factors = {at: _factors(region, at) for at in region.reductions}
-    known = {at: found for at, found in factors.items() if found is not None}
-    return _Split(region, known).made() if len(known) == len(factors) and _only_reduced(region) else None
+    factors = _factors(region)
+    return None if factors is None or not _only_reduced(region, factors) else _Split(region, factors).made()
 
 
-def _factors(region: Region, reduction: int) -> tuple[int, ...] | None:
-    """Returns the softmax by which a sum is weighted, or nothing if there is none; None if the sum can't be divided."""
-    node = region.nodes[reduction]
-    return _softmaxes(region, node.args[0]) if node.op == "reduce_sum" else None
+def _factors(region: Region) -> dict[int, tuple[int, ...]] | None:
+    """Returns the softmax by which each sum over edges is weighted, or nothing; None if a sum can't be divided."""
+    reduced, weights = _reduced(region), _weights(region)
+    found: dict[int, tuple[int, ...]] = {}
+    for at in region.reductions:
+        node = region.nodes[at]
+        if node.op != "reduce_sum" or (node.args[0] in reduced and node.args[0] not in weights):
+            return None
+        found[at] = (weights[node.args[0]],) if node.args[0] in weights else ()
+    return found
 
 
-def _softmaxes(region: Region, at: int) -> tuple[int, ...] | None:
-    """Returns the softmax that is a factor of a value, or nothing if it depends on none; None for other values."""
-    node = region.nodes[at]
-    if not _reduced(region, at):
-        return ()
-    if node.op == "softmax":
-        return None if _reduced(region, node.args[0]) else (at,)
-    found = [_softmaxes(region, a) for a in node.args] if node.op == "mul" else [None]
-    chosen = [one for one in found if one]
-    return chosen[0] if len(chosen) == 1 and None not in found else None
+def _weights(region: Region) -> dict[int, int]:
+    """Returns the values of which a softmax is a factor that depends on no other reduction, with that softmax."""
+    reduced = _reduced(region)
+    found: dict[int, int] = {}
+    for at, node in enumerate(region.nodes):
+        if node.op == "softmax" and node.args[0] not in reduced:
+            found[at] = at
+        elif node.op == "mul" and [a in reduced for a in node.args].count(True) == 1:
+            (weight,) = (a for a in node.args if a in reduced)
+            if weight in found:
+                found[at] = found[weight]
+    return found
 
 
-def _reduced(region: Region, at: int) -> bool:
-    """Whether a value depends on all edges of its row."""
-    node = region.nodes[at]
-    ends = node.op in ("softmax", *SOFTMAX_ROWS, "ties") or at in region.reductions
-    return ends or any(_reduced(region, a) for a in node.args)
+@lru_cache(maxsize=256)
+def _reduced(region: Region) -> frozenset[int]:
+    """Returns the values that depend on all edges of their row."""
+    found: set[int] = set()
+    for at, node in enumerate(region.nodes):
+        ends = node.op in ("softmax", *SOFTMAX_ROWS, "ties") or at in region.reductions
+        if ends or not found.isdisjoint(node.args):
+            found.add(at)
+    return frozenset(found)
 
 
-def _only_reduced(region: Region) -> bool:
+def _only_reduced(region: Region, factors: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether all values that depend on all edges of a row, and that are no weights of sums, are rows."""
-    weighted = {at for at, n in enumerate(region.nodes) if n.space is Space.EDGE and _reduced(region, at)}
-    readers = [n for n in region.nodes if n.space is not Space.EDGE and n.op not in ("reduce_sum", *SOFTMAX_ROWS)]
-    return not any(n.op == "ties" or weighted.intersection(n.args) for n in readers)
+    softmaxes = {one for found in factors.values() for one in found}
+    weighted = {at for at in _reduced(region) if region.nodes[at].space is Space.EDGE}
+    for node in region.nodes:
+        if node.op == "ties" or (node.op in SOFTMAX_ROWS and node.args[0] not in softmaxes):
+            return False
+        reads = node.space is not Space.EDGE and node.op not in ("reduce_sum", *SOFTMAX_ROWS)
+        if reads and weighted.intersection(node.args):
+            return False
+    return True
 
 
 @dataclass
@@ -85,7 +104,7 @@ class _Split:
     """
 
     region: Region
-    factors: dict[int, tuple[int, ...]]
+    factors: Mapping[int, tuple[int, ...]]
     partial: list[tuple[str, int]] = field(default_factory=list)
 
     def made(self) -> TwoWalks:
@@ -103,32 +122,19 @@ class _Split:
         """Adds the results over all edges. Returns them by the node of the region."""
         joined: dict[int, int] = {}
         for softmax in dict.fromkeys(one for found in self.factors.values() for one in found):
-            largest, total, weights = self._softmax(b, softmax)
-            joined |= {b.softmax_row("softmax_max", softmax): largest, b.softmax_row("softmax_sum", softmax): total}
-            # A row without edges has no sum to divide by; its results are 0.
-            whole = b.op("where", b.op("eq", total, b.const(0)), b.const(1), total)
+            both = _Softmax.of(b, *(self._half(b, softmax, given) for given in (True, False)))
+            joined |= {b.softmax_row("softmax_max", softmax): both.largest}
+            joined |= {b.softmax_row("softmax_sum", softmax): both.total}
             for at in (at for at, found in self.factors.items() if found == (softmax,)):
-                halves = [b.op("mul", value, weight) for value, weight in zip(self._pair(b, at), weights, strict=True)]
-                joined[at] = b.op("div", b.op("add", *halves), whole)
+                joined[at] = both.weighted(b, self._pair(b, at))
         for at in (at for at, found in self.factors.items() if not found):
             joined[at] = b.op("add", *self._pair(b, at))
         return joined
 
-    def _softmax(self, b: Builder, softmax: int) -> tuple[int, int, tuple[int, int]]:
-        """Returns the maximum and the sum of a softmax over all edges, and the share of the sum of each half."""
-        maxima = [self._given(b, "softmax_max", softmax), b.softmax_row("softmax_max", softmax)]
-        sums = [self._given(b, "softmax_sum", softmax), b.softmax_row("softmax_sum", softmax)]
-        # A half without edges of a row has the maximum 0, which is not one of the row's values.
-        empty = [b.op("eq", one, b.const(0)) for one in sums]
-        maxima = [
-            b.op("where", here, other, mine) for here, mine, other in zip(empty, maxima, maxima[::-1], strict=True)
-        ]
-        largest = b.op("where", b.op("gt", *maxima), *maxima)
-        first, second = (
-            b.op("mul", total, b.op("exp", b.op("sub", mine, largest)))
-            for total, mine in zip(sums, maxima, strict=True)
-        )
-        return largest, b.op("add", first, second), (first, second)
+    def _half(self, b: Builder, softmax: int, given: bool) -> tuple[int, int]:
+        """Returns the maximum and the sum of a softmax over one half of the edges."""
+        make = self._given if given else (lambda b, which, softmax: b.softmax_row(which, softmax))
+        return make(b, "softmax_max", softmax), make(b, "softmax_sum", softmax)
 
     def _pair(self, b: Builder, at: int) -> tuple[int, int]:
         return self._given(b, "sum", at), at
@@ -141,9 +147,51 @@ class _Split:
 
     def _row(self, b: Builder, at: int, joined: dict[int, int]) -> int:
         """Returns the value of a row over all edges."""
-        node = self.region.nodes[at]
-        if at in joined:
-            return joined[at]
-        if not _reduced(self.region, at):
+        if at not in _reduced(self.region):
             return at
-        return b.again(node, [self._row(b, a, joined) for a in node.args])
+        if at not in joined:
+            node = self.region.nodes[at]
+            joined[at] = b.again(node, [self._row(b, a, joined) for a in node.args])
+        return joined[at]
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """A softmax over all edges of each row, joined from both halves.
+
+    Attributes:
+        largest: The maximum of the logits.
+        total: The sum of the exponentials.
+        shares: What each half adds to the sum.
+        skipped: Whether each half counts for nothing. It has no edges, or its logits are all minus infinity: then its
+            sum is NaN. If both halves are so, the row is NaN as in one walk.
+    """
+
+    largest: int
+    total: int
+    shares: tuple[int, int]
+    skipped: tuple[int, int]
+
+    @classmethod
+    def of(cls, b: Builder, *halves: tuple[int, int]) -> _Softmax:
+        """Joins the maximum and the sum of both halves."""
+        maxima, sums = zip(*halves, strict=True)
+        # A half without edges of a row has the maximum 0, which is not one of the row's values.
+        empty = [b.op("eq", one, b.const(0)) for one in sums]
+        none = [b.op("or", empty[k], b.op("eq", maxima[k], b.const(-math.inf))) for k in range(2)]
+        first, second = (b.op("and", none[k], b.op("not", none[1 - k])) for k in range(2))
+        skipped = (first, second)
+        maxima = tuple(b.op("where", b.op("or", empty[k], skipped[k]), maxima[1 - k], maxima[k]) for k in range(2))
+        largest = b.op("where", b.op("gt", *maxima), *maxima)
+        shares = [
+            b.op("where", skipped[k], b.const(0), b.op("mul", sums[k], b.op("exp", b.op("sub", maxima[k], largest))))
+            for k in range(2)
+        ]
+        return cls(largest, b.op("add", *shares), (shares[0], shares[1]), skipped)
+
+    def weighted(self, b: Builder, halves: tuple[int, int]) -> int:
+        """Joins the weighted sums of both halves."""
+        parts = [b.op("where", self.skipped[k], b.const(0), b.op("mul", halves[k], self.shares[k])) for k in range(2)]
+        # A row without edges has no sum to divide by; its results are 0.
+        whole = b.op("where", b.op("eq", self.total, b.const(0)), b.const(1), self.total)
+        return b.op("div", b.op("add", *parts), whole)

@@ -1,8 +1,9 @@
 """Divides the edges of a layout over a part of a graph: edges from own rows, and edges from halo rows.
 
 Both halves are layouts of the same rows, and keep the order of the edges within a row. They are remembered by the
-identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors. The host waits for the device once
-for each layout. It can't while a CUDA graph is captured, so then only what is remembered is given.
+identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors, and take 12 bytes per edge as long
+as the layout lives. The host waits for the device when a layout is divided for the first time. It can't while a CUDA
+graph is captured, so then only what is remembered is given.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class Divided:
 
     Attributes:
         own: The number of own rows among the columns, which come first.
+        versions: The versions of the whole layout's tensors.
         halves: The edges from own rows, and the edges from halo rows.
         places: For each half, the place of each of its edges in the whole layout, int32.
         order: Lets other streams wait for the tensors.
     """
 
     own: int
+    versions: tuple[int, ...]
     halves: tuple[Edges, Edges]
     places: tuple[Tensor, Tensor]
     order: Ordered | None
@@ -60,10 +63,11 @@ def divided(layout: Sequence[Tensor], own: int) -> Divided | None:
     """
     rowptr, col, edge = layout
     found = _divided.get(rowptr)
-    if found is None or found.own != own:
+    versions = tuple(map(_version, layout))
+    if found is None or (found.own, found.versions) != (own, versions):
         if device_of(rowptr.device).is_capturing:
             return None
-        found = _divide(rowptr, col, edge, own)
+        found = _divide(rowptr, col, edge, own, versions)
         _divided.set(rowptr, found)
     if found.order is not None:
         found.order.follow()
@@ -76,7 +80,7 @@ def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | N
     They are remembered by the identity of `values`, which hold graph structure. Returns None while a CUDA graph is
     captured, if they were not divided before.
     """
-    version = -1 if values.is_inference() else values._version
+    version = _version(values)
     found = _values.get(values)
     if found is None or found.version != version or found.layout is not layout.halves[0].rowptr:
         if device_of(values.device).is_capturing:
@@ -89,7 +93,7 @@ def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | N
     return found.halves
 
 
-def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int) -> Divided:
+def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int, versions: tuple[int, ...]) -> Divided:
     place = torch.arange(col.size(0), dtype=torch.int32, device=col.device)
     alive, of_own = place < rowptr[-1], col < own
     chosen = alive & of_own, alive & ~of_own
@@ -98,7 +102,11 @@ def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int) -> Divided:
         Edges(_rowptr(rowptr, mask), col[at], edge[at] if edge.numel() else edge)
         for mask, at in zip(chosen, places, strict=True)
     )
-    return Divided(own, (first, second), places, Ordered.after([*first, *second, *places]))
+    return Divided(own, versions, (first, second), places, Ordered.after([*first, *second, *places]))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _rowptr(rowptr: Tensor, chosen: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ LIBRARY.define(f"own_edges{_REGION}) -> Tensor", tags=_TAGS)
 LIBRARY.define(f"halo_edges{_REGION}, Tensor started) -> Tensor[]", tags=_TAGS)
 
 LEAST_HALO = 4
-"""Edges from own rows are walked first if there is a halo row for every so many own rows, or more.
+"""Edges from own rows are walked first if there is at least one halo row for every 4 own rows.
 
 Partial results are written and read again, 2 * 4 bytes per channel of each own row, at about 3 TB/s. Halo rows arrive
 at about 0.3 TB/s, 4 bytes per channel.

@@ -166,7 +166,8 @@ def _report(
         f"each exchange sends {sum(s.sent):,} of this part's {s.own:,} rows, and receives {sum(s.received):,} halo rows"
         for s in (() if program.check_parts is None else program.check_parts.last)
     ]
-    if program.backend.group is not None and _compat.has_usual_priority(group_of(program.backend.group)):
+    group = program.backend.group
+    if group is not None and device == "cuda" and _compat.has_usual_priority(group_of(group)):
         notes.append(USUAL_PRIORITY)
     notes += [f"graph break at {one.line} ({one.reason})" for one in program.backend.breaks]
     if program.empty_is_special:
@@ -259,13 +260,18 @@ class _SyncCounter(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         elsewhere = any(one.device.type != "cpu" for one in tensors)
         self._has_device |= elsewhere
-        waits = func in _SYNCS or _selects(func, args) or (elsewhere and _copies_to_host(func, args, kwargs or {}))
+        waits = (
+            func in _SYNCS
+            or _selects(func, args, kwargs or {})
+            or (elsewhere and _copies_to_host(func, args, kwargs or {}))
+        )
         self._elsewhere += waits and elsewhere
         self._on_cpu += waits and not elsewhere
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     @property
     def count(self) -> int:
@@ -273,10 +279,10 @@ class _SyncCounter(TorchDispatchMode):
         return self._elsewhere if self._has_device else self._on_cpu
 
 
-def _selects(func: Any, args: Any) -> bool:
+def _selects(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation waits for a count: of the elements that a mask selects, or of repetitions."""
     if func is torch.ops.aten.repeat_interleave.Tensor:
-        return True
+        return kwargs.get("output_size") is None
     if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
         return False  # writing one number to all selected elements is a masked fill, which needs no count
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])

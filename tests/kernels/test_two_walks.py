@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from gnncompile.device import Device
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import trailing
-from gnncompile.ir.reference import run
+from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.two_walks import two_walks
 from gnncompile.layout.divided import divided, divided_values
@@ -123,6 +124,87 @@ def test_which_regions_are_divided() -> None:
     assert names == without_sums | per_edge | {"max_and_min", "several"}  # these give maxima
 
 
+def _region(outputs: Callable[[Builder, int, int], list[int]]) -> Region:
+    """A region of a softmax of gathered numbers, and of gathered values."""
+    b = Builder(D)
+    logits, values = b.input(0, S, (1, 1), "float64"), b.input(1, S, (1, 2), "float64")
+    found = outputs(b, logits, values)
+    return b.finish([Output(at, "float64", trailing(b.nodes[at].shape)) for at in found])
+
+
+def _logits_of_a_sum(b: Builder, logits: int, values: int) -> list[int]:
+    shifted = b.op("sub", logits, b.reduce("sum", logits))
+    return [b.reduce("sum", b.op("mul", b.softmax(shifted), values))]
+
+
+def _squares(b: Builder, logits: int, values: int) -> list[int]:
+    weight = b.softmax(logits)
+    return [b.reduce("sum", b.op("mul", b.op("mul", weight, weight), values))]
+
+
+def _of_another_softmax(b: Builder, logits: int, values: int) -> list[int]:
+    return [b.reduce("sum", values), b.softmax_row("softmax_max", b.softmax(logits))]
+
+
+def _deviations(b: Builder, logits: int, values: int) -> list[int]:
+    return [b.reduce("sum", b.op("sub", values, b.reduce("sum", values)))]
+
+
+def _sum_of_weights_plus_one(b: Builder, logits: int, values: int) -> list[int]:
+    return [b.reduce("sum", b.op("add", b.softmax(logits), values))]
+
+
+REFUSED = [_logits_of_a_sum, _squares, _of_another_softmax, _deviations, _sum_of_weights_plus_one]
+
+
+@pytest.mark.parametrize("outputs", REFUSED)
+def test_sums_that_depend_on_all_edges_are_not_divided(outputs: Callable[[Builder, int, int], list[int]]) -> None:
+    assert two_walks(_region(outputs)) is None
+
+
+def test_packed_values_of_edges_are_not_divided() -> None:
+    b = Builder(D)
+    kept = b.op("float", b.input(0, Space.ORDERED, (1, 2), "bits"))
+    total = b.reduce("sum", b.op("mul", kept, b.input(2, S, (1, 2), "float32")))
+    assert two_walks(b.finish([Output(total, "float32", (2,))])) is None
+
+
+def test_values_that_are_used_often_take_no_longer() -> None:
+    def recurrence(b: Builder, logits: int, values: int) -> list[int]:
+        for _ in range(60):
+            values = b.op("add", values, b.op("mul", values, values))
+        return [b.op("mul", b.reduce("sum", values), b.reduce("sum", values))]
+
+    assert two_walks(_region(recurrence)) is not None  # three times as long for each step would not end
+
+
+MASKED = [
+    [-math.inf, -math.inf, 0.0, 1.0],
+    [0.0, 1.0, -math.inf, -math.inf],
+    [-math.inf] * 4,
+    [0.0, -math.inf, 2.0, 1.0],
+]
+
+
+@pytest.mark.parametrize("logits", MASKED)
+@pytest.mark.parametrize("own", [0, 1, 2, 3, 4])
+def test_masked_logits_in_one_half(logits: list[float], own: int) -> None:
+    """One row over all four columns, and one without edges."""
+    region = _region(lambda b, logit, values: [
+        b.reduce("sum", b.op("mul", weight := b.softmax(logit), values)),
+        b.softmax_row("softmax_max", weight),
+        b.softmax_row("softmax_sum", weight),
+    ])  # fmt: skip
+    tensors = [torch.tensor(logits, dtype=torch.float64).view(4, 1), torch.arange(8.0).double().view(4, 2)]
+    layout = Layout(*(torch.tensor(t, dtype=torch.int32) for t in ([0, 4, 4], [0, 1, 2, 3], [0, 1, 2, 3])))
+    parts, both = divided(layout, own), two_walks(region)
+    assert parts is not None and both is not None
+    partial = run(both.first, tensors, Layout(*parts.halves[0]))
+    found = run(both.second, [*tensors, *partial], Layout(*parts.halves[1]))
+    for one, wanted in zip(found, run(region, tensors, layout), strict=True):
+        torch.testing.assert_close(one, wanted, equal_nan=True)
+
+
 def test_layouts_are_divided_once() -> None:
     rowptr, col = (torch.tensor(t, dtype=torch.int32) for t in ([0, 2, 2, 5], [4, 0, 3, 1, 2, 0]))
     edge = torch.arange(6, dtype=torch.int32)
@@ -134,6 +216,9 @@ def test_layouts_are_divided_once() -> None:
     assert divided((rowptr, col, edge), 3) is found
     other = divided((rowptr, col, edge[:0]), 2)
     assert other is not None and other.halves[0].edge.numel() == 0 and other.halves[0].col.tolist() == [0, 1]
+    rowptr.copy_(torch.tensor([0, 0, 1, 2]))  # another graph in the same memory
+    other = divided((rowptr, col, edge), 3)
+    assert other is not None and other.halves[0].rowptr.tolist() == [0, 0, 0, 1]
 
 
 def test_values_in_the_order_of_a_layout_are_divided_once() -> None:

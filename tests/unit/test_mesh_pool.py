@@ -287,7 +287,7 @@ def test_graphs_of_a_recorder_are_reset(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("nccl", [True, False])
-@pytest.mark.parametrize("setting", [None, "0", "1"])
+@pytest.mark.parametrize("setting", [None, "0", "1", "True"])
 @pytest.mark.parametrize("asked", [True, False])
 def test_exchanges_of_usual_priority_are_told(
     nccl: bool, setting: str | None, asked: bool, monkeypatch: pytest.MonkeyPatch
@@ -299,4 +299,4 @@ def test_exchanges_of_usual_priority_are_told(
         monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
     else:
         monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", setting)
-    assert process_groups.has_usual_priority(group) == (nccl and setting != "1" and not asked)  # type: ignore[arg-type]
+    assert process_groups.has_usual_priority(group) == (nccl and setting in (None, "0") and not asked)  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import fx
 
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output
 from gnncompile.passes.post_grad import order_exchanges, overlap_exchanges, walk_own_edges_first
 from tests.triton_regions import D, S, attention_gradient, max_and_min, neighbour_sum
 
@@ -149,4 +151,9 @@ def test_some_regions_wait_for_all_rows() -> None:
     region = neighbour_sum(D, "float32", 1, COLUMNS)
     late = ["exchange_start", "exchange_wait", "relu", "region", "mul"]
     assert _forward(region, late=True) == late  # it also reads what is computed from the rows
+    assert _forward(neighbour_sum(S, "float32", 1, COLUMNS))[1] == "own_edges"
+    b = Builder(D)
+    row = b.on_edges(b.input(0, D, (1, COLUMNS), "float32"))
+    of_rows = b.finish([Output(b.reduce("sum", row), "float32", (COLUMNS,))])
+    assert _forward(of_rows) == found  # it reads exchanged rows as its own: edges do not tell which
     assert "own_edges" not in _forward(region, halos=2)  # the own rows of one exchange, the halo of another

@@ -8,10 +8,12 @@ Why it pays: a walk over half of the edges takes longer than the exchange of hal
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
 
+from gnncompile.ir.region import parse
 from gnncompile.ops.own_and_halo_edges import divides
 from gnncompile.passes.analysis import own, value, views_rows
 
@@ -20,8 +22,15 @@ def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     for region in list(graph.find_nodes(op="call_function", target=own.region.default)):
         waits = {at: wait for at, t in enumerate(region.args[0]) if (wait := _awaited(t)) is not None}
-        if waits and divides(str(region.args[2])):
+        if waits and _gathers(str(region.args[2]), waits) and divides(str(region.args[2])):
             _divide(graph, region, waits)
+
+
+def _gathers(spec: str, positions: Iterable[int]) -> bool:
+    """Whether a region reads these tensors at the other end of edges alone. Then edges tell which rows they need."""
+    region = parse(spec)
+    spaces = {n.space for n in region.inputs if not set(positions).isdisjoint(n.positions)}
+    return spaces == {region.by.opposite}
 
 
 def _awaited(tensor: fx.Node) -> fx.Node | None:
