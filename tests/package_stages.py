@@ -159,7 +159,7 @@ def wrong(name: str, path: Path) -> None:
                 served(*(other if k == at else given for k, given in enumerate(good)))
                 torch.cuda.synchronize()
             except RuntimeError as error:
-                print(at, str(error).splitlines()[0])
+                print(at, str(error).splitlines()[0], flush=True)
             else:
                 raise AssertionError(f"input {at} was served: {other.dtype}, {other.device}, {tuple(other.shape)}")
             check(tree_leaves(served(*good)), expected)
@@ -168,6 +168,7 @@ def wrong(name: str, path: Path) -> None:
 def kept(name: str, path: Path) -> None:
     """Calls with kept layouts."""
     if not KEEPS:
+        print("skipped, without KEEP_LAYOUT=1", flush=True)
         return
     layout_of, served = (loaded(path, which) for which in ("layout", "with_layout"))
     for call, expected in torch.load(path / "calls"):
@@ -177,7 +178,7 @@ def kept(name: str, path: Path) -> None:
         try:
             served([layout[0] + 1, *layout[1:]], *call)
         except RuntimeError as error:
-            print(str(error).splitlines()[0])
+            print(str(error).splitlines()[0], flush=True)
         else:
             raise AssertionError("the layout of another graph was taken")
 

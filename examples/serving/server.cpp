@@ -81,7 +81,7 @@ std::vector<Request> read(const Options& options) {
 class Server {
  public:
   Server(const Options& options, const std::vector<Request>& requests) : requests_(requests) {
-    // One runner for each thread: calls of one runner wait for each other.
+    // One runner for each thread: with fewer, a refused call can leave another thread waiting for ever.
     if (!options.once) {
       plain_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(options.package, "model", false, options.threads,
                                                                          options.device.index());

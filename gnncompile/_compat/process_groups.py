@@ -36,15 +36,8 @@ def is_nccl(group: dist.ProcessGroup) -> bool:
 
 def has_usual_priority(group: dist.ProcessGroup) -> bool:
     """Whether a process group uses NCCL, on a stream without priority over the kernels of the model."""
-    if not is_nccl(group) or os.environ.get("TORCH_NCCL_HIGH_PRIORITY") in (
-        "1",
-        "true",
-        "y",
-        "yes",
-        "TRUE",
-        "Y",
-        "YES",
-    ):
+    asked = os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "").lower() in ("1", "t", "true", "y", "yes")
+    if asked or not is_nccl(group):
         return False
     options = getattr(group._get_backend(torch.device("cuda")), "options", None)
     return not getattr(options, "is_high_priority_stream", False)

@@ -93,6 +93,24 @@ def test_traced_programs_take_a_layout_that_the_caller_keeps(name):
 
 
 @interpreted
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("at", [1, 3, 4])  # of rowptr, of numbers of rows, of columns
+def test_a_layout_of_other_sizes_is_refused_before_any_launch(change, at, monkeypatch):
+    """No kernel may read past the end of a rowptr, nor of columns, while the seal is compared."""
+    model, names = named_model("SAGE")
+    found = traced_call(model, names).with_kept_layout(compares=True)
+    layout_of, with_layout = (as_packaged(found[one].program) for one in (LAYOUT, WITH_LAYOUT))
+    given, launched, ordinary = inputs_of(names, (40, 160, 3)), [], Entry.run
+    with torch.no_grad():
+        layout = list(layout_of(*given))
+        layout[at] = layout[at][:-1] if change < 0 else torch.cat([layout[at], layout[at][-1:]])
+        monkeypatch.setattr(Entry, "run", lambda *args: (launched.append(args[0].name), ordinary(*args)))
+        with pytest.raises((ValueError, AssertionError)):
+            with_layout(layout, *given)
+    assert not launched
+
+
+@interpreted
 @pytest.mark.parametrize("name", ["SAGE", "RGCN", "mesh"])
 def test_no_row_of_another_graphs_layout_is_read(name, monkeypatch):
     """The call goes on until its flags are read. Every walk of its regions must be that of a graph without edges."""

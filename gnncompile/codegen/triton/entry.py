@@ -81,7 +81,7 @@ class Entry:
 
     @cached_property
     def name(self) -> str:
-        """The name of the kernel in a package, which depends on all attributes."""
+        """The name of the kernel in a package. Kernels of one package with one name have the same code."""
         options = sorted(self.options.items())
         told = repr((self.text, self.types, self.numbers, self.columns, self.constants, options, triton.__version__))
         told += "" if self.aligned else " at any address"
