@@ -262,7 +262,7 @@ class _SyncCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        elsewhere = any(one.device.type != "cpu" for one in tensors)
+        elsewhere = any(device_of(one.device).host_waits for one in tensors)
         self._has_device |= elsewhere
         waits = (
             func in _SYNCS
@@ -292,9 +292,9 @@ def _copies_to_host(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation on tensors of another device gives a tensor on the CPU, and waits for it."""
     if func is torch.ops.aten._to_copy.default:
         device = kwargs.get("device")
-        return device is not None and torch.device(device).type == "cpu" and not kwargs.get("non_blocking")
+        return device is not None and not device_of(device).host_waits and not kwargs.get("non_blocking")
     if func is torch.ops.aten.copy_.default:
-        return bool(args[0].device.type == "cpu" and not (len(args) > 2 and args[2]))
+        return not device_of(args[0].device).host_waits and not (len(args) > 2 and args[2])
     return False
 
 
