@@ -133,7 +133,7 @@ class _Split:
 
     def _half(self, b: Builder, softmax: int, given: bool) -> tuple[int, int]:
         """Returns the maximum and the sum of a softmax over one half of the edges."""
-        make = self._given if given else (lambda b, which, softmax: b.softmax_row(which, softmax))
+        make = self._given if given else Builder.softmax_row
         return make(b, "softmax_max", softmax), make(b, "softmax_sum", softmax)
 
     def _pair(self, b: Builder, at: int) -> tuple[int, int]:

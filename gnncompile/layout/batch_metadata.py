@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile.layout.side_table import SideTable
+from gnncompile.layout.side_table import SideTable, version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ def attached(value: Tensor) -> BatchMetadata | None:
 
 
 def _state(value: Tensor) -> Any:
-    version = -1 if value.is_inference() else value._version
+    version = version_of(value)
     return version, value.data_ptr(), value.shape, value.stride(), value.dtype
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, IndexOutOfRangeError
-from gnncompile.layout.side_table import SideTable
+from gnncompile.layout.side_table import SideTable, version_of
 from gnncompile.layout.streams import Ordered
 
 MAX_INDEX = 2**31 - 1 - 2**13
@@ -351,7 +351,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
     if num_edges <= tuning.TILES.hub_edges:
         return None
     found = given_hubs(rowptr)
-    if found is not None and found.version == _version(rowptr):
+    if found is not None and found.version == version_of(rowptr):
         if found.order is not None:
             found.order.follow()
         return found
@@ -367,7 +367,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
 
 def give_hubs(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: tuple[int, int] | None, most_edges: int) -> None:
     """Gives the rowptr of a layout its lists of hubs; see :class:`Hubs` for the arguments."""
-    _hubs.set(rowptr, Hubs(rows, pieces, _version(rowptr), number, most_edges, None))
+    _hubs.set(rowptr, Hubs(rows, pieces, version_of(rowptr), number, most_edges, None))
 
 
 def given_hubs(rowptr: Tensor) -> Hubs | None:
@@ -382,13 +382,13 @@ def rows_of_edges(rowptr: Tensor, num_edges: int) -> Tensor:
     are.
     """
     found = _rows.get(rowptr)
-    if found is not None and found.version == _version(rowptr):
+    if found is not None and found.version == version_of(rowptr):
         if found.order is not None:
             found.order.follow()
         return found.rows
     rows = _search_rows(rowptr, num_edges)
     if not device_of(rowptr.device).is_capturing:
-        _rows.set(rowptr, _Rows(rows, _version(rowptr), Ordered.after([rows])))
+        _rows.set(rowptr, _Rows(rows, version_of(rowptr), Ordered.after([rows])))
     return rows
 
 
@@ -429,7 +429,7 @@ def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
     ids = torch.arange(num_edges // longest + most, device=rowptr.device)
     owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
     number = torch.stack([(degree > longest).sum(), ends[-1]])
-    version = _version(rowptr)
+    version = version_of(rowptr)
     if not device_of(number.device).host_waits:
         return Hubs(table, owner, version, _pair(number), longest, None)
     arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
@@ -439,10 +439,6 @@ def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
 def _pair(numbers: Tensor) -> tuple[int, int]:
     hubs, pieces = numbers.tolist()
     return hubs, pieces
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:

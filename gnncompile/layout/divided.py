@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.device import device_of
-from gnncompile.layout.side_table import SideTable
+from gnncompile.layout.side_table import SideTable, version_of
 from gnncompile.layout.streams import Ordered
 
 
@@ -63,7 +63,7 @@ def divided(layout: Sequence[Tensor], own: int) -> Divided | None:
     """
     rowptr, col, edge = layout
     found = _divided.get(rowptr)
-    versions = tuple(map(_version, layout))
+    versions = tuple(map(version_of, layout))
     if found is None or (found.own, found.versions) != (own, versions):
         if device_of(rowptr.device).is_capturing:
             return None
@@ -80,7 +80,7 @@ def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | N
     They are remembered by the identity of `values`, which hold graph structure. Returns None while a CUDA graph is
     captured, if they were not divided before.
     """
-    version = _version(values)
+    version = version_of(values)
     found = _values.get(values)
     if found is None or found.version != version or found.layout is not layout.halves[0].rowptr:
         if device_of(values.device).is_capturing:
@@ -103,10 +103,6 @@ def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int, versions: tuple
         for mask, at in zip(chosen, places, strict=True)
     )
     return Divided(own, versions, (first, second), places, Ordered.after([*first, *second, *places]))
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _rowptr(rowptr: Tensor, chosen: Tensor) -> Tensor:

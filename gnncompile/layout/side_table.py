@@ -14,6 +14,11 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def version_of(tensor: Tensor) -> int:
+    """Returns the number of writes to a tensor so far; -1 for an inference tensor, whose writes are not counted."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 class SideTable(Generic[T]):
     """One value for each of some tensors. A value lives as long as its tensor, and no longer.
 

@@ -27,7 +27,7 @@ from gnncompile._compat.inductor_call import (
 )
 from gnncompile.ops.exchange import GRADIENTS, ROWS
 from gnncompile.ops.gemm import only_follows
-from gnncompile.ops.region_lowering import RegionCall, lower_region, region_name
+from gnncompile.ops.region_lowering import RegionCall, lower_region, region_name, tuple_text
 
 _own = torch.ops.gnncompile
 _IMPORT = "from gnncompile.ops import exchange as _gnncompile_exchange"
@@ -193,7 +193,7 @@ def _write_rows(
     halo: str,
     which: int,
 ) -> None:
-    lists = ", ".join("(" + "".join(f"{one}, " for one in part) + ")" for part in (tensors, layout, outputs))
+    lists = ", ".join(map(tuple_text, (tensors, layout, outputs)))
     wrapper.add_import_once(_IMPORT)
     wrapper.writeline(f"_gnncompile_exchange.run_rows({name}, {spec!r}, {lists}, {halo}, {which})")
 

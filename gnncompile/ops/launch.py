@@ -88,42 +88,19 @@ def _run_nonempty(value: Tensor, rows: int, entries: int) -> Tensor:
     return value.clone()
 
 
-def _fake_nonempty(value: Tensor, rows: Any, entries: Any) -> Tensor:
-    return torch.empty_like(value)
+def _copied(value: Tensor, *_: Any) -> Tensor:
+    return value.clone()
 
 
-_SIGNATURE = "nonempty(Tensor value, SymInt rows, SymInt entries) -> Tensor"
-LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("nonempty", _run_nonempty, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::nonempty", _fake_nonempty, lib=LIBRARY)
-
-
-def _run_bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
-    return index.clone()
-
-
-def _fake_bounded(index: Tensor, size: Any, wraps: bool) -> Tensor:
-    return torch.empty_like(index)
-
-
-LIBRARY.define("bounded(Tensor index, SymInt size, bool wraps) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("bounded", _run_bounded, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::bounded", _fake_bounded, lib=LIBRARY)
-
-
-def _run_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
-    return rowptr.clone()
-
-
-def _fake_with_hubs(rowptr: Tensor, hubs: Tensor, pieces: Tensor) -> Tensor:
-    return torch.empty_like(rowptr)
-
-
-_SIGNATURE = "with_hubs(Tensor rowptr, Tensor hubs, Tensor pieces) -> Tensor"
-LIBRARY.define(_SIGNATURE, tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("with_hubs", _run_with_hubs, "CompositeExplicitAutograd")
-torch.library.register_fake("gnncompile::with_hubs", _fake_with_hubs, lib=LIBRARY)
-
+for _signature, _function in (
+    ("nonempty(Tensor value, SymInt rows, SymInt entries) -> Tensor", _run_nonempty),
+    ("bounded(Tensor index, SymInt size, bool wraps) -> Tensor", _copied),
+    ("with_hubs(Tensor rowptr, Tensor hubs, Tensor pieces) -> Tensor", _copied),
+):
+    _name = _signature.partition("(")[0]
+    LIBRARY.define(_signature, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gnncompile::{_name}", lambda value, *_: torch.empty_like(value), lib=LIBRARY)
 
 LIBRARY.impl("launch", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::launch", _fake, lib=LIBRARY)

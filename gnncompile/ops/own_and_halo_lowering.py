@@ -10,7 +10,7 @@ import torch
 from gnncompile._compat import inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of
 from gnncompile.ops.own_and_halo_edges import halves
-from gnncompile.ops.region_lowering import RegionCall, degree_now, kernel_name, lower_region
+from gnncompile.ops.region_lowering import RegionCall, degree_now, kernel_name, lower_region, tuple_text
 from gnncompile.runtime import launch
 
 _own = torch.ops.gnncompile
@@ -35,7 +35,7 @@ class OwnEdges(Call):
         *given, halo = self.references()
         name = kernel_name(wrapper, halves(spec).first.spec, self.device.type, degree)
         wrapper.add_import_once(_IMPORT)
-        lists = f"{_tuple(given[:count])}, {_tuple(given[count:])}"
+        lists = f"{tuple_text(given[:count])}, {tuple_text(given[count:])}"
         wrapper.writeline(
             f"{self.handle} = _gnncompile_edges.walk_own_edges({name}, {spec!r}, {lists}, {halo}, {joined})"
         )
@@ -54,17 +54,13 @@ class HaloEdges(RegionCall):
         """Writes the call into Inductor's wrapper."""
         whole, (*given, halo, _) = self.kernel_name(wrapper), self.references()
         second = kernel_name(wrapper, halves(self.spec).second.spec, self.device.type, self.degree)
-        lists = ", ".join(_tuple(part) for part in (given[: self.count], given[self.count :], self.filled(wrapper)))
+        lists = ", ".join(map(tuple_text, (given[: self.count], given[self.count :], self.filled(wrapper))))
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(
             f"_gnncompile_edges.walk_halo_edges(({whole}, {second}), {self.spec!r}, {lists}, {halo}, {self.joined}, "
             f"{self.handle})"
         )
         wrapper.writeline(f"del {self.handle}")
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return "(" + "".join(f"{one}, " for one in names) + ")"
 
 
 def _lower_own_edges(tensors: Sequence[Any], layout: Sequence[Any], spec: str, halo: Any, joined: int) -> Any:

@@ -60,7 +60,7 @@ class RegionCall(Call):
             if region.cleared(output):
                 wrapper.writeline(f"{reference}.zero_()")
         lists = given[: self.count], given[self.count :], outputs
-        wrapper.writeline(f"{name}({', '.join('(' + ''.join(f'{one}, ' for one in part) + ')' for part in lists)})")
+        wrapper.writeline(f"{name}({', '.join(map(tuple_text, lists))})")
 
     def kernel_name(self, wrapper: Any) -> str:
         """Returns the name of the region's kernel in Inductor's wrapper, which looks it up when it is imported."""
@@ -73,6 +73,11 @@ def kernel_name(wrapper: Any, spec: str, device: str, degree: int) -> str:
     wrapper.add_import_once(_IMPORT)
     wrapper.add_import_once(f"{name} = _gnncompile_call({spec!r}, {device!r}, {degree})")
     return name
+
+
+def tuple_text(names: Sequence[str]) -> str:
+    """Returns the code of a tuple."""
+    return "(" + "".join(f"{one}, " for one in names) + ")"
 
 
 def region_name(spec: str, device: str) -> str:

@@ -17,6 +17,7 @@ from gnncompile import _compat
 from gnncompile.capture.backend import Captured
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import CompiledCallable, is_lazy
+from gnncompile.cudagraphs.eligibility import host_waits
 from gnncompile.device import device_of
 from gnncompile.ir.printer import summary, to_text
 from gnncompile.ir.region import parse
@@ -281,9 +282,9 @@ class _SyncCounter(TorchDispatchMode):
 
 def _selects(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation waits for a count: of the elements that a mask selects, or of repetitions."""
-    if func is torch.ops.aten.repeat_interleave.Tensor:
-        return kwargs.get("output_size") is None
-    if func not in _INDEXED or (func is not torch.ops.aten.index.Tensor and args[2].numel() == 1):
+    if func in _COUNTED:
+        return host_waits(func, args, kwargs)
+    if func not in _WRITES or args[2].numel() == 1:
         return False  # writing one number to all selected elements is a masked fill, which needs no count
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
@@ -324,8 +325,9 @@ _SYNCS = {
     torch.ops.gnncompile.refined_colors.default,
 }
 
-_INDEXED = {
-    torch.ops.aten.index.Tensor,
+_COUNTED = {torch.ops.aten.index.Tensor, torch.ops.aten.repeat_interleave.Tensor}
+
+_WRITES = {
     torch.ops.aten.index_put.default,
     torch.ops.aten.index_put_.default,
     torch.ops.aten._index_put_impl_.default,
