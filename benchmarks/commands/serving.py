@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as made:
         keep = any(row.keeps_layout for row in rows)
         packages = Packages(Path(made), device, args.seed, args.row_limit, keep)
+        packages.make(sorted({row.package for row in rows if row.package}), cases)
 
         def measure_case(case: ServingCase, progress: driver.Progress) -> tuple[str, driver.Records]:
             measurement = Measurement(case, rows, clients, seconds, packages, progress, args.server)

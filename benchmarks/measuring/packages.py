@@ -1,6 +1,9 @@
 """`python -m benchmarks.measuring.packages`: a process that packages a model, by AOTInductor alone or by gnncompile."""
 
+import os
 import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,23 @@ class Packages:
         self.folder, self.device, self.seed, self.limit, self.keep_layout = folder, device, seed, limit, keep_layout
         self.examples: dict[tuple[str, str], str] = {}
         self._failed: dict[tuple[str, str], ProcessError] = {}
+
+    def make(self, kinds: Iterable[str], cases: Sequence[ServingCase]) -> None:
+        """Makes the packages of all cases, as many at a time as half of the CPU's cores.
+
+        A failure is raised by `path`.
+
+        Args:
+            kinds: "AOTInductor", "gnncompile" or both.
+            cases: the cases. The first one of each model is the example of its package.
+        """
+        first = {case.model_name: case for case in reversed(cases)}
+        with ThreadPoolExecutor(max((os.cpu_count() or 1) // 2, 1)) as pool:
+            made = [pool.submit(self.path, kind, case) for kind in kinds for case in first.values()]
+        for one in made:
+            error = one.exception()
+            if error is not None and not isinstance(error, ProcessError):
+                raise error
 
     def path(self, kind: str, case: ServingCase) -> Path:
         """Returns the package of a case's model. The first case that asks for it is its example.

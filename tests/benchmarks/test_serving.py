@@ -269,6 +269,25 @@ def test_a_package_is_made_once_and_so_is_its_failure(monkeypatch, tmp_path):
     assert (found.status, found.message) == ("FAILED", "no compiler")
 
 
+def test_packages_of_all_models_are_made_before_any_time_is_taken(monkeypatch, tmp_path):
+    asked = []
+
+    def run(module, settings, seconds):
+        asked.append((settings["kind"], settings["case"]))
+        if settings["kind"] == "AOTInductor":
+            raise ProcessError("no compiler")
+
+    monkeypatch.setattr(packages_module.processes, "run", run)
+    made = Packages(tmp_path, CPU, 0, 9.0)
+    made.make(["AOTInductor", "gnncompile"], [case for case in CASES if case.model_name in ("GINE", "GAT")])
+    cases = ("GAT-guide", "GINE-guide")
+    assert sorted(asked) == [(kind, case) for kind in ("AOTInductor", "gnncompile") for case in cases]
+    made.path("gnncompile", SINGLE)
+    with pytest.raises(ProcessError, match="no compiler"):
+        made.path("AOTInductor", SINGLE)
+    assert len(asked) == 4
+
+
 def test_packages_are_measured_where_the_gpu_fails_for_this_process(monkeypatch, tmp_path):
     def run(module, settings, seconds):
         assert settings["device"] == "cuda:99"

@@ -204,7 +204,7 @@ class Looks(nn.Module):
     def forward(self, x, edge_index, z, batch):
         h = self.conv(x, edge_index)
         own = h[batch] + h.index_select(0, batch) + h.gather(0, batch[:, None].expand(-1, 4))
-        return own + self.embedding(z), torch.zeros_like(h).scatter_add(0, batch[:, None].expand(-1, 4), h)
+        return own + self.embedding(z), torch.zeros_like(h).scatter_add(0, batch[:, None].expand(-1, 4), own)
 
 
 @interpreted
