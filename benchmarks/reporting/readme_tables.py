@@ -250,6 +250,7 @@ def serving_gpu(folder: Path) -> str:
         "AOTInductor": "AOTInductor",
         "gnncompile": "gnncompile in the process",
         "package": "package",
+        "package with kept layout": "package, layout kept",
         "package in C++": "package in C++",
     }
     parts = []

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import warnings
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,13 +44,6 @@ from gnncompile.serving.refusals import refuse_conditions, refuse_operations, re
 MODEL = "model"
 """The name of the model in a package."""
 
-UNTRIED = (
-    "gnncompile: packages for GPUs are experimental. Their results were compared with eager's on a GPU, but how this "
-    "version tells wrong inputs and wrong kept layouts on a GPU was tested in Triton's interpreter alone. Compare the "
-    "package's results with the model's, and try wrong inputs, before you serve it."
-)
-"""The warning about a package for a GPU."""
-
 _METADATA = re.compile(rf"/{MODEL}/[^/]*wrapper_metadata\.json$")
 
 
@@ -74,7 +66,7 @@ def package(
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
     Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is
-    on an NVIDIA GPU, the file serves on GPUs of the same compute capability. Such packages are experimental.
+    on an NVIDIA GPU, the file serves on GPUs of the same compute capability.
 
     Args:
         model: The model, in evaluation mode, on a CPU or a GPU. It may be a compiled one. Its forward takes and returns
@@ -122,8 +114,6 @@ def package(
     refuse_conditions(captured.conditions)
     kind = KINDS[place.type]
     on_gpu = not device_of(place).is_cpp_in_inductor
-    if on_gpu:
-        warnings.warn(UNTRIED, stacklevel=2)
     refuse_operations([*structure, captured.rest.graph], kind.held)
     call = _Call(captured, target, args, kwargs, names)
     traced = {MODEL: call.plain(), **(call.with_kept_layout(compares=on_gpu) if keep_layout else {})}
