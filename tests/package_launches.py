@@ -16,6 +16,7 @@ from torch._inductor.codecache import AotCodeCompiler
 
 from gnncompile._compat import aoti
 from gnncompile.codegen.triton.entry import Entry
+from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.ops import launch, sorted_edges
 from gnncompile.options import Options
 from gnncompile.serving.package import KINDS, _settings
@@ -58,14 +59,22 @@ def torchs_launches(code: str) -> Counter[str]:
 def own_launches(program: Any, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Returns how often a call of a traced program launches each of our kernels."""
     found: Counter[str] = Counter()
-    run = Entry.run
+    run, sort = Entry.run, Kernel.__call__
+
+    def note(function: Any, programs: int) -> None:
+        if programs > 0:
+            found[getattr(function, "__name__", "") or function.fn.__name__] += 1
 
     def counted(self: Entry, tensors: Any, numbers: Any, programs: int) -> None:
-        if programs > 0:
-            found[getattr(self.function, "__name__", "") or self.function.fn.__name__] += 1
+        note(self.function, programs)
         run(self, tensors, numbers, programs)
+
+    def counted_sort(self: Kernel, programs: int, *given: Any) -> None:
+        note(self._kernel, programs)
+        sort(self, programs, *given)
 
     with monkeypatch.context() as patches, torch.no_grad():
         patches.setattr(Entry, "run", counted)
+        patches.setattr(Kernel, "__call__", counted_sort)
         program(*call)
     return found

@@ -29,6 +29,7 @@ from gnncompile.layout.batch_metadata import unpad
 from gnncompile.layout.halo import group_of
 from gnncompile.layout.structure_program import StructureCache
 from gnncompile.ops import (
+    device_layouts,
     embedding,
     exchange_lowering,
     gemm,
@@ -162,6 +163,7 @@ class Backend(_compat.CaptureSettings):
         mode = _compat.backend_fake_mode()
         with mode:
             made = [torch.empty(r.shape, dtype=r.dtype, device=r.device) for r in result.structure.results]
+        device_layouts.compile_ahead(result.structure.module.graph)
         compiled = self._compile(result.rest, [*inputs, *made])
         # All processes build structures together, so they must forget the same ones. The sizes in bytes differ.
         most_bytes = self.options.structure_cache_bytes if self.group is None else sys.maxsize

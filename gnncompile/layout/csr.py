@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -97,6 +98,9 @@ class _Rows:
     order: Ordered | None
 
 
+Find = Callable[[Tensor, int, int], Hubs]
+"""Finds the hubs of a rowptr, given the largest possible number of them and the number of edges."""
+
 _hubs: SideTable[Hubs] = SideTable()
 """The hubs of layouts, by rowptr."""
 _rows: SideTable[_Rows] = SideTable()
@@ -138,11 +142,11 @@ def csr(
     check_sizes(num_edges, num_rows, num_columns)
     wraps = wrap_rows, wrap_columns
     bad = out_of_range(index, other, (num_rows, num_columns), wraps)
-    _report(bad, index, other, (num_rows, num_columns))
+    report(bad, index, other, (num_rows, num_columns))
     index = _wrapped(index, num_rows) if wrap_rows else index
     other = _wrapped(other, num_columns) if wrap_columns else other
     found = sorted_edges(index, other, num_rows, num_columns, bad if alive is None else bad | ~alive)
-    _attach_hubs(found[0], num_edges)
+    attach_hubs(found[0], num_edges)
     return found
 
 
@@ -214,11 +218,7 @@ def with_loops(
     starts, places, columns, edges = loops_added(rowptr, col, edge, row, alive)
     new_col = torch.empty_like(columns).scatter_(0, places, columns)
     new_edge = torch.empty_like(edges).scatter_(0, places, edges)
-    known = given_hubs(rowptr)
-    if known is not None and known.number == NO_HUBS:
-        give_hubs(starts, known.rows, known.pieces, NO_HUBS, known.most_edges)
-    else:
-        _attach_hubs(starts, new_edge.numel())
+    attach_hubs_with_loops(rowptr, starts, new_edge.numel())
     return starts, new_col, new_edge
 
 
@@ -250,13 +250,44 @@ def loops_added(
     return starts, places, torch.cat([col, first_edges(rows)[0]]), torch.cat([edge, loops])
 
 
-def _attach_hubs(rowptr: Tensor, num_edges: int) -> None:
-    most = _most_hubs(rowptr.numel() - 1, num_edges)
+def attach_hubs(rowptr: Tensor, num_edges: int, find: Find | None = None) -> None:
+    """Gives the rowptr of a new layout its lists of hubs, where they are found early.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        num_edges: The number of edges of the layout, masked edges included.
+        find: Finds the hubs; None finds them with operations of torch's.
+    """
+    most = most_hubs(rowptr.numel() - 1, num_edges)
     if most and device_of(rowptr.device).finds_hubs_early:
-        _hubs.set(rowptr, _find_hubs(rowptr, most, num_edges))
+        _hubs.set(rowptr, (find or _find_hubs)(rowptr, most, num_edges))
 
 
-def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) -> None:
+def attach_hubs_with_loops(rowptr: Tensor, with_loops: Tensor, num_edges: int, find: Find | None = None) -> None:
+    """The same for a layout with self loops.
+
+    Args:
+        rowptr: The layout without them.
+        with_loops: The layout with them.
+        num_edges: The number of edges of the layout with them.
+        find: Finds the hubs.
+    """
+    known = given_hubs(rowptr)
+    if known is not None and known.number == NO_HUBS:
+        give_hubs(with_loops, known.rows, known.pieces, NO_HUBS, known.most_edges)
+    else:
+        attach_hubs(with_loops, num_edges, find)
+
+
+def report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) -> None:
+    """Raises IndexError for a bad index, on a GPU at a later call.
+
+    Args:
+        bad: Bools, of which one is true if an edge is out of range. On a CPU, one for each edge.
+        index: The row of each edge.
+        other: The other end of each edge.
+        limits: The numbers of rows and columns.
+    """
     if not device_of(bad.device).host_waits:
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
@@ -267,7 +298,7 @@ def _report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) 
         if flag is not None:
             flag.logical_or_(bad.any())
         return
-    pending = _Pending(_Arriving.of(bad.any()), limits)
+    pending = _Pending(_Arriving.of(bad if bad.numel() == 1 else bad.any()), limits)
     with _lock:
         _pending.append(pending)
 
@@ -355,7 +386,7 @@ def hubs(rowptr: Tensor, num_edges: int) -> Hubs | None:
         if found.order is not None:
             found.order.follow()
         return found
-    most = _most_hubs(rowptr.size(0) - 1, num_edges)
+    most = most_hubs(rowptr.size(0) - 1, num_edges)
     if not most:
         return None
     found = _find_hubs(rowptr, most, num_edges)
@@ -415,7 +446,8 @@ def first_edges(rowptr: Tensor) -> tuple[Tensor, Tensor]:
     return rowptr.as_strided(size, (1,), at), rowptr.as_strided(size, (1,), at + 1)
 
 
-def _most_hubs(num_rows: int, num_edges: int) -> int:
+def most_hubs(num_rows: int, num_edges: int) -> int:
+    """Returns the largest possible number of hubs of a layout."""
     return min(num_edges // (most_edges(num_edges) + 1), num_rows)
 
 
@@ -428,17 +460,30 @@ def _find_hubs(rowptr: Tensor, most: int, num_edges: int) -> Hubs:
     table = torch.stack([rows, ends - pieces, pieces], 1).int()
     ids = torch.arange(num_edges // longest + most, device=rowptr.device)
     owner = torch.where(ids < ends[-1], torch.searchsorted(ends, ids, right=True), -1).int()
-    number = torch.stack([(degree > longest).sum(), ends[-1]])
+    return hubs_of(rowptr, table, owner, torch.stack([(degree > longest).sum(), ends[-1]]), longest)
+
+
+def hubs_of(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: Tensor, most_edges: int) -> Hubs:
+    """Returns the hubs of a layout whose lists were just made on the current stream.
+
+    Args:
+        rowptr: The rowptr of the layout.
+        rows: See :class:`Hubs`, as for `pieces` and `most_edges`.
+        pieces: See there.
+        number: The numbers of hubs and of pieces, ``[2]``, or ``[4]`` with two parts of each.
+        most_edges: See there.
+    """
     version = version_of(rowptr)
     if not device_of(number.device).host_waits:
-        return Hubs(table, owner, version, _pair(number), longest, None)
+        return Hubs(rows, pieces, version, _pair(number), most_edges, None)
     arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
-    return Hubs(table, owner, version, None, longest, arriving, Ordered.after([table, owner]))
+    return Hubs(rows, pieces, version, None, most_edges, arriving, Ordered.after([rows, pieces]))
 
 
 def _pair(numbers: Tensor) -> tuple[int, int]:
-    hubs, pieces = numbers.tolist()
-    return hubs, pieces
+    found: list[int] = numbers.tolist()
+    half = len(found) // 2
+    return sum(found[:half]), sum(found[half:])
 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:

@@ -61,13 +61,8 @@ def csr(
         return by_torch.csr(index, other, num_rows, num_columns, alive, wrap_rows, wrap_columns)
     num_edges = index.numel()
     by_torch.check_sizes(num_edges, num_rows, num_columns)
-    lengths = [one.numel() for one in (index, other, alive) if one is not None]
-    if any(length != num_edges for length in lengths):
-        raise ArgumentError(
-            f"edge_index: found {' and '.join(map(str, lengths))} entries for its rows, columns and mask, expected as "
-            "many of each; pass both ends of each edge."
-        )
-    rows, columns, kept = _readable(index), _readable(other), None if alive is None else alive.contiguous()
+    check_lengths(index, other, alive)
+    rows, columns, kept = readable(index), readable(other), None if alive is None else alive.contiguous()
     made = _fresh(num_rows + 1, num_edges, num_edges)
     wide = [one.dtype is torch.int64 for one in (rows, columns)]
     found = torch.zeros(3, dtype=torch.int64)
@@ -94,6 +89,16 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
     return made
 
 
-def _readable(index: Tensor) -> Tensor:
-    """Returns an index as the sort reads it: contiguous, int32 or int64."""
+def check_lengths(index: Tensor, other: Tensor, alive: Tensor | None) -> None:
+    """Raises ValueError if the ends of edges, or their mask, have other numbers of entries."""
+    lengths = [one.numel() for one in (index, other, alive) if one is not None]
+    if any(length != lengths[0] for length in lengths):
+        raise ArgumentError(
+            f"edge_index: found {' and '.join(map(str, lengths))} entries for its rows, columns and mask, expected as "
+            "many of each; pass both ends of each edge."
+        )
+
+
+def readable(index: Tensor) -> Tensor:
+    """Returns an index as the sorts read it: contiguous, int32 or int64."""
     return (index if index.dtype in (torch.int32, torch.int64) else index.long()).contiguous()

@@ -42,9 +42,11 @@ def _run(
     wrap_rows: bool,
     wrap_columns: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sort = _sort_of(index.dtype, other.dtype, alive is not None, (wrap_rows, wrap_columns))
+    from gnncompile.codegen.triton.sorting import sort_edges
+
     kept = None if alive is None else alive.contiguous()
-    *layout, bad = sort.run(index.contiguous(), other.contiguous(), kept, num_rows, num_columns)
+    wraps = wrap_rows, wrap_columns
+    *layout, bad = sort_edges(index.contiguous(), other.contiguous(), kept, num_rows, num_columns, wraps)
     if bool(bad):
         raise found_error("index")
     rowptr, col, edge = layout

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.layout import csr
-from gnncompile.ops import counting_sort
+from gnncompile.ops import counting_sort, device_layouts
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define(
@@ -45,6 +45,9 @@ LIBRARY.impl("csr", csr.csr, "CompositeExplicitAutograd")
 LIBRARY.impl("csr_with_loops", csr.with_loops, "CompositeExplicitAutograd")
 LIBRARY.impl("csr", counting_sort.csr, "CPU")
 LIBRARY.impl("csr_with_loops", counting_sort.with_loops, "CPU")
+LIBRARY.impl("csr", device_layouts.csr, "CUDA")
+LIBRARY.impl("csr_with_loops", device_layouts.with_loops, "CUDA")
+LIBRARY.impl("inverse_degree", device_layouts.inverse_degree, "CUDA")
 LIBRARY.impl("inverse_degree", csr.inverse_degree, "CompositeExplicitAutograd")
 torch.library.register_fake("gnncompile::csr", _fake_csr, lib=LIBRARY)
 torch.library.register_fake("gnncompile::csr_with_loops", _fake_csr_with_loops, lib=LIBRARY)

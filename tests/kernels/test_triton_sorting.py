@@ -1,4 +1,4 @@
-"""The kernels that sort the edges of a layout in a package for a GPU, against the sort of a process."""
+"""The kernels that sort the edges of a layout on a GPU, against operations of torch's."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def expected(index: Tensor, other: Tensor, alive: Tensor | None, rows: int, colu
 @pytest.mark.parametrize("wraps", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_layouts_are_those_of_a_process(graph, few, wraps, device, monkeypatch):
+def test_layouts_are_those_of_torch(graph, few, wraps, device, monkeypatch):
     monkeypatch.setattr(sorting, "FEW", 10**6 if few else -1)
     rows, columns, edges = GRAPHS[graph]
     generator = torch.Generator().manual_seed(1)
@@ -54,8 +54,7 @@ def test_layouts_are_those_of_a_process(graph, few, wraps, device, monkeypatch):
             cases += [(worse, other), (index, other + columns)]
         for first, second in cases:
             for keep in (None, alive.to(device)):
-                sort = sorting.Sort.of(*dtypes, keep is not None, wraps)
-                found = sort.run(first, second, keep, rows, columns)
+                found = sorting.sort_edges(first, second, keep, rows, columns, wraps)
                 *layout, bad = expected(first, second, keep, rows, columns, wraps)
                 assert bool(found[3]) == bad
                 for ours, theirs in zip(found[:3], layout, strict=True):

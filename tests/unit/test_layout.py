@@ -15,6 +15,7 @@ from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.layout import csr
+from gnncompile.ops import device_layouts
 from gnncompile.runtime import launch
 from tests import graphs
 from tests.harness import needs_interpreter, tune
@@ -203,13 +204,16 @@ def test_lists_are_made_once_for_forward_and_backward(
     needs_interpreter("triton", device)
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     made: list[Tensor] = []
-    make = csr._find_hubs
 
-    def count(rowptr: Tensor, most: int, num_edges: int) -> csr.Hubs:
-        made.append(rowptr)
-        return make(rowptr, most, num_edges)
+    def counted(make: csr.Find) -> csr.Find:
+        def count(rowptr: Tensor, most: int, num_edges: int) -> csr.Hubs:
+            made.append(rowptr)
+            return make(rowptr, most, num_edges)
 
-    monkeypatch.setattr(csr, "_find_hubs", count)
+        return count
+
+    monkeypatch.setattr(csr, "_find_hubs", counted(csr._find_hubs))
+    monkeypatch.setattr(device_layouts, "find_hubs", counted(device_layouts.find_hubs))
     launch.kernel.cache_clear()
     launch.runner.cache_clear()
     try:

@@ -1,7 +1,8 @@
-"""Lists the hubs of a layout, and their pieces, for a program that can't ask the device. Imports Triton.
+"""Lists the hubs of a layout, and their pieces, without a question to the device. Imports Triton.
 
 :func:`gnncompile.layout.csr.hubs` finds them with operations of torch's, which take several times as many launches. A
-process keeps its lists; a package makes them in each call. A graph with too few edges for a hub needs no launch.
+process keeps its lists (:func:`find_hubs`); a package makes them in each call. A graph with too few edges for a hub
+needs no launch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.codegen.triton.launcher import Kernel, on_device
 
 Launch = Callable[[Entry, list[Tensor], list[Any], Any, list[int]], list[Tensor]]
 """Launches a kernel: ``launch(entry, tensors, numbers, programs, written)``.
@@ -42,13 +43,13 @@ _kernels = {
         ("count", layout_kernels.count, ("rowptr", "counts"), 4),
         ("sum_up", layout_kernels.sum_up, ("counts", "totals"), 1),
         ("place", layout_kernels.place, ("rowptr", "counts", "totals", "hubs"), 4),
-        ("order", layout_kernels.order, ("hubs", "ordered"), 1),
+        ("order", layout_kernels.order, ("hubs", "totals", "ordered"), 1),
         ("own", layout_kernels.own, ("totals", "hubs", "pieces"), 2),
     )
 }
 """The kernels in the order of their launches, with their pointers and the number of their int32 numbers."""
 
-_WRITTEN = {"list_few": [1, 2], "count": [1], "sum_up": [0, 1], "place": [3], "order": [1], "own": [1, 2]}
+_WRITTEN = {"list_few": [1, 2], "count": [1], "sum_up": [0, 1], "place": [3], "order": [2], "own": [1, 2]}
 
 
 def longest_of(edges: Any) -> Any:
@@ -110,10 +111,37 @@ def list_exact_hubs(rowptr: Tensor, edges: Any, launch: Launch) -> tuple[Tensor,
     hubs, ordered = (rowptr.new_empty((sizes[0], 3)) for _ in range(2))
     given.tensors |= {"hubs": hubs, "ordered": ordered, "pieces": rowptr.new_empty((sizes[1],))}
     given.place(longest, NO_LARGE)
-    given.launch("order", (sizes[0] + ORDERED - 1) // ORDERED, [sizes[0]], ORDERED)
-    given.tensors["hubs"] = given.tensors["ordered"]
+    given.order()
     given.own()
     return given.tensors["hubs"], given.tensors["pieces"]
+
+
+def find_hubs(rowptr: Tensor, most: int, most_pieces: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the tables of :func:`list_hubs`, by falling numbers of pieces, and four int32: the last two are the
+    pieces, the first two the hubs, in two parts each. The kernels are launched here, and the host does not wait.
+
+    Args:
+        rowptr: int32 ``[num_rows + 1]``.
+        most: The largest possible number of hubs, at least 1.
+        most_pieces: The largest possible number of pieces.
+        longest: The most edges of a row that is no hub, and of a piece.
+    """
+    hubs, ordered = (rowptr.new_empty((most, 3)) for _ in range(2))
+    given = _Tables(rowptr, hubs, rowptr.new_empty((most_pieces,)), 1, None)
+    given.tensors["ordered"] = ordered
+    with on_device(rowptr.get_device()):
+        given.count(longest, NO_LARGE)
+        given.place(longest, NO_LARGE)
+        given.order()
+        given.own()
+    return ordered, given.tensors["pieces"], given.tensors["totals"]
+
+
+def compile_ahead() -> None:
+    """Starts to compile the kernels of :func:`find_hubs`, in other threads."""
+    for name in ("count", "sum_up", "place", "order", "own"):
+        kernel, names, count = _kernels[name]
+        kernel.compile_ahead([torch.int32] * len(names), count, (ORDERED if name == "order" else BLOCK,))
 
 
 class _Tables:
@@ -124,10 +152,10 @@ class _Tables:
         hubs: The table of hubs.
         pieces: The table of pieces.
         any_hub: 0 if there are no hubs or another kernel lists them, else 1.
-        launch: Launches a kernel.
+        launch: Launches a kernel; None launches it here, and it writes to the tensors themselves.
     """
 
-    def __init__(self, rowptr: Tensor, hubs: Tensor, pieces: Tensor, any_hub: Any, launch: Launch) -> None:
+    def __init__(self, rowptr: Tensor, hubs: Tensor, pieces: Tensor, any_hub: Any, launch: Launch | None) -> None:
         self.rows, self.start = rowptr.size(0) - 1, launch
         # Rounded up in this way, the number of a symbol's blocks is known not to be negative.
         self.blocks = any_hub * ((self.rows + BLOCK - 1) // BLOCK)
@@ -138,8 +166,12 @@ class _Tables:
     def launch(self, name: str, programs: Any, numbers: list[Any], block: int = BLOCK) -> None:
         """Launches one of the kernels."""
         kernel, names, count = _kernels[name]
+        given = [self.tensors[one] for one in names]
+        if self.start is None:
+            kernel(programs, given, numbers, (block,))
+            return
         entry = kernel.entry(names, [torch.int32] * len(names), count, (block,))
-        found = self.start(entry, [self.tensors[one] for one in names], numbers, programs, _WRITTEN[name])
+        found = self.start(entry, given, numbers, programs, _WRITTEN[name])
         self.tensors.update(zip([names[at] for at in _WRITTEN[name]], found, strict=True))
 
     def count(self, longest: Any, fewest: int) -> None:
@@ -150,6 +182,12 @@ class _Tables:
     def place(self, longest: Any, fewest: int) -> None:
         """Writes the table of hubs."""
         self.launch("place", self.blocks, [self.rows, self.blocks, longest, fewest])
+
+    def order(self) -> None:
+        """Writes the table of hubs by falling numbers of pieces."""
+        most = self.tensors["hubs"].size(0)
+        self.launch("order", (most + ORDERED - 1) // ORDERED, [most], ORDERED)
+        self.tensors["hubs"] = self.tensors["ordered"]
 
     def own(self) -> None:
         """Writes the table of pieces, and the end of the table of hubs."""

@@ -1,4 +1,4 @@
-"""Triton kernels for layouts in packages: they list hubs and their pieces, replace bad indices, and compute seals.
+"""Triton kernels for layouts: they list hubs and their pieces, invert degrees, replace bad indices, and compute seals.
 
 See :mod:`gnncompile.codegen.triton.hub_lists`, :func:`gnncompile.codegen.triton.sized.bounded` and
 :mod:`gnncompile.codegen.triton.seals`.
@@ -112,9 +112,10 @@ def place(rowptr_ptr, counts_ptr, totals_ptr, hubs_ptr, num_rows, num_blocks, lo
     tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
 
 
-@triton.jit(do_not_specialize=["number"])
-def order(hubs_ptr, ordered_ptr, number, BLOCK: tl.constexpr):
-    """Writes hubs by falling number of pieces: each counts the hubs before it, and their pieces."""
+@triton.jit(do_not_specialize=["most"])
+def order(hubs_ptr, totals_ptr, ordered_ptr, most, BLOCK: tl.constexpr):
+    """Writes hubs, at most so many, by falling number of pieces: each counts the hubs before it, and their pieces."""
+    number = tl.minimum(tl.load(totals_ptr) + tl.load(totals_ptr + 1), most)
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(hubs_ptr + own * 3, mask=own < number, other=0)
     pieces = tl.load(hubs_ptr + own * 3 + 2, mask=own < number, other=0)
@@ -156,6 +157,19 @@ def own_pieces(hubs_ptr, pieces_ptr, piece, hubs, last, most_hubs, most_pieces):
     unused = (piece >= hubs) & (piece < most_hubs)
     for part in range(3):
         tl.store(hubs_ptr + piece * 3 + part, piece * 0, mask=unused)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def invert_degrees(rowptr_ptr, out_ptr, num_rows, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes ``1 / max(edges of the row, 1)``, rounded as a division is."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < num_rows
+    begin, end = tl.load(rowptr_ptr + row, mask=inside, other=0), tl.load(rowptr_ptr + row + 1, mask=inside, other=0)
+    degree = tl.maximum(end - begin, 1)
+    if DOUBLE:
+        tl.store(out_ptr + row, 1 / degree.to(tl.float64), mask=inside)
+    else:
+        tl.store(out_ptr + row, tl.div_rn(tl.full([BLOCK], 1, tl.float32), degree.to(tl.float32)), mask=inside)
 
 
 @triton.jit(do_not_specialize=["number", "size"])

@@ -1,9 +1,15 @@
-"""Triton kernels that sort the edges of a layout by row, stably. See :mod:`gnncompile.codegen.triton.sorting`."""
+"""Triton kernels that sort the edges of a layout by row, stably, and add self loops to it.
+
+See :mod:`gnncompile.codegen.triton.sorting`. An index may be a row of edge_index, which begins at any address.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+_SIZES = ["number", "num_rows", "num_columns"]
+_INDICES = ["index_ptr", "other_ptr", "alive_ptr"]
 
 
 @triton.jit
@@ -42,7 +48,7 @@ def column_of(other_ptr, at, inside, num_columns):
     return tl.minimum(tl.maximum(column, 0), tl.maximum(num_columns - 1, 0)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["number", "num_rows", "num_columns"])
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_INDICES)
 def rank(
     index_ptr,
     other_ptr,
@@ -89,7 +95,7 @@ def rank(
     tl.store(bad_ptr, wrong, mask=wrong & (tl.program_id(0) == edge_programs))
 
 
-@triton.jit(do_not_specialize=["number", "num_rows", "num_columns"])
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_INDICES)
 def keys(
     index_ptr,
     other_ptr,
@@ -114,7 +120,7 @@ def keys(
     tl.store(bad_ptr, found, mask=found)
 
 
-@triton.jit(do_not_specialize=["number", "num_rows", "num_columns"])
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["other_ptr"])
 def place(
     key_ptr,
     order_ptr,
@@ -146,3 +152,76 @@ def place(
             low = tl.where(open_ & smaller, middle + 1, low)
             high = tl.where(open_ & (smaller == 0), middle, high)
         tl.store(rowptr_ptr + row, low, mask=row <= num_rows)
+
+
+@triton.jit(do_not_specialize=["number", "num_rows"], do_not_specialize_on_alignment=["alive_ptr"])
+def keep(rowptr_ptr, edge_ptr, alive_ptr, kept_ptr, number, num_rows, BLOCK: tl.constexpr):
+    """Writes 1 for each edge of a layout that has a row and is alive, and 0 for the others."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < number
+    edge = tl.load(edge_ptr + at, mask=inside, other=0)
+    alive = tl.load(alive_ptr + edge, mask=inside, other=0) != 0
+    tl.store(kept_ptr + at, (alive & (at < tl.load(rowptr_ptr + num_rows))).to(tl.int32), mask=inside)
+
+
+@triton.jit
+def kept_before(sums_ptr, at, inside, last, MASKED: tl.constexpr):
+    """The edges before a place of the layout that are kept."""
+    if MASKED:
+        return tl.load(sums_ptr + at - 1, mask=inside & (at > 0), other=0)
+    return tl.minimum(at, last).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["number", "num_rows"])
+def add_loops(
+    rowptr_ptr,
+    col_ptr,
+    edge_ptr,
+    sums_ptr,
+    new_rowptr_ptr,
+    new_col_ptr,
+    new_edge_ptr,
+    number,
+    num_rows,
+    MASKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes a layout with a self loop after the edges of each row. Edges that are not kept go after the last row.
+
+    The sums tell how many edges are kept up to each place; without a mask they are not read.
+    """
+    edge_programs = (number + (BLOCK - 1)) // BLOCK
+    own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    last = tl.load(rowptr_ptr + num_rows)
+    if tl.program_id(0) < edge_programs:
+        inside = own < number
+        low = tl.zeros([BLOCK], tl.int32)
+        high = tl.zeros([BLOCK], tl.int32) + num_rows
+        for _ in range(32):  # the row of the edge, or the number of rows, is in [low, high]
+            middle = low + (high - low) // 2
+            open_ = low < high
+            ended = tl.load(rowptr_ptr + middle + 1, mask=open_, other=0) <= own
+            low = tl.where(open_ & ended, middle + 1, low)
+            high = tl.where(open_ & (ended == 0), middle, high)
+        before = kept_before(sums_ptr, own, inside, last, MASKED)
+        kept = low < num_rows
+        total = last
+        if MASKED:
+            kept = tl.load(sums_ptr + own, mask=inside, other=0) > before
+            total = tl.load(sums_ptr + number - 1)
+        place = tl.where(kept, before + low, own + (total + num_rows - before))
+        tl.store(new_col_ptr + place, tl.load(col_ptr + own, mask=inside, other=0), mask=inside)
+        tl.store(new_edge_ptr + place, tl.load(edge_ptr + own, mask=inside, other=0), mask=inside)
+    else:
+        row = own - edge_programs.to(tl.int64) * BLOCK
+        is_row = row < num_rows
+        begin = tl.load(rowptr_ptr + row, mask=row <= num_rows, other=0)
+        end = tl.load(rowptr_ptr + row + 1, mask=is_row, other=0)
+        tl.store(
+            new_rowptr_ptr + row,
+            kept_before(sums_ptr, begin, row <= num_rows, last, MASKED) + row,
+            mask=row <= num_rows,
+        )
+        place = kept_before(sums_ptr, end, is_row, last, MASKED) + row
+        tl.store(new_col_ptr + place, row, mask=is_row)
+        tl.store(new_edge_ptr + place, number + row, mask=is_row)

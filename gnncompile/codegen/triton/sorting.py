@@ -1,4 +1,4 @@
-"""Sorts the edges of a layout in a package, by launches that depend on sizes alone. Imports Triton.
+"""Sorts the edges of a layout on a GPU, by launches that depend on sizes alone. Imports Triton.
 
 Few edges are sorted by one launch, in which each edge counts the edges before it. Operations of torch's would take
 about ten launches, which is most of the time of a small graph. Other edges take two launches beside torch's sort.
@@ -7,22 +7,32 @@ about ten launches, which is most of the time of a small graph. Other edges take
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.triton import sort_kernels
+from gnncompile.codegen.triton import layout_kernels, sort_kernels
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.codegen.triton.launcher import Kernel, on_device
 
 FEW = 4096
 """The most edges, and the most rows and one, that are sorted by counting. The work grows as their square."""
 
 _WARPS = tuning.TILES.short_warps
-_rank, _keys, _place = (
-    Kernel(kernel, num_warps=_WARPS) for kernel in (sort_kernels.rank, sort_kernels.keys, sort_kernels.place)
-)
+_keep, _add_loops = (Kernel(kernel, num_warps=_WARPS) for kernel in (sort_kernels.keep, sort_kernels.add_loops))
+_inverse = {dtype: Kernel(layout_kernels.invert_degrees, num_warps=_WARPS) for dtype in (torch.float32, torch.float64)}
+
+
+@cache
+def _kernels(index: torch.dtype, other: torch.dtype) -> tuple[Kernel, Kernel, Kernel]:
+    """Returns the kernels `rank`, `keys` and `place` for indices of two dtypes: a launch does not ask for dtypes."""
+    kernels = sort_kernels.rank, sort_kernels.keys, sort_kernels.place
+    rank, keys, place = (Kernel(kernel, num_warps=_WARPS) for kernel in kernels)
+    return rank, keys, place
+
+
 _RANKED, _STEP = 16, 128
 """The edges or rows of a program of the kernel that counts, and those that it compares them with at once."""
 _BLOCK = 1024
@@ -57,14 +67,15 @@ class Sort:
         names = ("index", "other", "alive")
         made = ("rowptr", "col", "edge")
         constants = (*wraps, masked)
+        rank, keys, place = _kernels(index, other)
         return Sort(
             *(
                 # an index may be a row of edge_index
                 replace(entry, aligned=False, flag="index" if "bad" in entry.names else None)
                 for entry in (
-                    _rank.entry((*names, *made, "bad"), (*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP)),
-                    _keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK)),
-                    _place.entry(
+                    rank.entry((*names, *made, "bad"), (*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP)),
+                    keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK)),
+                    place.entry(
                         ("key", "order", "other", *made), (torch.int32, torch.int64, other, *layout), 3, (_BLOCK,)
                     ),
                 )
@@ -79,31 +90,106 @@ class Sort:
     numbers = FEW, _RANKED, _BLOCK
     """The most edges that `rank` sorts, and the edges or rows of a program of `rank` and of the others."""
 
-    def run(
-        self, index: Tensor, other: Tensor, alive: Tensor | None, num_rows: int, num_columns: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns rowptr ``[num_rows + 1]``, col, edge ``[num_edges]``, int32, and whether an edge is out of range.
 
-        Args:
-            index: The row of each edge, ``[num_edges]``.
-            other: The other end of each edge, ``[num_edges]``.
-            alive: The edges to keep, bool ``[num_edges]``, or None.
-            num_rows: The number of rows.
-            num_columns: The number of columns.
-        """
-        edges, sizes = index.size(0), [index.size(0), num_rows, num_columns]
-        rowptr, col, edge = (index.new_empty((n,), dtype=torch.int32) for n in (num_rows + 1, edges, edges))
-        bad = index.new_zeros((1,), dtype=torch.bool)
-        given = [index, other, bad if alive is None else alive]
-        if edges <= FEW and num_rows < FEW:
+def sort_edges(
+    index: Tensor,
+    other: Tensor,
+    alive: Tensor | None,
+    num_rows: int,
+    num_columns: int,
+    wraps: tuple[bool, bool] = (False, False),
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns rowptr ``[num_rows + 1]``, col, edge ``[num_edges]``, int32, and a bool ``[1]``: if one is out of range.
+
+    Args:
+        index: The row of each edge, ``[num_edges]``, contiguous, int32 or int64.
+        other: The other end of each edge, ``[num_edges]``, contiguous, int32 or int64.
+        alive: The edges to keep, bool ``[num_edges]``, contiguous, or None.
+        num_rows: The number of rows.
+        num_columns: The number of columns.
+        wraps: Whether negative entries of `index` and of `other` count from the end.
+    """
+    edges, sizes, constants = index.size(0), [index.size(0), num_rows, num_columns], (*wraps, alive is not None)
+    rank, keys, place = _kernels(index.dtype, other.dtype)
+    rowptr, col, edge = (index.new_empty((n,), dtype=torch.int32) for n in (num_rows + 1, edges, edges))
+    bad = index.new_zeros((1,), dtype=torch.bool)
+    given = [index, other, bad if alive is None else alive]
+    with on_device(index.get_device()):
+        if _are_few(num_rows, edges):
             programs = _blocks(edges, _RANKED) + _blocks(num_rows + 1, _RANKED)
-            self.rank.run([*given, rowptr, col, edge, bad], sizes, programs)
+            rank(programs, [*given, rowptr, col, edge, bad], sizes, (*constants, _RANKED, _STEP))
             return rowptr, col, edge, bad
-        self.keys.run([*given, edge, bad], sizes, _blocks(edges, _BLOCK))
+        keys(_blocks(edges, _BLOCK), [*given, edge, bad], sizes, (*constants, _BLOCK))
         key, order = torch.sort(edge, stable=True)
         programs = _blocks(edges, _BLOCK) + _blocks(num_rows + 1, _BLOCK)
-        self.place.run([key, order, other, rowptr, col, edge], sizes, programs)
-        return rowptr, col, edge, bad
+        place(programs, [key, order, other, rowptr, col, edge], sizes, (_BLOCK,))
+    return rowptr, col, edge, bad
+
+
+def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, alive: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a layout with a self loop after the edges of each row: see :func:`gnncompile.layout.csr.with_loops`.
+
+    Args:
+        rowptr: ``[num_rows + 1]``, int32, as `col` and `edge` contiguous.
+        col: ``[num_edges]``, int32.
+        edge: ``[num_edges]``, int32.
+        alive: Edges to keep, by their numbers in `edge`, bool ``[num_edges]``, contiguous, or None.
+    """
+    edges, rows = edge.size(0), rowptr.size(0) - 1
+    new_rowptr, (new_col, new_edge) = torch.empty_like(rowptr), (edge.new_empty((edges + rows,)) for _ in range(2))
+    with on_device(rowptr.get_device()):
+        sums = rowptr
+        if alive is not None:
+            kept = torch.empty_like(edge)
+            _keep(_blocks(edges, _BLOCK), [rowptr, edge, alive, kept], [edges, rows], (_BLOCK,))
+            sums = kept.cumsum(0, dtype=torch.int32)
+        programs = _blocks(edges, _BLOCK) + _blocks(rows + 1, _BLOCK)
+        made = [new_rowptr, new_col, new_edge]
+        _add_loops(programs, [rowptr, col, edge, sums, *made], [edges, rows], (alive is not None, _BLOCK))
+    return new_rowptr, new_col, new_edge
+
+
+def inverse_degree(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns ``1 / max(num_edges, 1)`` of every row, ``[num_rows]``: see :func:`gnncompile.layout.csr.inverse_degree`.
+
+    Args:
+        rowptr: ``[num_rows + 1]``, int32, contiguous.
+        dtype: float32 or float64.
+    """
+    rows = rowptr.size(0) - 1
+    out = rowptr.new_empty((rows,), dtype=dtype)
+    with on_device(rowptr.get_device()):
+        _inverse[dtype](_blocks(rows, _BLOCK), [rowptr, out], [rows], (dtype is torch.float64, _BLOCK))
+    return out
+
+
+def compile_ahead(
+    index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool], num_rows: int, num_edges: int
+) -> None:
+    """Starts to compile the kernels of :func:`sort_edges` for a graph, in other threads."""
+    rank, keys, place = _kernels(index, other)
+    given, layout, constants = (index, other, torch.bool), (torch.int32,) * 3, (*wraps, masked)
+    if _are_few(num_rows, num_edges):
+        rank.compile_ahead((*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP))
+        return
+    keys.compile_ahead((*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
+    place.compile_ahead((torch.int32, torch.int64, other, *layout), 3, (_BLOCK,))
+
+
+def compile_degrees_ahead(dtype: torch.dtype) -> None:
+    """Starts to compile the kernel of :func:`inverse_degree`, in another thread."""
+    _inverse[dtype].compile_ahead((torch.int32, dtype), 1, (dtype is torch.float64, _BLOCK))
+
+
+def compile_loops_ahead(masked: bool) -> None:
+    """Starts to compile the kernels of :func:`with_loops`, in other threads."""
+    if masked:
+        _keep.compile_ahead((torch.int32, torch.int32, torch.bool, torch.int32), 2, (_BLOCK,))
+    _add_loops.compile_ahead((torch.int32,) * 7, 2, (masked, _BLOCK))
+
+
+def _are_few(num_rows: int, num_edges: int) -> bool:
+    return num_edges <= FEW and num_rows < FEW
 
 
 def _blocks(number: int, block: int) -> int:

@@ -143,6 +143,7 @@ def _extract(ctx: Context, frontier: list[fx.Node], copied: tuple[tuple[int, int
     for at, node in enumerate(inputs):
         if node in needed:
             copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
             positions.append(at)
     for node in ctx.graph.nodes:
         if node in needed and node.op != "placeholder":
