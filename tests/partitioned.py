@@ -506,6 +506,9 @@ def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
 def features_have_room(here: Here) -> None:
     """Compiled layers that read features receive halo rows behind them, in the same memory; other layers do not."""
     whole, part = graph(), here.part(graph())
+    with torch.no_grad():
+        here.compile(here.model("gat"))(part.data.x, part.data.edge_index)
+    assert part.data.x.untyped_storage().nbytes() == part.data.x.nbytes  # it reads the rows of a product
     compiled, x = here.compile(here.model("sage")), part.data.x
     before, version, again = x.clone(), x._version, x.clone()
     for _ in range(2):
@@ -518,6 +521,27 @@ def features_have_room(here: Here) -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = gnncompile.load_part(part.save(folder).parent, here.rank, here.size).data.x
     assert torch.equal(saved, before.cpu())
+
+
+def rows_are_kept_once(here: Here) -> None:
+    """The backward keeps the rows of an exchange, and not their first rows beside them."""
+    if not here.inductor:
+        return  # what eager keeps, it keeps
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    part, own = here.part(graph()), here.part(graph()).nodes[""].numel()
+    compiled = here.compile(here.model("gat"))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compiled(part.data.x, part.data.edge_index)
+    joined = [t for t in kept if t.dim() > 1 and t.size(0) == own + part.halo[""].numel() and t[0].numel() >= 4]
+    assert len(joined) == 2, [t.shape for t in kept]  # one of each layer
+    alone = [t for t in kept if t.dim() > 1 and t.size(0) == own]
+    for rows in (rows[:own].flatten(1) for rows in joined):
+        assert not any(t.numel() == rows.numel() and torch.equal(t.flatten(1), rows) for t in alone)
 
 
 def different_graphs(here: Here) -> None:
@@ -601,6 +625,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             structure_is_exchanged_once,
             own_edges_are_walked_first,
             features_have_room,
+            rows_are_kept_once,
             different_graphs,
             explained,
             errors,

@@ -82,7 +82,7 @@ def in_order(root: Path) -> list[Pass]:
     """All passes in the order in which they run."""
     manager = importlib.import_module("gnncompile.passes.manager")
     found = []
-    for one in (*manager.PRE_GRAD, *manager.POST_GRAD):
+    for one in (*manager.PRE_GRAD, *manager.JOINT, *manager.POST_GRAD):
         folder, _, name = one.run.__module__.replace(".", "/").rpartition("/")
         source = (root / folder / f"{name}.py").read_text(encoding="utf-8")
         found.append(described(name, ast.get_docstring(ast.parse(source)) or "", one.option, folder))

@@ -340,10 +340,26 @@ class Backend(_compat.CaptureSettings):
             "size_asserts": False,
             # Another order could end an exchange before the work that it is to overlap with.
             **({} if self.group is None else {"reorder_for_peak_memory": False}),
+            **({} if self.group is None else {"joint_custom_post_pass": BeforeDivision(self.options)}),
             # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
         }
+
+
+class BeforeDivision(OwnPass):
+    """Runs the passes on the graph of a forward and its backward, before it is divided into both."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites the graph."""
+        manager.run_joint(graph, self.options)
+
+    def uuid(self) -> str:
+        """The pass's part of Inductor's cache key: a hash of our sources, and the options."""
+        return f"{sources_hash()} {self.options!r}"
 
 
 class AfterDifferentiation(OwnPass):

@@ -1,7 +1,7 @@
 """Divides the edges of a layout over a part of a graph: edges from own rows, and edges from halo rows.
 
 Both halves are layouts of the same rows, and keep the order of the edges within a row. They are remembered by the
-identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors, and take 12 bytes per edge as long
+identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors, and take 8 bytes per edge as long
 as the layout lives. The host waits for the device when a layout is divided for the first time. It can't while a CUDA
 graph is captured, so then only what is remembered is given.
 """
@@ -42,14 +42,12 @@ class Divided:
         own: The number of own rows among the columns, which come first.
         versions: The versions of the whole layout's tensors.
         halves: The edges from own rows, and the edges from halo rows.
-        places: For each half, the place of each of its edges in the whole layout, int32.
         order: Lets other streams wait for the tensors.
     """
 
     own: int
     versions: tuple[int, ...]
     halves: tuple[Edges, Edges]
-    places: tuple[Tensor, Tensor]
     order: Ordered | None
 
 
@@ -74,19 +72,24 @@ def divided(layout: Sequence[Tensor], own: int) -> Divided | None:
     return found
 
 
-def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | None:
+def divided_values(values: Tensor, layout: Sequence[Tensor], known: Divided) -> tuple[Tensor, Tensor] | None:
     """Returns values that are in the order of a layout, ``[num_edges, ...]``, for each half of the layout.
 
     They are remembered by the identity of `values`, which hold graph structure. Returns None while a CUDA graph is
     captured, if they were not divided before.
+
+    Args:
+        values: ``[num_edges, ...]``.
+        layout: rowptr, col and edge of the whole layout.
+        known: Its halves.
     """
     version = version_of(values)
     found = _values.get(values)
-    if found is None or found.version != version or found.layout is not layout.halves[0].rowptr:
+    if found is None or found.version != version or found.layout is not known.halves[0].rowptr:
         if device_of(values.device).is_capturing:
             return None
-        first, second = (values.index_select(0, places) for places in layout.places)
-        found = _Values(version, layout.halves[0].rowptr, (first, second), Ordered.after([first, second]))
+        first, second = (values[chosen] for chosen in _chosen(layout, known.own))
+        found = _Values(version, known.halves[0].rowptr, (first, second), Ordered.after([first, second]))
         _values.set(values, found)
     if found.order is not None:
         found.order.follow()
@@ -94,15 +97,18 @@ def divided_values(values: Tensor, layout: Divided) -> tuple[Tensor, Tensor] | N
 
 
 def _divide(rowptr: Tensor, col: Tensor, edge: Tensor, own: int, versions: tuple[int, ...]) -> Divided:
-    place = torch.arange(col.size(0), dtype=torch.int32, device=col.device)
-    alive, of_own = place < rowptr[-1], col < own
-    chosen = alive & of_own, alive & ~of_own
-    places = place[chosen[0]], place[chosen[1]]
     first, second = (
-        Edges(_rowptr(rowptr, mask), col[at], edge[at] if edge.numel() else edge)
-        for mask, at in zip(chosen, places, strict=True)
+        Edges(_rowptr(rowptr, mask), col[mask], edge[mask] if edge.numel() else edge)
+        for mask in _chosen((rowptr, col, edge), own)
     )
-    return Divided(own, versions, (first, second), places, Ordered.after([*first, *second, *places]))
+    return Divided(own, versions, (first, second), Ordered.after([*first, *second]))
+
+
+def _chosen(layout: Sequence[Tensor], own: int) -> tuple[Tensor, Tensor]:
+    """Returns for each half of a layout which edges it has, bool ``[num_edges]``."""
+    rowptr, col, _ = layout
+    alive, of_own = torch.arange(col.size(0), dtype=torch.int32, device=col.device) < rowptr[-1], col < own
+    return alive & of_own, alive & ~of_own
 
 
 def _rowptr(rowptr: Tensor, chosen: Tensor) -> Tensor:

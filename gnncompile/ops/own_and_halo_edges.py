@@ -92,7 +92,7 @@ def _half(
         return None
     given = list(tensors)
     for at in _ordered(spec):
-        values = divided_values(tensors[at], found)
+        values = divided_values(tensors[at], layout, found)
         if values is None:
             return None
         given[at] = values[which]

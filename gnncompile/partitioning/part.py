@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gnncompile.exc import ArgumentError
-from gnncompile.layout.halo import attach_plan, make_plan, with_room
+from gnncompile.layout.halo import attach_plan, make_plan, may_move
 
 HOMOGENEOUS = ""
 """Stands for the node type of a ``Data``."""
@@ -75,28 +75,20 @@ class Part:
                 kind = HOMOGENEOUS if store._key is None else store._key[0]
                 attach_plan(store.edge_index, plans[kind])
         for store in self.data.node_stores:
-            halo = self.halo.get(HOMOGENEOUS if store._key is None else store._key)
-            for name, held in list(store.items()):
-                takes_room = isinstance(held, Tensor) and held.is_floating_point() and held.dim() == 2
-                if takes_room and store.is_node_attr(name) and halo is not None and halo.numel():
-                    store[name] = with_room(held, halo.numel())  # so layers that read features need no copy of them
+            for name, held in store.items():
+                is_matrix = isinstance(held, Tensor) and held.is_floating_point() and held.dim() == 2
+                if is_matrix and held.is_contiguous() and store.is_node_attr(name):
+                    may_move(held)
 
     def to(self, device: torch.device | str) -> Part:
-        """Returns the part with all of its tensors on a device. ``part.data.to(device)`` would lose the exchange."""
+        """Returns the part with its data and its exchanges on a device.
 
-        def moved(held: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-            return {key: value.to(device) for key, value in held.items()}
-
+        The indices in the whole graph (:attr:`nodes`, :attr:`edges`, :attr:`halo`) stay where they are: the whole graph
+        is not on the device, and the indices of edges would take 8 bytes for each edge. ``part.data.to(device)`` would
+        lose the exchange.
+        """
         exchanges = {kind: replace(found, send=found.send.to(device)) for kind, found in self.exchanges.items()}
-        data = self.data.clone().to(device)
-        return replace(
-            self,
-            data=data,
-            nodes=moved(self.nodes),
-            edges=moved(self.edges),
-            halo=moved(self.halo),
-            exchanges=exchanges,
-        )
+        return replace(self, data=self.data.clone().to(device), exchanges=exchanges)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the part to ``folder/part-<rank>-of-<num_parts>.pt``, and returns the path.

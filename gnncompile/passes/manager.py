@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.options import Options
 from gnncompile.passes.analysis import depends_on_chance
 from gnncompile.passes.context import Context
+from gnncompile.passes.joint import share_exchanged_rows
 from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.partitioned.parts import Parts
@@ -70,7 +71,7 @@ from gnncompile.passes.pre_grad import (
     wrap_negative_indices,
 )
 
-Stage = Literal["pre_grad", "post_grad"]
+Stage = Literal["pre_grad", "joint", "post_grad"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Pass:
     Attributes:
         name: The name of its file.
         option: The option that turns the pass off, or None if the pass always runs.
-        stage: Whether it runs before or after differentiation.
+        stage: Whether it runs before differentiation; after it, on one graph of the forward and the backward; or on
+            each of the two.
         run: Rewrites the graph of a :class:`Context` (before differentiation), or an ``fx.Graph`` (after it).
     """
 
@@ -94,7 +96,7 @@ def _pass(stage: Stage, module: ModuleType, option: str | None = None) -> Pass:
     return Pass(module.__name__.rpartition(".")[2], option, stage, module.run)
 
 
-_before, _after = partial(_pass, "pre_grad"), partial(_pass, "post_grad")
+_before, _joint, _after = (partial(_pass, stage) for stage in get_args(Stage))
 
 PRE_GRAD: tuple[Pass, ...] = (
     _before(read_batch_metadata),
@@ -132,6 +134,9 @@ PRE_GRAD: tuple[Pass, ...] = (
     _before(hoist_structure, "hoist"),
 )
 """These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
+
+JOINT: tuple[Pass, ...] = (_joint(share_exchanged_rows),)
+"""These passes run after differentiation, on the graph of a forward and its backward, in this order."""
 
 POST_GRAD: tuple[Pass, ...] = (
     _after(expand_small_products),
@@ -208,6 +213,12 @@ def run_pre_grad(
     if observer is not None:
         observer.after(ctx, ctx.structure)
     return Result(ctx.gm, ctx.structure, ctx.log)
+
+
+def run_joint(graph: fx.Graph, options: Options) -> None:
+    """Runs :data:`JOINT` on the graph of a forward and its backward, before Inductor divides it."""
+    for one in _wanted(JOINT, options):
+        one.run(graph)
 
 
 def run_post_grad(graph: fx.Graph, options: Options) -> None:

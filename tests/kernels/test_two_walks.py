@@ -223,25 +223,27 @@ def test_layouts_are_divided_once() -> None:
 
 def test_values_in_the_order_of_a_layout_are_divided_once() -> None:
     rowptr, col = (torch.tensor(t, dtype=torch.int32) for t in ([0, 2, 3], [2, 0, 1]))
-    layout, values = divided((rowptr, col, col), 2), torch.arange(3.0).view(3, 1)
+    whole, values = (rowptr, col, col), torch.arange(3.0).view(3, 1)
+    layout = divided(whole, 2)
     assert layout is not None
-    found = divided_values(values, layout)
+    found = divided_values(values, whole, layout)
     assert found is not None and [t.flatten().tolist() for t in found] == [[1, 2], [0]]
-    assert divided_values(values, layout) is found
+    assert divided_values(values, whole, layout) is found
     values.neg_()
-    changed = divided_values(values, layout)
+    changed = divided_values(values, whole, layout)
     assert changed is not None and [t.flatten().tolist() for t in changed] == [[-1, -2], [0]]
-    layout = divided((rowptr, col, col), 1)  # of another part
+    layout = divided(whole, 1)  # of another part
     assert layout is not None
-    changed = divided_values(values, layout)
+    changed = divided_values(values, whole, layout)
     assert changed is not None and [t.flatten().tolist() for t in changed] == [[-1], [0, -2]]
 
 
 def test_nothing_is_divided_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     rowptr, values = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1)
-    layout = divided((rowptr, rowptr[:1], rowptr[:1]), 1)
+    whole = rowptr, rowptr[:1], rowptr[:1]
+    layout = divided(whole, 1)
     assert layout is not None
     monkeypatch.setattr(Device, "is_capturing", property(lambda device: True))
-    assert divided((rowptr, rowptr[:1], rowptr[:1]), 1) is layout
-    assert divided_values(values, layout) is None
-    assert divided((rowptr, rowptr[:1], rowptr[:1]), 0) is None
+    assert divided(whole, 1) is layout
+    assert divided_values(values, whole, layout) is None
+    assert divided(whole, 0) is None

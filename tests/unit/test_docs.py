@@ -262,7 +262,7 @@ def test_docstrings_become_markdown():
 
 def test_passes_say_what_they_do():
     found = passes.in_order(ROOT)
-    assert [one.name for one in found] == [one.name for one in (*manager.PRE_GRAD, *manager.POST_GRAD)]
+    assert [one.name for one in found] == [one.name for one in (*manager.PRE_GRAD, *manager.JOINT, *manager.POST_GRAD)]
     assert {one.option for one in found if one.option} <= set(NAMES)
     with pytest.raises(ValueError, match="expected Before, After and Why it pays"):
         passes.described("nope", "Does something.\n\nBefore: ``a``\nAfter: ``b``")
