@@ -1,0 +1,150 @@
+"""Messages times a matrix per edge: multiplied after the sum, with the same results and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import MessagePassing, NNConv
+
+import gnncompile
+from gnncompile.ir.region import Region, Space, parse
+from tests.graphs import EDGE_LISTS
+from tests.harness import launched, light, needs_interpreter
+
+NODES, K, C, M, COLUMNS = 5, 6, 4, 3, 2
+DENSE = torch.cat([EDGE_LISTS["unsorted, duplicates, hub"], EDGE_LISTS["unsorted, duplicates, hub"].flip(1)], 1)
+
+
+def layer(bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(COLUMNS, M), nn.Tanh(), nn.Linear(M, K * C, bias=bias))
+
+
+class Own(MessagePassing):
+    """A message that one function makes of the source's row, the rows of a layer, and the features of the edge."""
+
+    def __init__(self, function: Callable[..., Tensor], **options: Any) -> None:
+        super().__init__(**{"aggr": "add"} | options)
+        self.function, self.nn = function, layer()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.function(x_j, self.nn(edge_attr), edge_attr)
+
+
+MOVED: dict[str, Callable[[], nn.Module]] = {
+    "NNConv": lambda: NNConv(K, C, layer()),
+    "NNConv, mean, no bias": lambda: NNConv(K, C, layer(bias=False), aggr="mean", root_weight=False),
+    "einsum": lambda: Own(lambda x, w, _: torch.einsum("ek,ekc->ec", x, w.view(-1, K, C))),
+    "einsum, transposed": lambda: Own(lambda x, w, _: torch.einsum("ek,eck->ec", x, w.view(-1, C, K))),
+    "bmm, transposed": lambda: Own(lambda x, w, _: torch.bmm(w.view(-1, C, K), x.unsqueeze(2)).squeeze(2)),
+    "sum": lambda: Own(lambda x, w, _: (x.unsqueeze(-1) * w.view(-1, K, C)).sum(1)),
+    "sum, transposed": lambda: Own(lambda x, w, _: (w.view(-1, C, K) * x[:, None]).sum(-1)),
+    "sum, axis kept": lambda: Own(lambda x, w, _: (w.view(-1, C, K) * x[:, None]).sum(-1, keepdim=True).squeeze(-1)),
+    "weights of edges": lambda: Own(lambda x, w, e: 2 * e[:, :1] * (x[:, None] @ w.view(-1, K, C)).squeeze(1) / 3),
+    "of both ends": lambda: Own(lambda x, w, e: ((x * e[:, 1:])[:, None] @ w.view(-1, K, C)).squeeze(1)),
+}
+
+STAYING: dict[str, Callable[[], nn.Module]] = {
+    "maximum": lambda: NNConv(K, C, layer(), aggr="max"),
+    "a layer that others read": lambda: Own(
+        lambda x, w, _: (x[:, None] @ w.view(-1, K, C)).squeeze(1) + w.view(-1, K, C).sum(1)
+    ),
+    "an activation behind": lambda: Own(lambda x, w, _: F.relu((x[:, None] @ w.view(-1, K, C)).squeeze(1))),
+    "a matrix that is no layer": lambda: Own(lambda x, w, _: (x[:, None] @ w.tanh().view(-1, K, C)).squeeze(1)),
+}
+
+
+def run(model: nn.Module, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
+    """The output and all gradients."""
+    out = model(x, edge_index, edge_attr)
+    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    leaves = [a for a in (x, edge_attr, *model.parameters()) if a.requires_grad]
+    return [out, *torch.autograd.grad((out * weight).sum(), leaves, materialize_grads=True)]
+
+
+def example(edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    edge_attr = torch.rand(edge_index.size(1), COLUMNS, requires_grad=True)
+    return torch.randn(NODES, K, requires_grad=True), edge_index, edge_attr
+
+
+def compare(model: nn.Module, compiled: Any, edge_index: Tensor) -> list[Region]:
+    """Compares with eager in float64; the regions that ran."""
+    given = example(edge_index)
+    with launched() as specs:
+        found = run(compiled, *given)
+    doubled = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in given]
+    for a, b in zip(found, run(copy.deepcopy(model).double(), *doubled), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    return [parse(spec) for spec in specs]
+
+
+def sums_outer_products(regions: list[Region]) -> bool:
+    made = [(r.by, r.nodes[o.node].shape) for r in regions for o in r.outputs]
+    return (Space.DESTINATION, (M, K)) in made
+
+
+@pytest.mark.parametrize("which", ["reference", "cpp"])
+@pytest.mark.parametrize("name", MOVED)
+def test_matrices_are_applied_to_sums(name: str, which: str) -> None:
+    torch.manual_seed(0)
+    model = MOVED[name]()
+    with light(which):
+        compiled = gnncompile.compile(model, fullgraph=True)
+        assert sums_outer_products(compare(model, compiled, DENSE))
+        for edges in EDGE_LISTS.values():
+            compare(model, compiled, edges)
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_other_messages_stay_what_they_are(name: str) -> None:
+    torch.manual_seed(0)
+    model = STAYING[name]()
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        assert not sums_outer_products(compare(model, compiled, DENSE))
+
+
+def test_where_the_layer_does_more_work_after_the_sum_it_stays() -> None:
+    torch.manual_seed(0)
+    model = MOVED["NNConv"]()
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True)
+        assert not sums_outer_products(compare(model, compiled, DENSE[:, :8]))  # as many edges as nodes
+    wide = NNConv(K, C, nn.Linear(COLUMNS, K * C))
+    wide.nn = nn.Sequential(nn.Linear(COLUMNS, 64), nn.Linear(64, K * C))
+    with light():
+        regions = compare(wide, gnncompile.compile(wide, fullgraph=True), DENSE)
+    assert not any(n.shape == (64, K) for r in regions for n in r.nodes)
+
+
+def test_not_measured_on_gpus() -> None:
+    needs_interpreter("triton")
+    torch.manual_seed(0)
+    model = MOVED["NNConv"]()
+    with light("triton"):
+        assert not sums_outer_products(compare(model, gnncompile.compile(model, fullgraph=True), DENSE))
+
+
+def test_an_option_turns_it_off() -> None:
+    torch.manual_seed(0)
+    model = MOVED["NNConv"]()
+    with light():
+        compiled = gnncompile.compile(model, fullgraph=True, options={"per_node": False})
+        assert not sums_outer_products(compare(model, compiled, DENSE))
+
+
+def test_low_precision() -> None:
+    torch.manual_seed(0)
+    model = MOVED["NNConv"]().bfloat16()
+    x, edge_index, edge_attr = (t.bfloat16().detach() if t.is_floating_point() else t for t in example(DENSE))
+    found = gnncompile.compile(model, fullgraph=True)(x, edge_index, edge_attr)
+    wanted = copy.deepcopy(model).double()(x.double(), edge_index, edge_attr.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=3e-2, atol=3e-2)
