@@ -103,6 +103,14 @@ THEMES = {("y",): 4, ("w",): 6, ("a",): 2, ("z", "q"): 2, ("u",): 3}
 WIDEST = 12
 
 
+MATRICES = [
+    "({0}.unsqueeze(1) @ {1}.view(-1, {k}, {c})).squeeze(1)",
+    "torch.bmm({1}.view(-1, {c}, {k}), {0}.unsqueeze(-1)).squeeze(-1)",
+    "torch.einsum('ek,ekc->ec', {0}, {1}.view(-1, {k}, {c}))",
+    "({0}.unsqueeze(-1) * {1}.view(-1, {k}, {c})).sum(1)",
+]
+"""Products of rows of {k} features and matrices of {c} rows or columns."""
+
 T = TypeVar("T")
 
 
@@ -239,6 +247,23 @@ class Growing:
             ]
         )
         return self.module(made, "self.{k}({0})", value, width)
+
+    def matrices(self) -> Value | None:
+        """Multiplies rows by a matrix per row, which a layer makes, and sometimes sums the products over edges."""
+        rows = self.flat(EDGES) or self.flat()
+        other = rows and self.pick(lambda v: v.space == rows.space and len(v.shape) == 1)
+        if rows is None or other is None:
+            return None
+        width, made = self.choose([2, 3]), self.choose(["nn.Linear({c}, {o})", "nn.Linear({c}, {o}, bias=False)"])
+        matrix = self.module(made, "self.{k}({0})", other, rows.shape[0] * width).name
+        text = self.choose(MATRICES).format(rows.name, matrix, k=rows.shape[0], c=width)
+        product = self.add(text, rows.space, (width,))
+        ends = list(self.where(rows.space).items())
+        if not ends or self.choose([False, False, True]):
+            return product
+        index, (to, count) = self.choose(ends[:2])
+        how = self.choose(["sum", "sum", "mean", "max"])
+        return self.add(f"scatter({product.name}, {index}, 0, {count}, '{how}')", to, (width,))
 
     def parameter(self) -> Value | None:
         value = self.pick(lambda v: v.shape != ())
@@ -393,6 +418,7 @@ STEPS: dict[Callable[[Growing], Value | None], int] = {
     Growing.reshaped: 5,
     Growing.joined: 2,
     Growing.linear: 6,
+    Growing.matrices: 2,
     Growing.parameter: 2,
     Growing.embedding: 1,
     Growing.gathered: 16,
