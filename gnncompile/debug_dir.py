@@ -3,6 +3,7 @@
 - ``graph_000/00_captured.py``: the first captured graph in aten operations, then ``01_<pass>.py`` and so on, one file
   for each pass that changes the graph; ``structure.py`` is the structure program.
 - ``post_grad_000/``: likewise a graph after differentiation, of a forward or of a backward.
+- ``joint_000/``: likewise the graph of a forward and its backward, for a model over parts of a graph.
 - ``regions/<hash>.<device>.txt``: the program of a region, and the source of its kernel.
 
 Graphs are counted in each process. Files of earlier processes are overwritten.

@@ -347,23 +347,8 @@ class Backend(_compat.CaptureSettings):
         }
 
 
-class BeforeDivision(OwnPass):
-    """Runs the passes on the graph of a forward and its backward, before it is divided into both."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites the graph."""
-        manager.run_joint(graph, self.options)
-
-    def uuid(self) -> str:
-        """The pass's part of Inductor's cache key: a hash of our sources, and the options."""
-        return f"{sources_hash()} {self.options!r}"
-
-
-class AfterDifferentiation(OwnPass):
-    """Runs the post-grad passes, then makes the graph call regions without their autograd layer.
+class _OwnPasses(OwnPass):
+    """Passes of gnncompile's within Inductor.
 
     The uuid puts a hash of our sources into the key of Inductor's caches, so a new version never reads an old gradient.
     """
@@ -371,16 +356,28 @@ class AfterDifferentiation(OwnPass):
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    def uuid(self) -> str:
+        """The part of Inductor's cache key: a hash of our sources, and the options."""
+        return f"{sources_hash()} {self.options!r}"
+
+
+class BeforeDivision(_OwnPasses):
+    """Runs the passes on the graph of a forward and its backward, before it is divided into both."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites the graph."""
+        manager.run_joint(graph, self.options)
+
+
+class AfterDifferentiation(_OwnPasses):
+    """Runs the post-grad passes, then makes the graph call regions without their autograd layer."""
+
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites the graph of a forward or a backward, for Inductor."""
         manager.run_post_grad(graph, self.options)
         for node in graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default):
             node.target = torch.ops.gnncompile.region_kernel.default
         prepared.begin(graph)
-
-    def uuid(self) -> str:
-        """The pass's part of Inductor's cache key: a hash of our sources, and the options."""
-        return f"{sources_hash()} {self.options!r}"
 
 
 @lru_cache(maxsize=1)

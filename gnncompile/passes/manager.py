@@ -219,8 +219,10 @@ def run_pre_grad(
 
 def run_joint(graph: fx.Graph, options: Options) -> None:
     """Runs :data:`JOINT` on the graph of a forward and its backward, before Inductor divides it."""
+    dump = GraphDump("joint", graph)
     for one in _wanted(JOINT, options):
         one.run(graph)
+        dump.after(one.name)
 
 
 def run_post_grad(graph: fx.Graph, options: Options) -> None:

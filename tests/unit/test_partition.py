@@ -144,6 +144,14 @@ def test_a_moved_part_keeps_its_exchange() -> None:
     assert plan_of(part.data.edge_index.clone()) is None
 
 
+def test_indices_of_the_whole_graph_stay_where_they_are() -> None:
+    part = gnncompile.partition(testing.grid(6, 6), 2)[1]
+    moved = part.to("meta")
+    assert moved.data.edge_index.is_meta and moved.data.x.is_meta and moved.exchanges[""].send.is_meta
+    kept = (moved.nodes[""], moved.edges[""], moved.halo[""])
+    assert all(a is b for a, b in zip(kept, (part.nodes[""], part.edges[""], part.halo[""]), strict=True))
+
+
 def test_a_shared_result_keeps_its_value_and_takes_a_share_of_the_gradient() -> None:
     x = torch.tensor([1.5, torch.inf, -torch.inf, torch.nan], requires_grad=True)
     once = counted_once(x, 4)
