@@ -23,7 +23,9 @@ class Options:
 
     regions: bool = _option(True, "Fuse message passing into generated kernels.")
     per_node: bool = _option(
-        True, "Apply layers of edge features to nodes where only dot products and weighted sums read them."
+        True,
+        "Apply layers of edge features to nodes where only dot products and weighted sums read them. On CPUs also where "
+        "they make a matrix for each edge, which only products with rows read.",
     )
     edge_layers: bool = _option(
         True,

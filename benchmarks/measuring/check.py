@@ -22,9 +22,11 @@ FLOOR_ROUNDINGS = 4.0
 # benchmarks/results/nvidia-h200/guide-guide-cuda.json). The unit tests compare gradients to rounding, on graphs too
 # small for a flip.
 KINK_FLOOR = 1e-2
-# One flip among n values changes the norm of a gradient by about sqrt(2 / n). In a small graph this is more than the
-# floor: so many flips among the values of the output are no error, up to this relative error.
-FLIPS, MOST_KINKS = 8, 3e-2
+# ... and in a small graph this many flips, among as many hidden values as the output has, change more than that. One
+# flip among n values changes the norm of a gradient by about sqrt(2 / n).
+FLIPS = 8
+# The largest error that flips excuse.
+MOST_KINKS = 3e-2
 
 Results = dict[str, Tensor | None]
 
@@ -75,8 +77,8 @@ class Reference:
         }
 
     @staticmethod
-    def _floor(name: str, eps: float, values: int) -> float:
-        kinks = max(KINK_FLOOR, math.sqrt(2 * FLIPS / max(values, 1)))
+    def _floor(name: str, eps: float, hidden: int) -> float:
+        kinks = max(KINK_FLOOR, math.sqrt(2 * FLIPS / max(hidden, 1)))
         return max(FLOOR if name == "output" else min(kinks, MOST_KINKS), FLOOR_ROUNDINGS * eps)
 
     def error(self, name: str, found: Tensor | None) -> float:

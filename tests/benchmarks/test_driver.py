@@ -145,6 +145,9 @@ def test_tolerance_follows_eager_with_a_floor():
     reference = check.Reference(model, inputs, torch.randn(30, 8))
     assert set(reference.tolerances) == {"output", *(f"grad {name}" for name, _ in model.named_parameters())}
     assert min(reference.tolerances.values()) == check.FLOOR
+    assert max(reference.tolerances.values()) == check.MOST_KINKS  # 240 values: a flip changes a gradient by 9 %
+    assert check.Reference._floor("grad w", 1e-7, 25_600) == 0.025  # eight flips
+    assert check.Reference._floor("grad w", 1e-7, 10**7) == check.KINK_FLOOR
 
     class Coarse(nn.Module):  # as exact as bfloat16, in every way of running it
         def __init__(self):

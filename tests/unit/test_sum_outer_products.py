@@ -49,6 +49,9 @@ MOVED: dict[str, Callable[[], nn.Module]] = {
     "sum, transposed": lambda: Own(lambda x, w, _: (w.view(-1, C, K) * x[:, None]).sum(-1)),
     "sum, axis kept": lambda: Own(lambda x, w, _: (w.view(-1, C, K) * x[:, None]).sum(-1, keepdim=True).squeeze(-1)),
     "weights of edges": lambda: Own(lambda x, w, e: 2 * e[:, :1] * (x[:, None] @ w.view(-1, K, C)).squeeze(1) / 3),
+    "a weight of the shape of a matrix": lambda: Own(
+        lambda x, w, e: (e[:, :1, None] * (x[:, None] @ w.view(-1, K, C)) / x.new_full((1,), 3)).squeeze(1)
+    ),
     "of both ends": lambda: Own(lambda x, w, e: ((x * e[:, 1:])[:, None] @ w.view(-1, K, C)).squeeze(1)),
 }
 
@@ -58,8 +61,77 @@ STAYING: dict[str, Callable[[], nn.Module]] = {
         lambda x, w, _: (x[:, None] @ w.view(-1, K, C)).squeeze(1) + w.view(-1, K, C).sum(1)
     ),
     "an activation behind": lambda: Own(lambda x, w, _: F.relu((x[:, None] @ w.view(-1, K, C)).squeeze(1))),
+    "a number for each channel": lambda: Own(
+        lambda x, w, _: (torch.bmm(w.view(-1, C, K), x.unsqueeze(2)) * torch.arange(1.0, C + 1)[:, None].to(x)).squeeze(
+            2
+        )
+    ),
+    "a gate for each edge": lambda: Own(lambda x, w, _: (x[:, :1, None] * w.view(-1, K, C)).sum(1)),
+    "a gate for each edge, einsum": lambda: Own(lambda x, w, _: torch.einsum("ek,ekc->ec", x[:, :1], w.view(-1, K, C))),
+    "one bias for all elements": lambda: Own(
+        lambda x, w, e: (
+            x[:, None] @ F.linear(e, w[:1].view(-1, COLUMNS)[: K * C // 2].repeat(2, 1), w[0, 0]).view(-1, K, C)
+        ).squeeze(1)
+    ),
     "a matrix that is no layer": lambda: Own(lambda x, w, _: (x[:, None] @ w.tanh().view(-1, K, C)).squeeze(1)),
 }
+
+
+class Repeated(nn.Module):
+    """One layer of the edges for several convolutions, as in Gilmer's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gru = NNConv(K, K, nn.Sequential(nn.Linear(COLUMNS, M), nn.Linear(M, K * K))), nn.GRUCell(K, K)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.gru(self.conv(x, edge_index, edge_attr).relu(), x)
+        return x
+
+
+class Written(nn.Module):
+    """Something is written to after the product has read it: to `which` of the tensors."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which, self.lin = which, nn.Linear(COLUMNS, K * C)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        rows, edge_attr = x[edge_index[0]], edge_attr * 1
+        weight, bias = self.lin.weight * 1, self.lin.bias * 1
+        given = {"rows": rows, "edge_attr": edge_attr, "weight": weight, "bias": bias}
+        with torch.no_grad():
+            m = torch.bmm(rows.unsqueeze(1), F.linear(edge_attr, weight, bias).view(-1, K, C)).squeeze(1)
+            if self.which == "factor":
+                m = m * edge_attr[:, :1]
+            given.get(self.which, edge_attr).mul_(2)
+            return x.new_zeros(x.size(0), C).index_add(0, edge_index[1], m)
+
+
+class Modes(nn.Module):
+    """The layer and the product of a message run under different modes."""
+
+    def __init__(self, mode: Callable[[], Any]) -> None:
+        super().__init__()
+        self.mode, self.lin = mode, nn.Linear(COLUMNS, K * C)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        with self.mode():
+            w = self.lin(edge_attr).view(-1, K, C)
+        m = (x[edge_index[0]].unsqueeze(2) * w).sum(1)
+        return x.new_zeros(x.size(0), C).index_add(0, edge_index[1], m)
+
+
+class Summed(nn.Module):
+    """Sums that have no matrices of edges, of shapes with few axes."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return x.new_zeros(x.size(0)).index_add(0, edge_index[1][:1], self.function(x * edge_attr.sum()))
 
 
 def run(model: nn.Module, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
@@ -103,6 +175,54 @@ def test_matrices_are_applied_to_sums(name: str, which: str) -> None:
             compare(model, compiled, edges)
 
 
+def test_a_layer_may_serve_several_sums() -> None:
+    torch.manual_seed(0)
+    model = Repeated()
+    with light():
+        regions = compare(model, gnncompile.compile(model, fullgraph=True), DENSE)
+    assert sums_outer_products(regions) and not any(n.shape == (K, K) for r in regions for n in r.inputs)
+
+
+@pytest.mark.parametrize("which", ["rows", "edge_attr", "weight", "bias", "factor"])
+def test_what_is_written_to_later_is_read_before(which: str) -> None:
+    torch.manual_seed(0)
+    model = Written(which)
+    x, edge_index, edge_attr = (t.detach() for t in example(DENSE))
+    with light():
+        found = gnncompile.compile(model)(x, edge_index, edge_attr)
+    torch.testing.assert_close(found, model(x, edge_index, edge_attr))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16, enabled=False)])
+def test_modes_stay_what_they_are(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model = Modes(mode)
+    with light():
+        compare(model, gnncompile.compile(model), DENSE)
+
+
+def test_autocast_of_the_product_alone() -> None:
+    torch.manual_seed(0)
+    model = Own(lambda x, w, _: (x.unsqueeze(-1) * w.view(-1, K, C)).sum(1))
+    given = example(DENSE)
+    with light():
+        compiled = gnncompile.compile(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = compiled(*given), model(*given)
+    assert found.dtype is expected.dtype
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x.sum() * 2).unsqueeze(0), lambda x: x.sum().view(1), lambda x: torch.sum(x, dim=[]).view(1)],
+)
+def test_sums_of_few_axes(function: Callable[[Tensor], Tensor]) -> None:
+    model = Summed(function)
+    with light():
+        compare(model, gnncompile.compile(model, fullgraph=True), DENSE)
+
+
 @pytest.mark.parametrize("name", STAYING)
 def test_other_messages_stay_what_they_are(name: str) -> None:
     torch.manual_seed(0)
@@ -123,6 +243,12 @@ def test_where_the_layer_does_more_work_after_the_sum_it_stays() -> None:
     with light():
         regions = compare(wide, gnncompile.compile(wide, fullgraph=True), DENSE)
     assert not any(n.shape == (64, K) for r in regions for n in r.nodes)
+    with light():
+        half = MOVED["NNConv"]().half()
+        given = [t.half().detach() if t.is_floating_point() else t for t in example(DENSE)]
+        with launched() as specs:
+            gnncompile.compile(half, fullgraph=True)(*given)
+    assert not sums_outer_products([parse(spec) for spec in specs])
 
 
 def test_not_measured_on_gpus() -> None:

@@ -26,13 +26,15 @@ SHORTEST_VECTORS = 8
 
 
 def _lanes(channels: int) -> int:
-    """Returns the number of partial sums of a sum over channels.
+    """Returns the number of partial sums of a sum over channels, which are read together as one vector.
 
     A processor can't read elements together that it has just stored one at a time, or in shorter vectors: it waits
-    until all earlier stores are done. A short loop stores one element at a time, a loop that reads 16-bit values 8 of
-    them. So vectors of 8 partial sums are read. With 16, a sum over 16 channels of bfloat16 took eight times as long.
+    until the stores are done. A loop over few channels stores one element at a time. A loop over 16 channels of 16-bit
+    values stores 8 at a time, and one over 32 channels 16.
     """
-    return min(8, 1 << (channels.bit_length() - 1)) if channels >= SHORTEST_VECTORS else 1
+    if channels < SHORTEST_VECTORS:
+        return 1
+    return 8 if channels < 32 else 16
 
 
 def to_storage(value: str, dtype: str) -> str:
