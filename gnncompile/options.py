@@ -24,8 +24,8 @@ class Options:
     regions: bool = _option(True, "Fuse message passing into generated kernels.")
     per_node: bool = _option(
         True,
-        "Apply layers of edge features to nodes where only dot products and weighted sums read them. On CPUs also layers "
-        "that make a matrix for each edge, if only products with rows read it.",
+        "Apply layers of edge features to nodes where only dot products and weighted sums read them. On CPUs also "
+        "layers that make a matrix for each edge, if only products with rows read it.",
     )
     edge_layers: bool = _option(
         True,
