@@ -28,6 +28,7 @@ from gnncompile.models import MeshGraphNet
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import (
     GATConv,
@@ -38,6 +39,7 @@ from torch_geometric.nn import (
     PNAConv,
     RGCNConv,
     SAGEConv,
+    SimpleConv,
     global_add_pool,
     global_max_pool,
     global_mean_pool,
@@ -506,9 +508,6 @@ def raises(error: Any, text: str, call: Callable[..., Any], *args: Any) -> None:
 def features_have_room(here: Here) -> None:
     """Compiled layers that read features receive halo rows behind them, in the same memory; other layers do not."""
     whole, part = graph(), here.part(graph())
-    with torch.no_grad():
-        here.compile(here.model("gat"))(part.data.x, part.data.edge_index)
-    assert part.data.x.untyped_storage().nbytes() == part.data.x.nbytes  # it reads the rows of a product
     compiled, x = here.compile(here.model("sage")), part.data.x
     before, version, again = x.clone(), x._version, x.clone()
     for _ in range(2):
@@ -542,6 +541,36 @@ def rows_are_kept_once(here: Here) -> None:
     alone = [t for t in kept if t.dim() > 1 and t.size(0) == own]
     for rows in (rows[:own].flatten(1) for rows in joined):
         assert not any(t.numel() == rows.numel() and torch.equal(t.flatten(1), rows) for t in alone)
+
+
+class Checkpointed(nn.Module):
+    """A convolution whose inner rows the backward computes again, the exchange included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.conv = nn.Linear(WIDTH, WIDTH), SimpleConv("mean")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(lambda: self.conv(self.lin(x).relu(), edge_index), use_reentrant=False)
+
+
+def checkpoints(here: Here) -> None:
+    """Processes run the same exchanges also where rows are computed again, and few rows arrive in one of them alone."""
+    torch.manual_seed(0)
+    nodes = 40
+    inner = torch.stack([torch.arange(20), torch.arange(20).roll(1)])
+    outer = torch.stack([torch.arange(20), torch.arange(20) + 20])
+    edge_index = torch.cat([inner, inner + 20, outer, torch.tensor([[30], [0]])], 1)
+    whole = Data(x=torch.randn(nodes, WIDTH, dtype=torch.float64), edge_index=edge_index, num_nodes=nodes)
+    part, theirs = here.part(whole), Checkpointed().double()
+    ours = copy.deepcopy(theirs).to(here.device)
+    out = here.compile(ours)(part.data.x, part.data.edge_index)
+    rows = part.nodes[""]
+    gnncompile.mean_over_parts(out.square(), here.mesh).backward()
+    wanted = theirs(whole.x, whole.edge_index)
+    wanted.square().mean().backward()
+    same(out, wanted[rows], "rows")
+    same_gradients(ours, theirs)
 
 
 def different_graphs(here: Here) -> None:
@@ -626,6 +655,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             own_edges_are_walked_first,
             features_have_room,
             rows_are_kept_once,
+            checkpoints,
             different_graphs,
             explained,
             errors,

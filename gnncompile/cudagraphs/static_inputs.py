@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile.layout import batch_metadata, csr
-from gnncompile.layout.halo import copy_of_features
+from gnncompile.layout.halo import copy_with_room
 
 MOST_APART, LITTLE = 1.5, 2**16
 """Inputs in one piece of memory are copied together if they span at most ``MOST_APART * bytes + LITTLE`` bytes.
@@ -188,8 +188,11 @@ def _copy(tensor: Tensor) -> Tensor:
 
     The copy of a part's features has room for halo rows, as the features have.
     """
+    roomy = copy_with_room(tensor)
+    if roomy is not None:
+        return roomy
     if not tensor.storage_offset():
-        return copy_of_features(tensor)
+        return tensor.detach().clone()
     start, end = _span(tensor)
     memory = torch.empty(2 * _APART + end - start, dtype=torch.uint8, device=tensor.device)
     made = batch_metadata.view(memory, tensor.dtype, _APART + start % _APART, tensor.shape, tensor.stride())

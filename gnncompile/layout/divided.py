@@ -2,8 +2,8 @@
 
 Both halves are layouts of the same rows, and keep the order of the edges within a row. They are remembered by the
 identity of the layout's rowptr, since compiled graphs pass layouts as plain tensors, and take 8 bytes per edge as long
-as the layout lives. The host waits for the device when a layout is divided for the first time. It can't while a CUDA
-graph is captured, so then only what is remembered is given.
+as the layout lives. The host waits for the device when a layout is divided for the first time, or values in its order.
+It can't while a CUDA graph is captured, so then only what is remembered is given.
 """
 
 from __future__ import annotations

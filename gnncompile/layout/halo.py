@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnncompile import _compat
 from gnncompile.exc import InternalError
 from gnncompile.layout.side_table import SideTable
 
@@ -112,75 +111,51 @@ def plan_of(edge_index: Tensor) -> HaloPlan | None:
     return _plans.get(edge_index)
 
 
-def may_move(rows: Tensor) -> None:
-    """Notes that the first exchange which reads rows of own nodes as they are may move them.
+def with_room(rows: Tensor, num_halo: int) -> Tensor:
+    """Returns a copy of rows of own nodes. After the rows comes memory into which exchanges may receive halo rows.
 
-    The memory to which it moves them has room for halo rows after the rows, so later exchanges need no copy of them.
+    A write to the copy is seen by exchanges. A view or a clone of the copy has no such memory.
 
     Args:
-        rows: Rows of own nodes ``[own, ...]``, contiguous.
+        rows: Rows of own nodes ``[own, ...]``, of any dtype that may be sent.
+        num_halo: The number of halo rows.
+
+    Returns:
+        The copy ``[own, ...]``, contiguous; a leaf that requires grad if `rows` does.
     """
-    _movable.set(rows, True)
+    joined = rows.new_empty((rows.size(0) + num_halo, *rows.shape[1:]))
+    joined[: rows.size(0)] = rows.detach()
+    # A view would share the version counter, and each exchange would seem to change the rows.
+    own = joined.new_empty(0).set_(joined.untyped_storage(), 0, rows.shape, joined.stride())
+    _rooms.set(own, joined)
+    return own.requires_grad_(rows.requires_grad)
 
 
-def copy_of_features(rows: Tensor) -> Tensor:
-    """Returns a copy of rows ``[own, ...]``. It has room for halo rows if `rows` has."""
-    room = _room(rows)
-    if room is None:
-        return rows.detach().clone()
-    copied = _joined(rows, room.shape)
-    own = _front(copied, rows.size(0))
-    _rooms.set(own, copied)
-    return own
+def copy_with_room(rows: Tensor) -> Tensor | None:
+    """Returns a copy of rows that has the room for halo rows that `rows` has, or None if `rows` has no such room."""
+    joined = _rooms.get(rows)
+    if joined is None or joined.data_ptr() != rows.data_ptr() or not rows.is_contiguous():
+        return None
+    return with_room(rows.detach(), joined.size(0) - rows.size(0))
 
 
 def joined_rows(rows: Tensor, halo: Tensor) -> Tensor:
     """Returns own rows, then room for halo rows, ``[own + num_halo, ...]``: in the same memory if there is room.
 
-    Rows that may move (:func:`may_move`) are moved if they are the only view of their memory. They stay the same
-    tensor, with the same version.
-
     Args:
         rows: Rows of own nodes ``[own, ...]``.
         halo: The halo of a plan ``[num_halo, 0]``.
     """
-    size = torch.Size((rows.size(0) + halo.size(0), *rows.shape[1:]))
-    room = _room(rows)
-    if room is not None and room.shape == size:
-        return room
-    joined = _joined(rows, size)
-    is_alone = _compat.storage_users(rows) == _compat.storage_users(rows.new_empty(0))
-    if room is None and _movable.get(rows) and is_alone and halo.size(0):
-        rows.data = _front(joined, rows.size(0))
-        _rooms.set(rows, joined)
-    return joined
-
-
-def _room(rows: Tensor) -> Tensor | None:
-    """Returns rows with the room that was made for them; None if there is none, or if they have other memory now."""
+    size = (rows.size(0) + halo.size(0), *rows.shape[1:])
     joined = _rooms.get(rows)
-    if joined is None or joined.data_ptr() != rows.data_ptr() or joined.dtype != rows.dtype:
-        return None
-    return joined if rows.is_contiguous() and rows.shape[1:] == joined.shape[1:] else None
-
-
-def _joined(rows: Tensor, size: torch.Size) -> Tensor:
-    """Returns a copy of rows, with room up to a size."""
-    joined = rows.new_empty(size)
-    joined[: rows.size(0)] = rows.detach()
+    if joined is None or joined.shape != size or joined.data_ptr() != rows.data_ptr() or joined.dtype != rows.dtype:
+        joined = rows.new_empty(size)
+        joined[: rows.size(0)] = rows.detach()
     return joined
-
-
-def _front(joined: Tensor, own: int) -> Tensor:
-    """Returns the first rows of a tensor. It is no view: then each exchange would seem to change the rows."""
-    return joined.new_empty(0).set_(joined.untyped_storage(), 0, (own, *joined.shape[1:]), joined.stride())
 
 
 _rooms: SideTable[Tensor] = SideTable()
 """By rows of own nodes: the same rows, then room for halo rows."""
-
-_movable: SideTable[bool] = SideTable()
-"""Rows of own nodes that an exchange may move."""
 
 
 class Rows(NamedTuple):

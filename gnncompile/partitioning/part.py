@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gnncompile.exc import ArgumentError
-from gnncompile.layout.halo import attach_plan, make_plan, may_move
+from gnncompile.layout.halo import attach_plan, make_plan, with_room
 
 HOMOGENEOUS = ""
 """Stands for the node type of a ``Data``."""
@@ -75,10 +75,11 @@ class Part:
                 kind = HOMOGENEOUS if store._key is None else store._key[0]
                 attach_plan(store.edge_index, plans[kind])
         for store in self.data.node_stores:
-            for name, held in store.items():
-                is_matrix = isinstance(held, Tensor) and held.is_floating_point() and held.dim() == 2
-                if is_matrix and held.is_contiguous() and store.is_node_attr(name):
-                    may_move(held)
+            halo = self.halo.get(HOMOGENEOUS if store._key is None else store._key)
+            for name, held in list(store.items()):
+                takes_room = isinstance(held, Tensor) and held.is_floating_point() and held.dim() == 2
+                if takes_room and store.is_node_attr(name) and halo is not None:
+                    store[name] = with_room(held, halo.numel())  # so layers that read features need no copy of them
 
     def to(self, device: torch.device | str) -> Part:
         """Returns the part with its data and its exchanges on a device.

@@ -42,7 +42,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 def test_two_processes_with_inductor(tmp_path: Path) -> None:
-    run(2, ("own_edges_are_walked_first", "rows_are_kept_once"), tmp_path, inductor=True)
+    run(2, ("own_edges_are_walked_first", "rows_are_kept_once", "checkpoints"), tmp_path, inductor=True)
 
 
 def test_two_processes_record(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnncompile.layout.halo import joined_rows, may_move, own_and_halo
+from gnncompile.layout.halo import joined_rows, own_and_halo, with_room
 from gnncompile.ops.exchange import run_rows, splits_by_rows
 from gnncompile.runtime import launch
 from tests.harness import kernels
@@ -54,26 +54,12 @@ def test_layouts_are_split_once() -> None:
     assert own_and_halo(rowptr, 1)[0].rowptr.tolist() == [0, 2]
 
 
-def test_features_get_room_for_halo_rows_when_an_exchange_reads_them() -> None:
-    x, halo = torch.arange(6.0).view(3, 2), torch.empty(2, 0)
-    rows = x.clone()
-    assert joined_rows(rows, halo).data_ptr() != rows.data_ptr()  # they are not known to be features of a part
-    may_move(rows)
+def test_rows_with_room_are_their_own_tensor() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    rows, halo = with_room(x, 2), torch.empty(2, 0)
     version, joined = rows._version, joined_rows(rows, halo)
     joined[3:] = 7
     assert rows._version == version and torch.equal(rows, x) and joined.data_ptr() == rows.data_ptr()
-    assert joined_rows(rows, halo) is joined
     assert joined_rows(rows, torch.empty(1, 0)).data_ptr() != rows.data_ptr()  # another halo
-    rows += 1
-    assert torch.equal(joined_rows(rows, halo)[:3], x + 1)
-    rows.data = x + 2  # other memory: the room does not belong to it
-    assert torch.equal(joined_rows(rows, halo)[:3], x + 2) and torch.equal(joined[:3], x + 1)
-
-
-def test_features_that_others_see_stay_where_they_are() -> None:
-    rows = torch.arange(6.0).view(3, 2)
-    column = rows[:, 0]
-    may_move(rows)
-    assert joined_rows(rows, torch.empty(2, 0)).data_ptr() != rows.data_ptr()
-    rows += 1
-    assert column.tolist() == [1, 3, 5]
+    rows.data = x + 1  # other memory: the room does not belong to it
+    assert torch.equal(joined_rows(rows, halo)[:3], x + 1) and torch.equal(joined[:3], x)

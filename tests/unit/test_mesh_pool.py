@@ -19,7 +19,7 @@ from gnncompile.cudagraphs.pool import TRIES, WARM
 from gnncompile.cudagraphs.recorder import CudaGraphSettings
 from gnncompile.cudagraphs.static_inputs import StaticInputs
 from gnncompile.exc import PartitionError
-from gnncompile.layout.halo import joined_rows, make_plan, may_move
+from gnncompile.layout.halo import joined_rows, make_plan, with_room
 from tests.tape import Tapes, tapes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs a torch with torch.distributed")
@@ -173,9 +173,7 @@ def test_a_forward_before_the_last_backward_asks_the_others(others: Others) -> N
 
 
 def test_copies_of_features_have_room_for_halo_rows() -> None:
-    rows, halo = torch.randn(3, 4), torch.empty(2, 0, dtype=torch.int8)
-    may_move(rows)
-    joined_rows(rows, halo)  # an exchange reads them
+    rows, halo = with_room(torch.randn(3, 4), 2), torch.empty(2, 0, dtype=torch.int8)
     copies = StaticInputs([rows], [0])
     held = copies.tensors[0]
     assert held.data_ptr() != rows.data_ptr() and torch.equal(held, rows)

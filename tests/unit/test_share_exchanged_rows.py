@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile.passes.joint import share_exchanged_rows
 
@@ -94,6 +95,27 @@ def test_views_of_rows_are_read_from_exchanged_rows() -> None:
 def test_rows_are_kept_where_no_exchanged_rows_are() -> None:
     made = traced(lambda rows, joined: joined + (rows * rows).sum())
     assert not changed(made) and ATEN.relu.default in read_late(made)
+
+
+def test_a_matrix_that_only_the_backward_reads_is_made_of_exchanged_rows() -> None:
+    made = traced(lambda rows, joined: joined * joined + (rows @ rows.t()).sum())
+    assert changed(made) and ATEN.relu.default not in read_late(made)
+
+
+def test_exchanges_of_checkpoints_stay_what_they_are() -> None:
+    made = traced(lambda rows, joined: joined + (rows * rows).sum(), num_own=5 * HALO)
+    (exchange,) = made.graph.find_nodes(op="call_function", target=OPS.halo_exchange.default)
+    exchange.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    assert not changed(made)
+
+
+def test_results_are_kept_anyway() -> None:
+    made = traced(lambda rows, joined: joined + (rows * rows).sum(), num_own=5 * HALO)
+    (relu,) = made.graph.find_nodes(op="call_function", target=ATEN.relu.default)
+    output = made.graph.output_node()
+    output.args = ((output.args[0], relu),)
+    share_exchanged_rows.run(made.graph)
+    assert ATEN.relu.default in read_late(made)
 
 
 def test_exchanged_rows_are_kept_where_few_rows_arrive() -> None:

@@ -1,9 +1,10 @@
-"""The backward reads own rows where an exchange has put them, if it keeps the exchanged rows anyway or few rows arrive.
+"""The backward reads own rows from the result of their exchange, if it keeps the result anyway or few rows arrive.
 
 Before: ``j = halo_exchange(x); y = region([j], ...); dj = region([j, dy], ...); dw = mul(dy, x)``
 After:  ``j = halo_exchange(x); y = region([j], ...); dj = region([j, dy], ...); dw = mul(dy, slice(j, 0, 0, rows))``
 Why it pays: `j` begins with the rows of `x`, so `x` is not kept beside it. Then no kernel copies the rows either: what
-        makes `x` writes into `j`, which it can't if `x` is a result of the forward.
+        makes `x` writes into `j`, which it can't if `x` is a result of the forward. Whether few rows arrive may differ
+        between processes. They must not run different exchanges, so `j` is then kept and never computed again.
 """
 
 from __future__ import annotations
@@ -13,22 +14,31 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile import _compat
-from gnncompile.ops.own_and_halo_edges import LEAST_HALO
 from gnncompile.passes.analysis import aten, own, value, views_rows
+
+FEW = 4
+"""Few rows arrive if there are more own rows than this many times the halo rows."""
 
 
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph of a forward and its backward in place."""
-    late = _backward(graph)
+    late = _with_what_only_they_read(graph, _backward(graph))
     for exchange in graph.find_nodes(op="call_function", target=own.halo_exchange.default):
         rows: Any = exchange.args[0]
         while _views(rows):
             rows = rows.all_input_nodes[0]
-        is_kept = any(user in late for user, _ in _readers(exchange)) or _adds_little(exchange)
-        if is_kept and exchange not in late and rows.op == "call_function":
-            _read_from(exchange, [(user, read) for user, read in _readers(rows) if user in late])
+        if exchange in late or rows.op != "call_function":
+            continue
+        readers = [(user, read) for user, read in _readers(rows) if user in late]
+        behind = [(user, read) for user, read in readers if user > exchange]
+        if any(user in late for user, _ in _readers(exchange)):
+            _read_from(exchange, behind)
+        elif readers == behind and _adds_little(exchange, rows):
+            exchange.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            _read_from(exchange, behind)
 
 
 def _backward(graph: fx.Graph) -> set[fx.Node]:
@@ -41,11 +51,27 @@ def _backward(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _adds_little(exchange: fx.Node) -> bool:
-    """Whether few rows arrive, so that exchanged rows take little more memory than own rows."""
-    rows, _, halo, *_ = exchange.all_input_nodes
-    present, arriving = (_compat.size_now(value(one).shape[0]) for one in (rows, halo))
-    return present is not None and arriving is not None and LEAST_HALO * arriving < present
+def _with_what_only_they_read(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
+    """Adds the nodes that only these nodes read, such as a transposed matrix for a gradient."""
+    found = set(nodes)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and node.users and found.issuperset(node.users):
+            found.add(node)
+    return found
+
+
+def _adds_little(exchange: fx.Node, rows: fx.Node) -> bool:
+    """Whether the backward may keep the exchanged rows instead of own rows, and they take little more memory.
+
+    It may not where a checkpoint says what is kept, or where own rows are a result that the caller keeps.
+    """
+    if "recompute" in exchange.meta or "recompute" in rows.meta:
+        return False
+    if any(user.op == "output" for user, _ in _readers(rows)):
+        return False
+    given, _, halo, *_ = exchange.all_input_nodes
+    present, arriving = (_compat.size_now(value(one).shape[0]) for one in (given, halo))
+    return present is not None and arriving is not None and FEW * arriving < present
 
 
 def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
