@@ -532,7 +532,8 @@ def rows_are_kept_once(here: Here) -> None:
         kept.append(tensor)
         return tensor
 
-    part, own = here.part(graph()), here.part(graph()).nodes[""].numel()
+    part = here.part(graph())
+    own = part.nodes[""].numel()
     compiled = here.compile(here.model("gat"))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         compiled(part.data.x, part.data.edge_index)

@@ -338,12 +338,17 @@ class Backend(_compat.CaptureSettings):
             "shape_padding": False,
             # Size asserts on every intermediate cost more host time than a kernel launch.
             "size_asserts": False,
-            # Another order could end an exchange before the work that it is to overlap with.
-            **({} if self.group is None else {"reorder_for_peak_memory": False}),
-            **({} if self.group is None else {"joint_custom_post_pass": BeforeDivision(self.options)}),
+            **({} if self.group is None else self._patches_over_parts()),
             # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
+        }
+
+    def _patches_over_parts(self) -> dict[str, Any]:
+        return {
+            "joint_custom_post_pass": BeforeDivision(self.options),
+            # Another order could end an exchange before the work that it is to overlap with.
+            "reorder_for_peak_memory": False,
         }
 
 

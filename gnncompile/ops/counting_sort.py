@@ -60,9 +60,7 @@ def csr(
     if run is None:
         return by_torch.csr(index, other, num_rows, num_columns, alive, wrap_rows, wrap_columns)
     num_edges = index.numel()
-    by_torch.check_sizes(num_edges, num_rows, num_columns)
-    check_lengths(index, other, alive)
-    rows, columns, kept = readable(index), readable(other), None if alive is None else alive.contiguous()
+    rows, columns, kept = checked_edges(index, other, alive, num_rows, num_columns)
     made = _fresh(num_rows + 1, num_edges, num_edges)
     wide = [one.dtype is torch.int64 for one in (rows, columns)]
     found = torch.zeros(3, dtype=torch.int64)
@@ -89,16 +87,24 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
     return made
 
 
-def check_lengths(index: Tensor, other: Tensor, alive: Tensor | None) -> None:
-    """Raises ValueError if the ends of edges, or their mask, have other numbers of entries."""
+def checked_edges(
+    index: Tensor, other: Tensor, alive: Tensor | None, num_rows: int, num_columns: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns the edges of :func:`gnncompile.layout.csr.csr` as sorts read them: contiguous, ends as int32 or int64.
+
+    Raises:
+        ValueError: There are more edges, rows or columns than kernels can count, or the ends of edges or their mask
+            have other numbers of entries.
+    """
+    by_torch.check_sizes(index.numel(), num_rows, num_columns)
     lengths = [one.numel() for one in (index, other, alive) if one is not None]
     if any(length != lengths[0] for length in lengths):
         raise ArgumentError(
             f"edge_index: found {' and '.join(map(str, lengths))} entries for its rows, columns and mask, expected as "
             "many of each; pass both ends of each edge."
         )
+    return _readable(index), _readable(other), None if alive is None else alive.contiguous()
 
 
-def readable(index: Tensor) -> Tensor:
-    """Returns an index as the sorts read it: contiguous, int32 or int64."""
+def _readable(index: Tensor) -> Tensor:
     return (index if index.dtype in (torch.int32, torch.int64) else index.long()).contiguous()

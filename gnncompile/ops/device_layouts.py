@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from gnncompile import _compat
 from gnncompile.device import device_of
 from gnncompile.layout import csr as by_torch
-from gnncompile.ops.counting_sort import check_lengths, readable
+from gnncompile.ops.counting_sort import checked_edges
 
 
 def csr(
@@ -32,13 +32,10 @@ def csr(
         return by_torch.csr(index, other, num_rows, num_columns, alive, wrap_rows, wrap_columns)
     from gnncompile.codegen.triton.sorting import sort_edges
 
-    num_edges = index.numel()
-    by_torch.check_sizes(num_edges, num_rows, num_columns)
-    check_lengths(index, other, alive)
-    rows, columns, kept = readable(index), readable(other), None if alive is None else alive.contiguous()
+    rows, columns, kept = checked_edges(index, other, alive, num_rows, num_columns)
     *layout, bad = sort_edges(rows, columns, kept, num_rows, num_columns, (wrap_rows, wrap_columns))
     by_torch.report(bad, index, other, (num_rows, num_columns))
-    by_torch.attach_hubs(layout[0], num_edges, find_hubs)
+    by_torch.attach_hubs(layout[0], index.numel(), find_hubs)
     return tuple(layout)
 
 

@@ -144,6 +144,10 @@ class Context:
         """Whether two nodes run under the same gradient and autocast modes."""
         return not self.switches or self.switches.get(node) == self.switches.get(other)
 
+    def movable(self, node: fx.Node, other: fx.Node) -> bool:
+        """Whether a node and its inputs keep their values, and the node runs under the modes of another node."""
+        return self.same_mode(node, other) and self.written.isdisjoint([node, *node.all_input_nodes])
+
     def find_value(self, node: fx.Node) -> None:
         """Computes the fake value of a call from the fake values of its arguments."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)

@@ -219,16 +219,17 @@ def run_pre_grad(
 
 def run_joint(graph: fx.Graph, options: Options) -> None:
     """Runs :data:`JOINT` on the graph of a forward and its backward, before Inductor divides it."""
-    dump = GraphDump("joint", graph)
-    for one in _wanted(JOINT, options):
-        one.run(graph)
-        dump.after(one.name)
+    _run("joint", JOINT, graph, options)
 
 
 def run_post_grad(graph: fx.Graph, options: Options) -> None:
     """Runs :data:`POST_GRAD` on a forward graph or a backward graph."""
-    dump = GraphDump("post_grad", graph)
-    for one in _wanted(POST_GRAD, options):
+    _run("post_grad", POST_GRAD, graph, options)
+
+
+def _run(stage: Stage, passes: Iterable[Pass], graph: fx.Graph, options: Options) -> None:
+    dump = GraphDump(stage, graph)
+    for one in _wanted(passes, options):
         one.run(graph)
         dump.after(one.name)
 

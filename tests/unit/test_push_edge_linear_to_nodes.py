@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch_geometric.utils import softmax
 import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import Region, Space, parse
+from tests.edge_layers import compare, double, run
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, needs_interpreter
 
@@ -89,31 +89,6 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "mean": Mean,
     "flat": Flat,
 }
-
-
-def run(model: nn.Module, x: Tensor | tuple[Tensor, ...], edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
-    """The output and all gradients."""
-    out = model(x, edge_index, edge_attr)
-    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
-    leaves = [a for a in (*(x if isinstance(x, tuple) else [x]), edge_attr, *model.parameters()) if a.requires_grad]
-    return [out, *torch.autograd.grad((out * weight).sum(), leaves, materialize_grads=True)]
-
-
-def double(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(double, value))
-    return value.detach().double().requires_grad_(value.requires_grad)
-
-
-def compare(model: nn.Module, x: Any, edge_index: Tensor, edge_attr: Tensor, compiled: Any = None) -> list[Region]:
-    """Compares with eager in float64; the regions that ran."""
-    compiled = compiled or gnncompile.compile(model, fullgraph=True)
-    with launched() as specs:
-        found = run(compiled, x, edge_index, edge_attr)
-    expected = run(copy.deepcopy(model).double(), double(x), edge_index, double(edge_attr))
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-    return [parse(spec) for spec in specs]
 
 
 def example(edge_index: Tensor, columns: int = COLUMNS, edge_grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch_geometric.nn import MessagePassing, NNConv
 
 import gnncompile
 from gnncompile.ir.region import Region, Space, parse
+from tests.edge_layers import compare
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, light, needs_interpreter
 
@@ -134,28 +135,9 @@ class Summed(nn.Module):
         return x.new_zeros(x.size(0)).index_add(0, edge_index[1][:1], self.function(x * edge_attr.sum()))
 
 
-def run(model: nn.Module, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
-    """The output and all gradients."""
-    out = model(x, edge_index, edge_attr)
-    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
-    leaves = [a for a in (x, edge_attr, *model.parameters()) if a.requires_grad]
-    return [out, *torch.autograd.grad((out * weight).sum(), leaves, materialize_grads=True)]
-
-
 def example(edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     edge_attr = torch.rand(edge_index.size(1), COLUMNS, requires_grad=True)
     return torch.randn(NODES, K, requires_grad=True), edge_index, edge_attr
-
-
-def compare(model: nn.Module, compiled: Any, edge_index: Tensor) -> list[Region]:
-    """Compares with eager in float64; the regions that ran."""
-    given = example(edge_index)
-    with launched() as specs:
-        found = run(compiled, *given)
-    doubled = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in given]
-    for a, b in zip(found, run(copy.deepcopy(model).double(), *doubled), strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-    return [parse(spec) for spec in specs]
 
 
 def sums_outer_products(regions: list[Region]) -> bool:
@@ -170,16 +152,16 @@ def test_matrices_are_applied_to_sums(name: str, which: str) -> None:
     model = MOVED[name]()
     with light(which):
         compiled = gnncompile.compile(model, fullgraph=True)
-        assert sums_outer_products(compare(model, compiled, DENSE))
+        assert sums_outer_products(compare(model, *example(DENSE), compiled))
         for edges in EDGE_LISTS.values():
-            compare(model, compiled, edges)
+            compare(model, *example(edges), compiled)
 
 
 def test_a_layer_may_serve_several_sums() -> None:
     torch.manual_seed(0)
     model = Repeated()
     with light():
-        regions = compare(model, gnncompile.compile(model, fullgraph=True), DENSE)
+        regions = compare(model, *example(DENSE))
     assert sums_outer_products(regions) and not any(n.shape == (K, K) for r in regions for n in r.inputs)
 
 
@@ -198,7 +180,7 @@ def test_modes_stay_what_they_are(mode: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     model = Modes(mode)
     with light():
-        compare(model, gnncompile.compile(model), DENSE)
+        compare(model, *example(DENSE), gnncompile.compile(model))
 
 
 def test_autocast_of_the_product_alone() -> None:
@@ -220,7 +202,7 @@ def test_autocast_of_the_product_alone() -> None:
 def test_sums_of_few_axes(function: Callable[[Tensor], Tensor]) -> None:
     model = Summed(function)
     with light():
-        compare(model, gnncompile.compile(model, fullgraph=True), DENSE)
+        compare(model, *example(DENSE))
 
 
 @pytest.mark.parametrize("name", STAYING)
@@ -229,7 +211,7 @@ def test_other_messages_stay_what_they_are(name: str) -> None:
     model = STAYING[name]()
     with light():
         compiled = gnncompile.compile(model, fullgraph=True)
-        assert not sums_outer_products(compare(model, compiled, DENSE))
+        assert not sums_outer_products(compare(model, *example(DENSE), compiled))
 
 
 def test_where_the_layer_does_more_work_after_the_sum_it_stays() -> None:
@@ -237,11 +219,11 @@ def test_where_the_layer_does_more_work_after_the_sum_it_stays() -> None:
     model = MOVED["NNConv"]()
     with light():
         compiled = gnncompile.compile(model, fullgraph=True)
-        assert not sums_outer_products(compare(model, compiled, DENSE[:, :8]))  # as many edges as nodes
+        assert not sums_outer_products(compare(model, *example(DENSE[:, :8]), compiled))  # as many edges as nodes
     wide = NNConv(K, C, nn.Linear(COLUMNS, K * C))
     wide.nn = nn.Sequential(nn.Linear(COLUMNS, 64), nn.Linear(64, K * C))
     with light():
-        regions = compare(wide, gnncompile.compile(wide, fullgraph=True), DENSE)
+        regions = compare(wide, *example(DENSE))
     assert not any(n.shape == (64, K) for r in regions for n in r.nodes)
     with light():
         half = MOVED["NNConv"]().half()
@@ -256,7 +238,7 @@ def test_not_measured_on_gpus() -> None:
     torch.manual_seed(0)
     model = MOVED["NNConv"]()
     with light("triton"):
-        assert not sums_outer_products(compare(model, gnncompile.compile(model, fullgraph=True), DENSE))
+        assert not sums_outer_products(compare(model, *example(DENSE)))
 
 
 def test_an_option_turns_it_off() -> None:
@@ -264,7 +246,7 @@ def test_an_option_turns_it_off() -> None:
     model = MOVED["NNConv"]()
     with light():
         compiled = gnncompile.compile(model, fullgraph=True, options={"per_node": False})
-        assert not sums_outer_products(compare(model, compiled, DENSE))
+        assert not sums_outer_products(compare(model, *example(DENSE), compiled))
 
 
 def test_low_precision() -> None:

@@ -94,13 +94,13 @@ class _Use:
 
 def _uses(ctx: Context, layer: Any) -> list[_Use] | None:
     """Returns all uses of a layer, or None if a reader of the layer does not fit."""
-    if value(layer).dim() != 2 or not is_tensor(layer.args[1]) or not _movable(ctx, layer, layer):
+    if value(layer).dim() != 2 or not is_tensor(layer.args[1]) or not ctx.movable(layer, layer):
         return None
     uses = list(_follow(ctx, _Use(layer, layer, (), layer)))
     if len({use.root for use in uses}) < len(uses) or not all(map(_fits, uses)):
         return None
     read = [node for use in uses for node in (use.root, *filter(_is_gather, use.wide))]
-    return uses if all(_movable(ctx, node, layer) for node in read) else None
+    return uses if all(ctx.movable(node, layer) for node in read) else None
 
 
 def _follow(ctx: Context, use: _Use) -> Iterator[_Use]:
@@ -108,7 +108,7 @@ def _follow(ctx: Context, use: _Use) -> Iterator[_Use]:
     at = use.root
     for user in at.users:
         args: Any = user.args
-        if at not in args or not _movable(ctx, user, use.layer):
+        if at not in args or not ctx.movable(user, use.layer):
             yield _Use(use.layer, use.rows, use.steps, user)
         elif user.target in _VIEWS and at is use.layer and same_size(value(user).shape[0], value(at).shape[0]):
             yield from _follow(ctx, _Use(use.layer, user, (), user))
@@ -251,11 +251,6 @@ def _by_head(ctx: Context, rows: Any, weight: fx.Node) -> fx.Node:
     rows = ctx.call(aten.reshape.default, rows, [-1, heads * before], like=rows)
     product = ctx.call(aten.mm.default, rows, weight, like=rows)
     return ctx.call(aten.view.default, product, [-1, heads, after], like=rows)
-
-
-def _movable(ctx: Context, node: fx.Node, layer: fx.Node) -> bool:
-    """Whether a node and its inputs keep their values, and the node runs in the mode of the layer."""
-    return ctx.same_mode(node, layer) and not ctx.written.intersection([node, *node.all_input_nodes])
 
 
 def _is_gather(node: Any) -> bool:

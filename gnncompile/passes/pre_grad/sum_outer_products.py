@@ -81,12 +81,6 @@ class _Message:
         shape = value(self.matrix).shape
         return shape[self.axis], shape[3 - self.axis], value(self.layer.args[1]).shape[1]
 
-    @property
-    def operands(self) -> list[fx.Node]:
-        """The nodes that the rewritten sum reads, which must keep their values until then."""
-        factors = [other for _, other in self.factors if isinstance(other, fx.Node)]
-        return [self.row, *self.layer.all_input_nodes, *self.reduction.all_input_nodes, *factors]
-
 
 def _readers(layer: fx.Node) -> Iterator[fx.Node]:
     """The nodes that read the matrices of a layer; those that read the layer in another way stand for themselves."""
@@ -107,19 +101,14 @@ def _message(ctx: Context, reduction: Any) -> _Message | None:
             break
     read = _READ.get(node.target)
     found = read(ctx, node, reduction) if read is not None and _feeds_only(ctx, node, reduction) else None
-    if found is None or value(node).dtype != value(reduction).dtype:
+    if found is None or value(node).dtype != value(reduction).dtype or not ctx.movable(reduction, reduction):
         return None
-    found = replace(found, factors=tuple(factors))
-    return None if ctx.written.intersection(found.operands) else found
+    return replace(found, factors=tuple(factors))
 
 
 def _feeds_only(ctx: Context, node: Any, reduction: fx.Node) -> bool:
-    """Whether one node alone reads the result of a call, nothing writes to it, and it runs in the reduction's mode."""
-    return node.op == "call_function" and len(node.users) == 1 and _is_steady(ctx, node, reduction)
-
-
-def _is_steady(ctx: Context, node: fx.Node, reduction: fx.Node) -> bool:
-    return node not in ctx.written and ctx.same_mode(node, reduction)
+    """Whether one node alone reads the result of a call, and the call could run where the reduction does."""
+    return node.op == "call_function" and len(node.users) == 1 and ctx.movable(node, reduction)
 
 
 def _without_factor(node: Any) -> tuple[fx.Node, Any] | None:
@@ -196,7 +185,7 @@ def _of_layer(ctx: Context, row: Any, matrix: Any, axis: int, product: fx.Node, 
     layer = matrix.args[0] if matrix.target in _VIEWS[:2] else None
     if layer is None or layer.target is not aten.linear.default or value(layer).dim() != 2:
         return None
-    if not all(_is_steady(ctx, one, reduction) for one in (matrix, layer)):
+    if not all(ctx.movable(one, reduction) for one in (matrix, layer)):
         return None
     rows, weight, *bias = layer.args
     dtypes = {value(one).dtype for one in (row, rows, weight, layer)}
