@@ -16,7 +16,7 @@ from tests.harness import launched
 def run(model: nn.Module, x: Tensor | tuple[Tensor, ...], edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
     """The output and all gradients."""
     out = model(x, edge_index, edge_attr)
-    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    weight = torch.cos(torch.arange(out.numel(), dtype=out.dtype, device=out.device)).view_as(out)
     leaves = [a for a in (*(x if isinstance(x, tuple) else [x]), edge_attr, *model.parameters()) if a.requires_grad]
     return [out, *torch.autograd.grad((out * weight).sum(), leaves, materialize_grads=True)]
 

@@ -1,19 +1,23 @@
 """One layer of each kind, made of PyG's own classes, with its arguments, its target and its limit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch_geometric import nn as pyg
 
 from benchmarks.cases import inputs, limits
 from benchmarks.cases.graphs import Graph
 from benchmarks.cases.inputs import EDGE_DIM, NUM_RELATIONS
 from benchmarks.cases.limits import HEADS
+from benchmarks.cases.nested import map_tensors
 from benchmarks.cases.rgat_reference import RelationByRelation
 from benchmarks.cases.targets import Target
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The precisions of cases, by the names that tables have."""
 
 # On a CPU one target holds for every layer but EdgeConv, which is bound by its products of edges.
 CPU_TARGET = Target(over_eager=4.0, over_compile=1.0)
@@ -43,6 +47,18 @@ class Layer:
     reference: Callable[[nn.Module], nn.Module] | None = None
     ends_cuda: str = ""
     all_grads: bool = False
+
+    def to(self, dtype: torch.dtype) -> "Layer":
+        """Returns the layer with its parameters and its floating-point arguments in another dtype."""
+
+        def converted(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Any, ...]:
+            return tuple(map_tensors(converted, one) for one in self.make_inputs(graph, order, generator))
+
+        limit = limits.core(self.limit, dtype, HEADS)
+        return replace(self, make=lambda graph: self.make(graph).to(dtype), make_inputs=make_inputs, limit=limit)
 
 
 class Concatenated(nn.Module):

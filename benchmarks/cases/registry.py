@@ -12,11 +12,11 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from benchmarks.cases.attention import ATTENTION
 from benchmarks.cases.graphs import GRAPHS, Graph
 from benchmarks.cases.inputs import ORDERS, MakeInputs, plain
-from benchmarks.cases.layers import LAYERS, Layer
+from benchmarks.cases.layers import DTYPES, LAYERS, Layer
 from benchmarks.cases.limits import Size
 from benchmarks.cases.names import UnknownNameError, refuse_unknown
 from benchmarks.cases.nested import map_tensors
-from benchmarks.cases.science import DTYPES, SCIENCE
+from benchmarks.cases.science import SCIENCE
 from benchmarks.cases.targets import Target
 from gnncompile.report.traffic import Work
 
@@ -85,6 +85,19 @@ class Case:
         graph = self.graph
         return self.layer.limit(Size(graph.num_nodes, graph.num_edges, graph.channels, graph.num_sources))
 
+    def to(self, precision: str) -> "Case":
+        """Returns the case of a single layer in a precision, one of `layers.DTYPES`; float32 keeps the case's name.
+
+        Raises:
+            ValueError: the model has several layers.
+        """
+        if self.layer is None:
+            raise ValueError(f"case: got {self.name} of {self.num_layers} layers, expected a single layer")
+        layer = self.layer.to(DTYPES[precision])
+        name = self.name if precision == "fp32" else f"{self.name} {precision}"
+        case = _case_of(layer, name, self.suite, self.graph, self.order)
+        return replace(case, num_layers=self.num_layers)
+
     @property
     def label(self) -> str:
         """A label that is unique among the cases of the graph."""
@@ -116,7 +129,7 @@ def attention_case(name: str, graph: Graph, layer: Layer) -> Case:
 
 
 def science_case(name: str, precision: str, graph: Graph | None = None) -> Case:
-    """Returns a case of the suite `science`; its name ends with the precision, one of `science.DTYPES`.
+    """Returns a case of the suite `science`; its name ends with the precision, one of `layers.DTYPES`.
 
     Without a graph, it has the model's own size.
     """

@@ -3,21 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from benchmarks.cases import limits, science_inputs
+from benchmarks.cases import science_inputs
 from benchmarks.cases import science_models as models
 from benchmarks.cases.graphs import Graph, uniform
 from benchmarks.cases.inputs import MakeInputs, plain, with_edge_features
-from benchmarks.cases.layers import Layer
+from benchmarks.cases.layers import DTYPES, Layer
 from benchmarks.cases.limits import Limit
-from benchmarks.cases.nested import map_tensors
 from benchmarks.cases.science_inputs import QUERIES, bonds, edge_states, positions
 from benchmarks.cases.science_limits import align, dime_net, edge_layers, graph_cast, mace, tensor_net
 from benchmarks.cases.targets import Target
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 CPU_TARGET = Target(over_compile=1.5)
 """The target of every case on a CPU."""
@@ -59,22 +55,14 @@ class Science:
 
     def layer(self, precision: str) -> Layer:
         """Returns the case's description in a precision, one of `DTYPES`."""
-        dtype = DTYPES[precision]
-
-        def converted(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        def make_inputs(graph: Graph, order: str, generator: Generator) -> tuple[Tensor, ...]:
-            return tuple(map_tensors(converted, one) for one in self.make_inputs(graph, order, generator))
-
-        limit = limits.core(self.limit, dtype, limits.HEADS)
         at = list(DTYPES).index(precision)
         target = Target(over_compile=self.over_compile[at], milliseconds=self.milliseconds[at])
 
         def make(graph: Graph) -> nn.Module:
-            return self.make(graph.channels, self.num_layers).to(dtype)
+            return self.make(graph.channels, self.num_layers)
 
-        return Layer(make, make_inputs, limit, target, CPU_TARGET, reference=self.reference, all_grads=True)
+        layer = Layer(make, self.make_inputs, self.limit, target, CPU_TARGET, reference=self.reference, all_grads=True)
+        return layer.to(DTYPES[precision])
 
 
 STATES, MOLECULES, BONDS = (100_000, 600_000), (20_000, 600_000), (100_000, 200_000)

@@ -2,9 +2,10 @@
 
 The models are those of the guide of PyG, unless another suite is named.
 
-There are three starts: with empty cache folders (cold), with the folders that the cold start left (second), and with
-empty folders after `torch.compiler.load_cache_artifacts` (artifacts). Imports are not counted. Output and gradients are
-compared with float64 before any time is reported. Other programs lengthen the wall clock, so CPU time is reported too.
+There are three starts, which `--starts` may narrow: with empty cache folders (cold), with the folders that the cold
+start left (second), and with empty folders after `torch.compiler.load_cache_artifacts` (artifacts). Imports are not
+counted. Output and gradients are compared with float64 before any time is reported. Other programs lengthen the wall
+clock, so CPU time is reported too.
 """
 
 import argparse
@@ -16,12 +17,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cases.names import chosen
+from benchmarks.cases.names import chosen, refuse_unknown
 from benchmarks.cases.registry import GUIDE_MODELS, Case, select
 from benchmarks.commands import driver
 from benchmarks.measuring import environment, phases
@@ -63,6 +65,10 @@ class StartsOfRow:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     driver.add_arguments(parser, seconds=None, rounds=3, rows=", ".join(ROWS))
+    driver.add_budget(parser)
+    parser.add_argument(
+        "--starts", default=",".join(STARTS), help="comma-separated; a cold one is always made (default: %(default)s)"
+    )
     parser.add_argument("--suite", default="guide", choices=SUITES, help="(default: %(default)s)")
     parser.add_argument("--graph", help="(default: guide; in the suite science, each model has its own)")
     parser.add_argument("--models", help=f"comma-separated (default: {','.join(GUIDE_MODELS)} in the suite guide)")
@@ -70,14 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
-    device = torch.device(args.device)
+    device, budget = torch.device(args.device), driver.Budget(args.budget)
+    starts = args.starts.split(",")
+    refuse_unknown("starts", starts, STARTS)
     graph = args.graph or (None if args.suite == "science" else "guide")
     cases = select(args.suite, graph, _models(args))
     variants = chosen(VARIANTS, args.rows or ",".join(ROWS))
     rounds = 1 if args.quick else args.rounds
 
     def measure(case: Case, progress: driver.Progress) -> tuple[str, driver.Records]:
-        rows = run_case(case, variants, device, rounds, args.seed, progress)
+        rows = run_case(case, variants, device, rounds, args.seed, progress, starts)
         return format_case(rows), [record(case, row, rows) for row in rows]
 
     more = {
@@ -85,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "of processors": "of all threads, and of the C++ compilers that were run",
     }
     name = "compile-time" if args.suite == "guide" else f"compile-time-{args.suite}"
-    return driver.run(args, name, cases, measure, more=more)
+    return driver.run(args, name, cases, measure, more=more, budget=budget)
 
 
 def _models(args: argparse.Namespace) -> list[str] | None:
@@ -101,8 +109,12 @@ def run_case(
     rounds: int,
     seed: int,
     progress: Callable[[str], None],
+    starts: Sequence[str] = STARTS,
 ) -> list[StartsOfRow]:
-    """Runs the processes of one case, taking rows in turns; returns the rows in the order of `variants`."""
+    """Runs the processes of one case, taking rows in turns; returns the rows in the order of `variants`.
+
+    A cold start comes first even if `starts` leaves it out, because the others need what it leaves.
+    """
     rows = [StartsOfRow(variant) for variant in variants]
     with tempfile.TemporaryDirectory(prefix="compile-time-") as name:
         folder = Path(name)
@@ -123,13 +135,20 @@ def run_case(
                         str(folder / "result"),
                         suite=case.suite,
                     )
-                    _run_row(row, start, where, lambda text, n=number: progress(f"round {n + 1}: {text}"))  # type: ignore[misc]
+                    told = partial(_in_round, progress, number)
+                    _run_row(row, start, where, starts, told)
     progress("")
     return rows
 
 
-def _run_row(row: StartsOfRow, start: Start, folder: Path, progress: Callable[[str], None]) -> None:
-    """Runs the three starts of a row in fresh folders."""
+def _in_round(progress: Callable[[str], None], number: int, text: str) -> None:
+    progress(f"round {number + 1}: {text}")
+
+
+def _run_row(
+    row: StartsOfRow, start: Start, folder: Path, starts: Sequence[str], progress: Callable[[str], None]
+) -> None:
+    """Runs the starts of a row in fresh folders, the cold one first."""
     file = str(folder / "artifacts")
     kept, empty = folder / "kept", folder / "empty"
     plan = {
@@ -138,6 +157,8 @@ def _run_row(row: StartsOfRow, start: Start, folder: Path, progress: Callable[[s
         "artifacts": (replace(start, load=file), empty),
     }
     for name, (what, caches) in plan.items():
+        if name != "cold" and name not in starts:
+            continue
         progress(f"{row.variant.name}, {name}")
         result = run_process(what, caches)
         if result["status"] != "ok":
@@ -191,7 +212,7 @@ def format_case(rows: Sequence[StartsOfRow]) -> str:
             cells.append(
                 [
                     name,
-                    *(f"{time:.1f}" if time is not None else row.status for time in times),
+                    *(f"{time:.1f}" if time is not None else row.status * (row.status != "ok") for time in times),
                     *(f"{share:.2f}" if share is not None else "" for share in ratios(row, rows, quantity).values()),
                     *(f"{count:g}" if count is not None and quantity == "seconds" else "" for count in counts),
                 ]

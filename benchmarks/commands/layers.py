@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.cases.inputs import ORDERS
-from benchmarks.cases.names import named
+from benchmarks.cases.layers import DTYPES
+from benchmarks.cases.names import UnknownNameError, named, refuse_unknown
 from benchmarks.cases.registry import Case, graphs_of, select
 from benchmarks.commands import driver
 from benchmarks.measuring import measure
@@ -71,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", choices=list(graphs), help="(default: guide; all of the attention suite)")
     parser.add_argument("--order", help="orders of the edges (default: all that the suite has)")
     parser.add_argument("--layers", help="comma-separated (default: all)")
+    parser.add_argument(
+        "--precisions", help="comma-separated, fp32 or bf16 (default: fp32; cases of attention have their own)"
+    )
     add_row_limit(parser)
 
 
@@ -93,9 +97,23 @@ def run(args: argparse.Namespace) -> int:
     graph = args.graph or suite.graph
     models = args.layers.split(",") if args.layers else None
     cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
+    if args.precisions:
+        cases = in_precisions(cases, args.precisions.split(","))
     variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
     name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
     return measure_cases(args, name, cases, variants, budget)
+
+
+def in_precisions(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
+    """Returns each case in each of the precisions, those of one layer together.
+
+    Raises:
+        UnknownNameError: a precision is not known, or the cases are those of `attention`, which have their own.
+    """
+    refuse_unknown("precisions", precisions, list(DTYPES))
+    if any(case.suite == "attention" for case in cases):
+        raise UnknownNameError("precisions: cases of the suite attention have their own, which --layers names")
+    return [case.to(precision) for case in cases for precision in precisions]
 
 
 def measure_cases(

@@ -7,9 +7,10 @@ import argparse
 
 import torch
 
+from benchmarks.cases.layers import DTYPES
 from benchmarks.cases.names import chosen
 from benchmarks.cases.registry import science_case, select
-from benchmarks.cases.science import DTYPES, SCIENCE
+from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.commands.layers import add_row_limit, measure_cases
 from benchmarks.rows.variants import for_device

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import __main__
 from benchmarks.cases.names import named
 from benchmarks.cases.registry import select
 from benchmarks.commands import compile_time
@@ -92,6 +93,26 @@ def test_ratios_and_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch):
     assert stored[1]["cold_seconds"] is None and stored[2]["over compile dynamic"] is None
     table = compile_time.format_case(rows)
     assert "compile dynamic: WRONG: artifacts: output" in table and "gnncompile, second" in table
+
+
+def test_starts_that_were_not_asked_for_are_not_made(monkeypatch: pytest.MonkeyPatch):
+    made: list[bool] = []
+
+    def process(what: start.Start, caches: Path) -> dict[str, Any]:
+        made.append(bool(what.save))
+        spent = dict.fromkeys((*phases.PHASES, phases.OTHER), 0.5)
+        return {"status": "ok", "seconds": 2.0, "cpu_seconds": 3.0, "hits": 1, "misses": 0, "phases": spent}
+
+    monkeypatch.setattr(compile_time, "run_process", process)
+    monkeypatch.setattr(compile_time, "reference_of", lambda *given: None)
+    (row,) = compile_time.run_case(CASE, named(VARIANTS, ["gnncompile"]), CPU, 1, 0, lambda text: None, ["second"])
+    assert made == [True, False] and row.median("second", "seconds") == 2.0
+    assert row.median("artifacts", "seconds") is None and " ok " not in compile_time.format_case([row])
+
+
+def test_a_start_that_is_not_known(capsys: pytest.CaptureFixture[str]):
+    assert __main__.main(["compile-time", "--device", "cpu", "--starts", "warm"]) != 0
+    assert "starts: got warm, expected some of cold, second, artifacts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("suite", "model", "asks"), [("layers", "GINE", True), ("guide", "GIN", False)])

@@ -40,6 +40,27 @@ def run(case, variants, options=OPTIONS):
     return comparison.run_case(case, variants, CPU, options, lambda message: None)
 
 
+@pytest.mark.parametrize("name", ["GCN", "GINE", "HGT"])
+def test_a_layer_in_half_precision(name):
+    half = layer_case(name, TINY).to("bf16")
+    assert half.name == f"{name} bf16" and layer_case(name, TINY).to("fp32").name == name
+    assert {parameter.dtype for parameter in half.model(CPU).parameters()} == {torch.bfloat16}
+    (row,) = run(half, [VARIANTS[0]])
+    assert row.status == "ok" and row.verdict.error > 1e-4
+    assert half.limit().bytes < layer_case(name, TINY).limit().bytes
+
+
+def test_precisions_of_the_command():
+    cases = layers.in_precisions(select("layers", "guide", ["GCN", "PNA"]), ["fp32", "bf16"])
+    assert [case.name for case in cases] == ["GCN", "GCN bf16", "PNA", "PNA bf16"]
+    with pytest.raises(ValueError, match="precisions: got half, expected some of fp32, bf16"):
+        layers.in_precisions(cases, ["half"])
+    with pytest.raises(ValueError, match="attention have their own"):
+        layers.in_precisions(select("attention", None, orders=["sorted"]), ["bf16"])
+    with pytest.raises(ValueError, match="got GCN of 3 layers, expected a single layer"):
+        select("guide", "guide", ["GCN"])[0].to("bf16")
+
+
 # -- registry and inputs -------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,9 @@ import torch
 import gnncompile
 from benchmarks import __main__
 from benchmarks.cases import graphs
+from benchmarks.cases.layers import DTYPES
 from benchmarks.cases.registry import science_case, select
-from benchmarks.cases.science import DTYPES, SCIENCE
+from benchmarks.cases.science import SCIENCE
 from benchmarks.cases.science_inputs import bonds
 from benchmarks.measuring import comparison, counting
 from benchmarks.rows.variants import VARIANTS, Variant

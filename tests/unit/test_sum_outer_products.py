@@ -233,12 +233,23 @@ def test_where_the_layer_does_more_work_after_the_sum_it_stays() -> None:
     assert not sums_outer_products([parse(spec) for spec in specs])
 
 
-def test_not_measured_on_gpus() -> None:
-    needs_interpreter("triton")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("edges", ["dense", "one node", "no edge"])
+@pytest.mark.parametrize("name", ["NNConv", "NNConv, mean, no bias", "einsum, transposed", "of both ends"])
+def test_by_triton_kernels(name: str, edges: str, device: str) -> None:
+    needs_interpreter("triton", device)
     torch.manual_seed(0)
-    model = MOVED["NNConv"]()
+    model = MOVED[name]().to(device)
+    edge_index = {"dense": DENSE, "one node": torch.zeros(2, 20, dtype=torch.long), "no edge": DENSE[:, :0]}[edges]
+    x, edge_index, edge_attr = (t.to(device).detach() for t in example(edge_index))
+    x, edge_attr = x[: 1 if edges == "one node" else NODES].requires_grad_(), edge_attr.requires_grad_()
     with light("triton"):
-        assert not sums_outer_products(compare(model, *example(DENSE)))
+        compiled = gnncompile.compile(model, fullgraph=True)
+        dense = compare(
+            model, *(t.to(device).detach().requires_grad_(t.requires_grad) for t in example(DENSE)), compiled
+        )
+        compare(model, x, edge_index, edge_attr, compiled)
+    assert sums_outer_products(dense)
 
 
 def test_an_option_turns_it_off() -> None:

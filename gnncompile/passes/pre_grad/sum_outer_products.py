@@ -7,8 +7,8 @@ After:  ``s = segment_reduce(x[src].unsqueeze(1) * h.unsqueeze(2), dst, n, "sum"
         ``einsum("nmk,kcm->nc", s, w) + segment_reduce(x[src], dst, n, "sum") @ b``
 Why it pays: the matrix of an edge has K * C elements, and the layer M * K * C multiplications for each edge. A region
         that sums outer products has M * K multiplications for an edge, and stores nothing for it. ``NNConv`` is such a
-        convolution (Gilmer et al., https://arxiv.org/abs/1704.01212). Only on CPUs: it was measured there. An infinity
-        in a row may become a NaN, since it is multiplied before the layer adds its features.
+        convolution (Gilmer et al., https://arxiv.org/abs/1704.01212). An infinity in a row may become a NaN, since it
+        is multiplied before the layer adds its features.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.device import device_of
 from gnncompile.passes.analysis import alike, aten, drop_unused, is_one, is_tensor, own, same_size, value
 from gnncompile.passes.context import Context
 
@@ -43,7 +42,7 @@ def run(ctx: Context) -> None:
         return
     of_layer: dict[fx.Node, list[_Message]] = defaultdict(list)
     for reduction in ctx.graph.find_nodes(op="call_function", target=own.segment_reduce.default):
-        if not device_of(value(reduction).device).runs_triton and (found := _message(ctx, reduction)) is not None:
+        if (found := _message(ctx, reduction)) is not None:
             of_layer[found.layer].append(found)
     for layer, messages in of_layer.items():
         if set(_readers(layer)) == {one.product for one in messages} and all(map(_pays, messages)):
