@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import os
+import re
 import tempfile
 import time
 import traceback
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 from gnncompile.models import MeshGraphNet
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -44,6 +46,7 @@ from torch_geometric.nn import (
     global_max_pool,
     global_mean_pool,
 )
+from torch_geometric.nn.models import GraphSAGE
 
 import gnncompile
 from gnncompile import testing
@@ -544,6 +547,29 @@ def rows_are_kept_once(here: Here) -> None:
         assert not any(t.numel() == rows.numel() and torch.equal(t.flatten(1), rows) for t in alone)
 
 
+def products_add_to_returned_gradients(here: Here) -> None:
+    """Where a layer also reads own rows, its product adds to the gradients of those rows in their memory."""
+    if not here.inductor:
+        return  # products are what eager runs
+    whole = testing.power_law(3000, 12000, 50, channels=None)
+    whole.x = torch.randn(3000, 64, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    theirs, part = GraphSAGE(64, 64, num_layers=3), here.part(whole)
+    ours = copy.deepcopy(theirs).to(here.device)
+    compiled = here.compile(ours)
+
+    def step() -> None:
+        gnncompile.mean_over_parts(compiled(part.data.x, part.data.edge_index).square(), here.mesh).backward()
+
+    *_, backward = run_and_get_code(step)[1]
+    theirs(whole.x, whole.edge_index).square().mean().backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")  # type: ignore[union-attr]
+    returned = re.findall(r"add_arrived\((\w+),", backward)
+    in_place = [rf"(_gnncompile_gemm|extern_kernels\.addmm).*\b{rows}\b.*\b{rows}\b" for rows in returned]
+    assert len(returned) == 2 and all(re.search(text, backward) for text in in_place), backward
+
+
 class Checkpointed(nn.Module):
     """A convolution whose inner rows the backward computes again, the exchange included."""
 
@@ -656,6 +682,7 @@ CHECKS: dict[str, Callable[[Here], None]] = {
             own_edges_are_walked_first,
             features_have_room,
             rows_are_kept_once,
+            products_add_to_returned_gradients,
             checkpoints,
             different_graphs,
             explained,

@@ -65,7 +65,13 @@ def _goes_on(node: fx.Node) -> bool:
     return len(others) == 1 and isinstance(others[0], fx.Node) and _is_term(others[0])
 
 
-_FRESH = {aten.mm.default, aten.addmm.default, own.add_product.default, own.region.default}
+_FRESH = {
+    aten.mm.default,
+    aten.addmm.default,
+    own.add_product.default,
+    own.region.default,
+    own.halo_return.default,
+}
 """Operations whose results have memory of their own."""
 
 

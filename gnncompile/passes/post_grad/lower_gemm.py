@@ -151,8 +151,13 @@ def _is_row(added: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_written_by_us(matrix: Any) -> bool:
-    """Whether a matrix is made by a product or a region, and so is contiguous whatever Inductor does."""
+    """Whether a matrix is made by a product or a region, and so is contiguous whatever Inductor does.
+
+    Gradients that are returned to their owners are added in the memory of own rows, and stay there.
+    """
     made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
+    if made_by.target is own.halo_return.default:
+        return _is_written_by_us(made_by.args[0])
     return made_by.target in (own.product.default, own.region.default)
 
 
