@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._C._dynamo.eval_frame import reset_code
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
 from torch._dynamo.exc import (
@@ -33,7 +33,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import NumpyTensorSource
-from torch._dynamo.utils import get_optimize_ddp_mode
+from torch._dynamo.utils import CleanupManager, get_optimize_ddp_mode
 from torch._guards import Guard
 
 from gnncompile._compat.compiles import compiling
@@ -87,13 +87,26 @@ def compiled(
     # Torch would keep the backend, and through it the model and what is remembered of graphs. So would the code: what
     # was captured belongs to the code, and holds it, in a cycle that Python's collector does not see.
     eval_frame.cached_backends.pop(id(backend), None)
-    weakref.finalize(fn, reset_code, fn.__code__).atexit = False
+    weakref.finalize(fn, _free, fn.__code__).atexit = False
     frames = getattr(context, "callback", None)  # None where the user turned Dynamo off
     if frames is not None:
         convert = frames._torchdynamo_orig_backend
         frames.__class__ = _Frames
         getattr(convert, "_inner_convert", convert).__class__ = _Captures
     return context(fn)  # type: ignore[no-any-return]
+
+
+def _free(code: types.CodeType) -> None:
+    """Frees what was captured of a code that nobody runs any more.
+
+    Torch frees it with the code that it made of it. Others may hold that: `torch.distributed` remembers who called its
+    last 2,000 collectives.
+    """
+    for entry in _debug_get_cache_entry_list(code):
+        hooks = CleanupManager.instance.get(entry.code, [])
+        while hooks:  # none may be left, since torch runs them too
+            hooks.pop()()
+    reset_code(code)
 
 
 _LEFT_TO_PYTHON: Any = cast(Any, convert_frame).ConvertFrameReturn(apply_to_code=False)

@@ -20,12 +20,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.utils import CleanupManager
 from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.compile import callable_of
+from gnncompile.layout.structure_program import StructureCache
 from tests.harness import light
 from tests.tape import tapes
 
@@ -284,26 +286,40 @@ def test_a_compiled_function_is_freed(model: Net):
     assert known() is None and program() is None
 
 
+@pytest.mark.parametrize("remembered", [False, True])
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
-def test_a_model_that_has_run_is_freed(mode: str | None, monkeypatch: pytest.MonkeyPatch):
-    """Torch keeps backends until it is reset, and code keeps what was captured, which Python's collector can't see."""
-    made = []
+def test_a_model_that_has_run_is_freed(mode: str | None, remembered: bool, monkeypatch: pytest.MonkeyPatch):
+    """Torch keeps backends until it is reset, and code keeps what was captured, which Python's collector can't see.
+
+    The code may be `remembered`: torch.distributed holds the frames of the last calls of its collectives.
+    """
+    made, codes = [], []
     run = Backend.__call__
 
     def call(backend: Backend, *args: Any, **kwargs: Any) -> Any:
         made.append(weakref.ref(backend))
         return run(backend, *args, **kwargs)
 
+    init = StructureCache.__init__
+
+    def cache(self: StructureCache, *args: Any, **kwargs: Any) -> None:
+        made.append(weakref.ref(self))
+        init(self, *args, **kwargs)
+
     monkeypatch.setattr(Backend, "__call__", call)
+    monkeypatch.setattr(StructureCache, "__init__", cache)
     with tapes():
         model, edges = Net(), EDGES.clone()
         compiled = gnncompile.compile(model, mode=mode, options={"inductor": False})
         for _ in range(4):
             compiled(X, edges).sum().backward()
+        if remembered:
+            codes = [code() for code in CleanupManager.instance.refs.values()]
         kept = [weakref.ref(model), weakref.ref(callable_of(compiled)), *made]
         del model, compiled, edges
         gc.collect()
-    assert len(kept) > 2 and [one() for one in kept] == [None] * len(kept)
+    assert len(kept) > 3 and [one() for one in kept] == [None] * len(kept)
+    assert bool(codes) == remembered
 
 
 def test_a_model_in_parts_is_freed():
