@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.decorators import _nonrecursive_disable_wrapper_code
 from torch._dynamo.exc import (
@@ -99,14 +99,15 @@ def compiled(
 def _free(code: types.CodeType) -> None:
     """Frees what was captured of a code that nobody runs any more.
 
-    Torch frees it with the code that it made of it. Others may hold that: `torch.distributed` remembers who called its
-    last 2,000 collectives.
+    Torch frees it with the code that it made of it, which has the same name. Others may hold that: `torch.distributed`
+    remembers who called its last 2,000 collectives.
     """
-    for entry in _debug_get_cache_entry_list(code):
-        hooks = CleanupManager.instance.get(entry.code, [])
-        while hooks:  # none may be left, since torch runs them too
-            hooks.pop()()
     reset_code(code)
+    made = [(known(), CleanupManager.instance.values[key]) for key, known in CleanupManager.instance.refs.items()]
+    for other, hooks in made:
+        if other is not None and (other.co_name, other.co_filename) == (code.co_name, code.co_filename):
+            while hooks:  # none may be left, since torch runs them too
+                hooks.pop()()
 
 
 _LEFT_TO_PYTHON: Any = cast(Any, convert_frame).ConvertFrameReturn(apply_to_code=False)

@@ -30,6 +30,8 @@ from gnncompile.substitutes.message_hooks import LayerWatch
 
 MAX_NUMBER = 2**62
 
+_numbers = itertools.count()
+
 
 class Call(NamedTuple):
     """The arguments of one call, taken apart as the compiled code takes them.
@@ -121,8 +123,8 @@ class CompiledCallable:
         self._captured_before = len(self.backend.captured)
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
-        # Dynamo counts recompiles per code object, so each compiled callable needs its own code object.
-        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}")
+        # Dynamo counts recompiles per code object, so each function needs its own. The name finds what was made of it.
+        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}_{next(_numbers)}")
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
         dynamic = True if dynamic is None else dynamic

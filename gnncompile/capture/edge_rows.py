@@ -18,9 +18,7 @@ from torch import Tensor
 
 from gnncompile import _compat
 from gnncompile.device import device_of
-
-ALIGNMENT = 16
-"""Bytes. On a GPU, Inductor copies an input in each call if its address is no multiple of this."""
+from gnncompile.layout.edge_memory import is_aligned
 
 
 class _Shared(NamedTuple):
@@ -59,9 +57,8 @@ def _forget(key: int, of: weakref.ref[Tensor]) -> None:
 
 
 def _row(row: Tensor) -> Tensor:
-    """The row in its own memory, or a copy if Inductor would copy it in each call (:data:`ALIGNMENT`)."""
-    is_copied = device_of(row.device).copies_unaligned and row.data_ptr() % ALIGNMENT
-    return row.clone() if is_copied else _compat.same_memory(row)
+    """The row in its own memory, or a copy if Inductor would copy it in each call."""
+    return _compat.same_memory(row) if is_aligned(row) else row.clone()
 
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gnncompile.exc import ArgumentError
+from gnncompile.layout.edge_memory import with_aligned_rows
 from gnncompile.layout.halo import attach_plan, make_plan, with_room
 
 HOMOGENEOUS = ""
@@ -73,6 +74,7 @@ class Part:
         for store in self.data.edge_stores:
             if "edge_index" in store:
                 kind = HOMOGENEOUS if store._key is None else store._key[0]
+                store.edge_index = with_aligned_rows(store.edge_index)  # so layers need no copy of its second row
                 attach_plan(store.edge_index, plans[kind])
         for store in self.data.node_stores:
             halo = self.halo.get(HOMOGENEOUS if store._key is None else store._key)

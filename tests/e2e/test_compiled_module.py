@@ -315,6 +315,7 @@ def test_a_model_that_has_run_is_freed(mode: str | None, remembered: bool, monke
             compiled(X, edges).sum().backward()
         if remembered:
             codes = [code() for code in CleanupManager.instance.refs.values()]
+            torch._dynamo.reset()
         kept = [weakref.ref(model), weakref.ref(callable_of(compiled)), *made]
         del model, compiled, edges
         gc.collect()
