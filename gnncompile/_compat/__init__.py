@@ -20,7 +20,7 @@ from gnncompile._compat.capture_settings import CaptureSettings, current_setting
 from gnncompile._compat.compiles import empty_is_special, kept_guards, symbolic_counts
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cpu_products import has_products, products_table
-from gnncompile._compat.cuda import current_device, current_stream, static_cuda_launch
+from gnncompile._compat.cuda import current_device, current_stream, prepare_triton, static_cuda_launch, triton_function
 from gnncompile._compat.dynamo import (
     ENTRY,
     CompiledForms,
@@ -209,6 +209,7 @@ __all__ = [
     "placeholders_as_fakes",
     "plain_sizes",
     "prepare_inductor",
+    "prepare_triton",
     "products_table",
     "reason_of",
     "recording_operations",
@@ -238,6 +239,7 @@ __all__ = [
     "traced_here",
     "tracked_input_name",
     "transform_traced",
+    "triton_function",
     "unfused_settings",
     "unknown_number",
     "unknown_size",

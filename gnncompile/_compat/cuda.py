@@ -1,10 +1,66 @@
-"""The current GPU, the current stream and the launch of kernels, at the least cost to the host."""
+"""The current GPU, the current stream, and the load and launch of Triton's kernels, at the least cost to the host."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.utils._triton import triton_hash_with_backend
+
+_preparing = threading.Lock()
+
+
+def prepare_triton() -> None:
+    """Does what Triton does once in a process before it compiles: it builds its driver, and hashes its own files.
+
+    This takes half a second. Triton has no lock here, so each of several threads that begin together would do it all.
+    """
+    with _preparing:
+        triton_hash_with_backend()
+
+
+def _after_fork() -> None:
+    """Frees the lock: a forked process does not have the thread that held it."""
+    global _preparing
+    _preparing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def triton_function(compiled: Any) -> Any:
+    """Loads a kernel that Triton compiled on the current GPU, and returns the handle of its function.
+
+    Triton 3.6 would also build a launcher from C, one for each list of types. Each takes a tenth of a second of the
+    first step. So the kernel is loaded here, if it fits.
+    """
+    if compiled.metadata.target.backend == "cuda" and hasattr(_triton_launchers(), "make_launcher"):
+        function = _loaded(compiled, current_device())
+        if function is not None:
+            return function
+    _ = compiled.run  # loads the kernel, or raises Triton's error
+    return compiled.function
+
+
+def _triton_launchers() -> Any:
+    from triton.backends.nvidia import driver
+
+    return driver
+
+
+def _loaded(compiled: Any, device: int) -> int | None:
+    """Loads a kernel without a launcher; returns None if it needs more of the GPU than there is."""
+    from triton.runtime import driver
+
+    utils, told = driver.active.utils, compiled.metadata
+    if told.shared > utils.get_device_properties(device)["max_shared_mem"]:
+        return None
+    _, function, *_, most_threads = utils.load_binary(compiled.name, compiled.kernel, told.shared, device)
+    return int(function) if 32 * told.num_warps <= most_threads else None
 
 
 def current_device() -> int:

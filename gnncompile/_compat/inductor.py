@@ -29,6 +29,7 @@ from gnncompile._compat.autograd import OF_NO_ROWS
 from gnncompile._compat.bounds import REFUSING
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
+from gnncompile._compat.cuda import current_device, prepare_triton
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
 from gnncompile._compat.transforms import tell_what_to_do
 from gnncompile.device import available_cores
@@ -244,16 +245,19 @@ def patch_codegen_inputs() -> None:
     PythonWrapperCodegen.codegen_inputs = codegen_inputs  # type: ignore[method-assign]
 
 
-def prepare_inductor(for_cpu: bool) -> None:
-    """Starts, during the capture of a graph, the work that Inductor does once in every process.
+def prepare_inductor(for_cpu: bool, for_gpu: bool) -> None:
+    """Starts, during the capture of a graph, the work that Inductor and Triton do once in every process.
 
-    The work is to hash torch's and Triton's files, for the keys of Inductor's caches. For the CPU, it is also to test
-    which vector instructions the C++ compiler knows. With an empty cache folder, the test builds four files and loads
-    each in its own process.
+    The work is to hash torch's and Triton's files, for the keys of their caches. For the CPU, it is also to test which
+    vector instructions the C++ compiler knows. With an empty cache folder, the test builds four files and loads each in
+    its own process.
 
     Args:
         for_cpu: Whether anything is compiled for the CPU.
+        for_gpu: Whether Triton kernels are compiled for the current GPU.
     """
+    if for_gpu:
+        _begin("triton", functools.partial(_prepare_triton, current_device()))
     _begin("keys", _keys)
     if for_cpu:
         _begin("vectors", _test_vectors)
@@ -291,6 +295,11 @@ def _test_vectors() -> None:
     for thread in [_in_thread(functools.partial(list, map(bool, share))) for share in shares]:
         thread.join()
     cpu_vec_isa.valid_vec_isa_list()
+
+
+def _prepare_triton(device: int) -> None:
+    with torch.cuda.device(device):  # each thread has its own current GPU
+        prepare_triton()
 
 
 def _keys() -> None:

@@ -303,8 +303,9 @@ class CompiledCallable:
         if not self.backend.captured and self.backend.options.inductor:
             found: list[Any] = []
             leaves((call.args, call.kwargs), found)
-            tensors = [value for value in found if isinstance(value, Tensor)]
-            _compat.prepare_inductor(any(device_of(t.device).is_cpp_in_inductor for t in tensors))
+            devices = [device_of(value.device) for value in found if isinstance(value, Tensor)]
+            for_gpu = any(device.has_streams and device.runs_triton for device in devices)
+            _compat.prepare_inductor(any(device.is_cpp_in_inductor for device in devices), for_gpu)
         self.policy.call_begins()
         with self._capturing():
             if call.counts is None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
+from gnncompile._compat import cuda
 from gnncompile.codegen.triton import ahead, launcher
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
@@ -178,3 +183,21 @@ def test_a_launch_waits_for_a_compile_that_has_begun(monkeypatch: pytest.MonkeyP
     kernel(1, [x], [2], (5,))
     kernel(1, [x], [2], (6,))
     assert asked == [((torch.float32,), (1, 5))] and order == ["waited", "launched", "launched"]
+
+
+def test_threads_that_compile_prepare_triton_once(monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+
+    @cache
+    def prepare() -> None:
+        order.append("begun")
+        time.sleep(0.1)
+        order.append("prepared")
+
+    monkeypatch.setattr(cuda, "triton_hash_with_backend", prepare)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    kernel: Any = SimpleNamespace(warmup=lambda *given, **options: order.append("compiled"))
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(ahead._compile, kernel, (), 0, {})
+    assert order == ["begun", "prepared", *["compiled"] * 3]

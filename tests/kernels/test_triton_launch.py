@@ -12,7 +12,10 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
+import triton
+
 from gnncompile import _compat, tuning
+from gnncompile._compat import cuda
 from gnncompile.codegen.triton import launcher
 from gnncompile.codegen.triton.kernel import TritonKernel, _nothing
 from gnncompile.codegen.triton.plan import Part
@@ -39,19 +42,16 @@ pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
 
 
-class FakeJit:
+class FakeJit(triton.JITFunction):
     """Stands for a Triton kernel: counts compilations, and records what is handed to the compiled kernel."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
         self.by_triton = 0
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
-        def compile_and_run(*arguments: Tensor, **options: Any) -> Any:
-            self.by_triton += 1
-            return FakeCompiled(self)
-
-        return compile_and_run
+    def warmup(self, *arguments: Tensor, grid: tuple[int, int, int], **options: Any) -> Any:
+        self.by_triton += 1
+        return FakeCompiled(self)
 
 
 class FakeCompiled:
@@ -108,7 +108,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel([x], edges, [out])
         kernel([shifted], edges, [out])
     assert jit.by_triton == 2
-    assert jit.launched == [expected(x), expected(shifted)]
+    assert jit.launched == 2 * [expected(x), expected(shifted)]
     assert sorted(kernel.ordinary.compiled, key=str) == [(-1, 0), -1]
 
     jit.launched.clear()
@@ -133,7 +133,7 @@ def test_handwritten_kernels_are_compiled_once_for_each_alignment(monkeypatch: p
         for given in calls:
             kernel(3, given, (5,), (7,))
         assert jit.by_triton == count
-    pointers = [tuple(t.data_ptr() for t in given) for given in (calls[-1], *calls)]
+    pointers = [tuple(t.data_ptr() for t in given) for given in 2 * calls]
     assert jit.launched == [(3, 1, 1, 77, "function", "metadata", None, None, None, *p, 5, 7) for p in pointers]
 
 
@@ -141,6 +141,7 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
     launched: list[tuple[Any, ...]] = []
     monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr(_compat, "triton_function", lambda compiled: compiled.function)
     kernel, jit = TritonKernel(neighbour_sum(D, "float32", 1, 4)), FakeJit()
     kernel.ordinary._kernel = jit
     x, out, edges = torch.randn(8, 4), torch.empty(4, 4), MIXED.layout("cpu")
@@ -154,7 +155,57 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
         given = (*pointers(x, edges, out), 4, 0, tuning.TILES.hub_edges, None)
         return ("function", 1, 1, 1, 2, 64, "OOOOOOOiiiO", given, 77)
 
-    assert launched == [expected(x), expected(shifted), expected(x)]
+    assert launched == [expected(one) for one in (x, x, shifted, shifted, x)]
+
+
+class Loaded:
+    """A kernel that Triton compiled. Reading `run` builds Triton's launcher and loads the kernel."""
+
+    name, kernel, function = "name", b"code", None
+
+    def __init__(self, shared: int = 64, num_warps: int = 2, backend: str = "cuda") -> None:
+        self.metadata = SimpleNamespace(shared=shared, num_warps=num_warps, target=SimpleNamespace(backend=backend))
+
+    @property
+    def run(self) -> None:
+        self.function = "by Triton"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "builds", "function"),
+    [
+        (Loaded(), True, 5),
+        (Loaded(), False, "by Triton"),
+        (Loaded(shared=65), True, "by Triton"),
+        (Loaded(num_warps=33), True, "by Triton"),
+        (Loaded(backend="hip"), True, "by Triton"),
+    ],
+)
+def test_triton_builds_no_launcher_from_c(
+    compiled: Loaded, builds: bool, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But Triton loads a kernel that needs too much memory or too many threads: it raises the error."""
+    given: list[tuple[Any, ...]] = []
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 64},
+        load_binary=lambda *arguments: given.append(arguments) or ("module", 5, 32, 0, 1024),
+    )
+    monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda _: SimpleNamespace(utils=utils)))
+    monkeypatch.setattr(cuda, "current_device", lambda: 3)
+    launchers = SimpleNamespace(make_launcher=None) if builds else SimpleNamespace()
+    monkeypatch.setattr(cuda, "_triton_launchers", lambda: launchers)
+    assert launcher._function(compiled) == function
+    assert given in ([], [("name", b"code", compiled.metadata.shared, 3)]) and (function != 5 or given)
+
+
+def test_triton_loads_a_kernel_if_other_code_watches_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "triton_function", lambda compiled: pytest.fail())
+    hook = lambda *arguments: None  # noqa: E731
+    triton.knobs.runtime.kernel_load_start_hook.add(hook)
+    try:
+        assert launcher._function(Loaded()) == "by Triton"
+    finally:
+        triton.knobs.runtime.kernel_load_start_hook.remove(hook)
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -172,7 +223,7 @@ def test_counts_that_a_kernel_takes(rows: int, trusted: bool, monkeypatch: pytes
     for _ in range(2):
         (kernel.trusted if trusted else kernel)([x], edges, [out])
     counts = (4, 4, 2) if rows > 1 else (4, 2)
-    assert len(walk.launched) == len(join.launched) == 1
+    assert len(walk.launched) == len(join.launched) == 2
     assert walk.launched[0][:2] == (4 // rows + 4, 1) and walk.launched[0][-len(counts) - 1 :] == (
         out.data_ptr(),
         *counts,

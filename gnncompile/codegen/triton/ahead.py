@@ -50,6 +50,7 @@ def begin(
 def _compile(kernel: Any, arguments: tuple[Any, ...], device: int, options: dict[str, Any]) -> None:
     try:
         with torch.cuda.device(device):
+            _compat.prepare_triton()
             kernel.warmup(*arguments, grid=(1, 1, 1), **options)
     except Exception:
         logger.debug("a kernel could not be compiled ahead of its launch", exc_info=True)

@@ -18,7 +18,7 @@ from gnncompile.codegen.triton.edge_linears import read_as_words
 from gnncompile.codegen.triton.edge_sums import EdgeSumsWriter
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_programs
-from gnncompile.codegen.triton.launcher import Launcher, complaint, on_device
+from gnncompile.codegen.triton.launcher import Launcher, complaint, first_launch, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.plan import Part, schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
@@ -121,9 +121,9 @@ class Variant:
             return
         if self._begun is not None:
             self._begun.result()
-        compiled = self._kernel[programs, self._columns, 1](*arguments, *numbers, **self._options)
-        if compiled is not None:  # the interpreter returns None
-            self.compiled[key] = Launcher(compiled, "O" * len(arguments) + "i" * len(numbers))
+        launcher = first_launch(self._kernel, programs, self._columns, arguments, numbers, options=self._options)
+        if launcher is not None:
+            self.compiled[key] = launcher
 
     def trusted(self, given: Sequence[Tensor], counts: Sequence[int], device: int, programs: int) -> None:
         """The same without checks of dtypes and devices."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Launcher:
 
     Triton looks up the device and the stream, gathers metadata for hooks, and asks the driver about every pointer. A
     launcher only looks up the stream, and takes pointers as plain numbers. Where possible, it uses torch's own launcher
-    of Triton kernels.
+    of Triton kernels, and Triton's is not even built.
 
     Args:
         compiled: Triton's compiled kernel.
@@ -58,13 +59,12 @@ class Launcher:
     def __init__(self, compiled: Any, types: str, constants: Sequence[Any] = ()) -> None:
         self.constants = constants
         self.compiled = compiled  # kept alive, since it unloads its machine code when it is collected
-        self.run = compiled.run
-        self.settings = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
         self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
         if self.scratch is None:
             self.start = None
         else:
             self.shape = compiled.metadata.num_warps, compiled.metadata.shared, types + "O" * len(self.scratch)
+        self.function: Any = None if self.start is None else _function(compiled)
 
     def __call__(self, programs: int, columns: int, device: int, arguments: list[int]) -> None:
         """Launches ``programs x columns`` programs on the current stream of a device. `programs` may be 0."""
@@ -75,9 +75,11 @@ class Launcher:
             self.compiled[programs, columns, 1](*arguments, *self.constants)
         elif self.start is not None and self.scratch is not None and programs * columns < 2**31:
             given = (*arguments, *self.scratch)
-            self.start(self.compiled.function, programs, columns, 1, *self.shape, given, stream)
+            self.start(self.function, programs, columns, 1, *self.shape, given, stream)
         else:
-            self.run(programs, columns, 1, stream, *self.settings, *arguments, *self.constants)
+            run = self.compiled.run  # loads the kernel when it is first read
+            settings = self.compiled.function, self.compiled.packed_metadata, *_NO_HOOKS
+            run(programs, columns, 1, stream, *settings, *arguments, *self.constants)
 
 
 def _scratch(metadata: Any) -> tuple[None, ...] | None:
@@ -92,6 +94,15 @@ def _scratch(metadata: Any) -> tuple[None, ...] | None:
     return None if special or any(sizes) else (None,) * sum(size is not None for size in sizes)
 
 
+def _function(compiled: Any) -> Any:
+    """Loads a compiled kernel on the current GPU and returns its function. Triton loads it if hooks watch that."""
+    runtime = triton.knobs.runtime
+    if _holds(runtime.kernel_load_start_hook) or _holds(runtime.kernel_load_end_hook):
+        _ = compiled.run
+        return compiled.function
+    return _compat.triton_function(compiled)
+
+
 def _hooked() -> bool:
     """Whether a profiler or other code watches Triton's launches."""
     runtime = triton.knobs.runtime
@@ -101,6 +112,41 @@ def _hooked() -> bool:
 def _holds(hook: Any) -> bool:
     """Whether a hook calls anything. A chain of hooks may be empty; a plain function may have replaced the chain."""
     return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def first_launch(
+    kernel: Any,
+    programs: int,
+    columns: int,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+    constants: Sequence[Any] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Launcher | None:
+    """Compiles a kernel, unless that is done, and launches it on the current device, which must be that of the tensors.
+
+    Args:
+        kernel: A function decorated with ``triton.jit``.
+        programs: The number of programs along the first axis of the grid, at least 1.
+        columns: The number along the second axis.
+        tensors: The tensors, which are the first parameters.
+        numbers: The int32 numbers, which come next.
+        constants: The values of the constants.
+        options: The compile options.
+
+    Returns:
+        The launcher for pointers of the same alignment; None if there is none, as in Triton's interpreter.
+    """
+    arguments = (*tensors, *numbers, *constants)
+    if not isinstance(kernel, triton.JITFunction):
+        kernel[programs, columns, 1](*arguments, **options)
+        return None
+    compiled = kernel.warmup(*arguments, grid=(programs, columns, 1), **options)
+    if compiled is None:  # a hook of Triton's has stopped the compile
+        return None
+    launcher = Launcher(compiled, "O" * len(tensors) + "i" * len(numbers), constants)
+    launcher(programs, columns, tensors[0].get_device(), [*(tensor.data_ptr() for tensor in tensors), *numbers])
+    return launcher
 
 
 class Kernel:
@@ -172,7 +218,6 @@ class Kernel:
         begun = self._begun.get(constants)
         if begun is not None:
             begun.result()
-        compiled = self._kernel[programs, 1, 1](*tensors, *numbers, *constants, **self._options)
-        if compiled is not None:  # the interpreter returns None
-            types = "O" * len(tensors) + "i" * len(numbers)
-            self._launchers[device, constants, unaligned] = Launcher(compiled, types, constants)
+        launcher = first_launch(self._kernel, programs, 1, tensors, numbers, constants, self._options)
+        if launcher is not None:
+            self._launchers[device, constants, unaligned] = launcher
