@@ -97,7 +97,7 @@ def light(which: str = "reference") -> Iterator[None]:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch, kernels(which):
         patch.setattr(_compat, "compile_inductor", _compile_lightly)
-        patch.setattr(_compat, "prepare_inductor", lambda for_cpu: None)
+        patch.setattr(_compat, "prepare_inductor", lambda for_cpu, for_gpu: None)
         yield
     torch._dynamo.reset()
 

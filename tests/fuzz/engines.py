@@ -80,7 +80,7 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
                 yield
         else:
             patch.setattr(_compat, "compile_inductor", _with_last_passes if name == "passes" else _op_by_op)
-            patch.setattr(_compat, "prepare_inductor", lambda for_cpu: None)
+            patch.setattr(_compat, "prepare_inductor", lambda for_cpu, for_gpu: None)
             yield
     torch._dynamo.reset()
 

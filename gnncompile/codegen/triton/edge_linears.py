@@ -58,18 +58,10 @@ class LayerWriter(ValueWriter):
             else:
                 if k % per_word == 0:
                     self.line(f"word = tl.load(words{i} + {k // per_word}{masked(masks, other='0')})")
-                text = self._of_word(k % per_word, node.dtype)
+                bits = _BITS[node.dtype]
+                part = f"(word >> {k % per_word * bits})" if k % per_word else "word"
+                text = f"{part}.to(tl.int{bits}).to(tl.{node.dtype}, bitcast=True)"
             self.line(f"c{i}_{k} = {text}.to({self.compute})")
-
-    def _of_word(self, k: int, dtype: str) -> str:
-        """Returns the number `k` of a word. A bfloat16 number is the upper half of a float32 number."""
-        bits = _BITS[dtype]
-        if dtype == "bfloat16":
-            if k % 2 == 0:
-                self.line(f"pair = {'(word >> 32)' if k else 'word'}.to(tl.int32)")
-            return f"({f'pair & {-(2**16)}' if k % 2 else 'pair << 16'}).to(tl.float32, bitcast=True)"
-        part = f"(word >> {k * bits})" if k else "word"
-        return f"{part}.to(tl.int{bits}).to(tl.{dtype}, bitcast=True)"
 
     def _one_channel(self, i: int, k: int) -> str:
         length = self.region.nodes[i].shape[1]
