@@ -195,20 +195,38 @@ def memory_cpu(folder: Path) -> str:
 
 def layers_gpu(folder: Path) -> str:
     """Times of one layer at a time on the large graph, for each order of the edges, with peak memory in brackets."""
+    columns = {"random": "random edges", "sorted": "sorted edges"}
+    path = folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv"
+    return _layers(path, columns, lambda row: (row["model"], row["order"]))
+
+
+def layers_h100(folder: Path) -> str:
+    """The same on an H100, with random edges, in two precisions."""
+    path = folder / "nvidia-h100" / "layers-powerlaw-arxiv-cuda.csv"
+    half = " bf16"
+
+    def place(row: Mapping[str, str]) -> tuple[str, str]:
+        return row["model"].removesuffix(half), "bf16" if row["model"].endswith(half) else "fp32"
+
+    return _layers(path, {"fp32": "float32", "bf16": "bfloat16"}, place)
+
+
+def _layers(path: Path, columns: Mapping[str, str], place: Callable[[Mapping[str, str]], tuple[str, str]]) -> str:
+    """Returns a table with a line per layer. `place` gives the layer of a stored row, and its key in `columns`."""
     found: dict[str, dict[str, dict[str, Record]]] = {}
-    with (folder / "nvidia-h200" / "layers-powerlaw-arxiv-cuda.csv").open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            model, column = place(row)
             numbers = {name: float(row[name]) if row[name] else None for name in ("median_ms", "peak_mib")}
-            found.setdefault(row["model"], {}).setdefault(row["order"], {})[row["row"]] = numbers
+            found.setdefault(model, {}).setdefault(column, {})[row["row"]] = numbers
     header = ["layer"]
-    for order in ("random", "sorted"):
-        header += [f"{order} edges: better torch.compile", "gnncompile", "over compile"]
+    for text in columns.values():
+        header += [f"{text}: better torch.compile", "gnncompile", "over compile"]
     rows = []
-    for model, orders in found.items():
+    for model, given in found.items():
         cells = [model]
-        for order in ("random", "sorted"):
-            given = orders.get(order)
-            cells += ["", "", ""] if given is None else _against_compile(given)
+        for column in columns:
+            cells += ["", "", ""] if column not in given else _against_compile(given[column])
         rows.append(cells)
     return markdown(header, rows)
 
@@ -226,8 +244,14 @@ def _against_compile(found: dict[str, Record]) -> list[str]:
 def attention_gpu(folder: Path) -> str:
     """Times of attention and of a maximum alone, without linear layers, with peak memory in brackets."""
     rows = Stored(folder / "nvidia-h200" / "attention-cuda.json").rows
-    shown = [[row["graph"], row["model"], with_memory(row["median_ms"], row["peak_mib"])] for row in rows]
-    return markdown(["graph", "core", "gnncompile"], shown)
+    other = Stored(folder / "nvidia-h100" / "attention-cuda.json").cases()
+    shown = []
+    for row in rows:
+        of_other = other[row["graph"], row["model"], row["order"]]
+        ours = with_memory(row["median_ms"], row["peak_mib"])
+        shown.append([row["graph"], row["model"], ours, *_against_compile(of_other)])
+    header = ["graph", "core", "H200: gnncompile", "H100: torch.compile", "gnncompile", "over compile"]
+    return markdown(header, shown)
 
 
 def serving_cpu(folder: Path) -> str:
@@ -307,6 +331,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "powerlaw": power_law,
     "guide-gpu": guide_gpu,
     "layers-gpu": layers_gpu,
+    "layers-h100": layers_h100,
     "attention-gpu": attention_gpu,
     "memory-cpu": memory_cpu,
     "guide-cpu": guide_cpu,
