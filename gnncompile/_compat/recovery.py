@@ -103,8 +103,9 @@ def _free(code: types.CodeType) -> None:
     remembers who called its last 2,000 collectives.
     """
     reset_code(code)
-    made = [(known(), CleanupManager.instance.values[key]) for key, known in CleanupManager.instance.refs.items()]
-    for other, hooks in made:
+    every = CleanupManager.instance
+    for key, known in list(every.refs.items()):
+        other, hooks = known(), every.values.get(key, [])
         if other is not None and (other.co_name, other.co_filename) == (code.co_name, code.co_filename):
             while hooks:  # none may be left, since torch runs them too
                 hooks.pop()()
