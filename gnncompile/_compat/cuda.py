@@ -32,13 +32,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_MOST_TENSOR_MEMORY = 512
+"""Columns of tensor memory that a kernel may take, as in Triton."""
+
+
 def triton_function(compiled: Any) -> Any:
     """Loads a kernel that Triton compiled on the current GPU, and returns the handle of its function.
 
     Triton 3.6 would also build a launcher from C, one for each list of types. Each takes a tenth of a second of the
-    first step. So the kernel is loaded here, if it fits.
+    first step. So the kernel is loaded here, if it fits. Triton 3.7 has no such launchers.
     """
-    if compiled.metadata.target.backend == "cuda" and hasattr(_triton_launchers(), "make_launcher"):
+    if compiled.function is not None:  # Triton has loaded it
+        return compiled.function
+    if compiled.metadata.target.backend == "cuda" and hasattr(_nvidia_driver(), "make_launcher"):
         function = _loaded(compiled, current_device())
         if function is not None:
             return function
@@ -46,7 +52,7 @@ def triton_function(compiled: Any) -> Any:
     return compiled.function
 
 
-def _triton_launchers() -> Any:
+def _nvidia_driver() -> Any:
     from triton.backends.nvidia import driver
 
     return driver
@@ -57,7 +63,8 @@ def _loaded(compiled: Any, device: int) -> int | None:
     from triton.runtime import driver
 
     utils, told = driver.active.utils, compiled.metadata
-    if told.shared > utils.get_device_properties(device)["max_shared_mem"]:
+    fits = told.shared <= utils.get_device_properties(device)["max_shared_mem"]
+    if not fits or (getattr(told, "tmem_size", None) or 0) > _MOST_TENSOR_MEMORY:
         return None
     _, function, *_, most_threads = utils.load_binary(compiled.name, compiled.kernel, told.shared, device)
     return int(function) if 32 * told.num_warps <= most_threads else None

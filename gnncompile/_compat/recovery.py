@@ -99,13 +99,14 @@ def compiled(
 def _free(code: types.CodeType) -> None:
     """Frees what was captured of a code that nobody runs any more.
 
-    Torch frees it with the code that it made of it, which has the same name. Others may hold that: `torch.distributed`
-    remembers who called its last 2,000 collectives.
+    Torch frees it with the code that it made of it, which has the same name. Others may hold the code that torch made:
+    `torch.distributed` remembers who called its last 2,000 collectives.
     """
     reset_code(code)
-    every = CleanupManager.instance
-    for key, known in list(every.refs.items()):
-        other, hooks = known(), every.values.get(key, [])
+    made = CleanupManager.instance
+    for key in list(made.refs):  # meanwhile a collection or another thread may free other codes
+        known, hooks = made.refs.get(key), made.values.get(key, [])
+        other = None if known is None else known()
         if other is not None and (other.co_name, other.co_filename) == (code.co_name, code.co_filename):
             while hooks:  # none may be left, since torch runs them too
                 hooks.pop()()

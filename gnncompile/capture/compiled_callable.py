@@ -30,7 +30,7 @@ from gnncompile.substitutes.message_hooks import LayerWatch
 
 MAX_NUMBER = 2**62
 
-_numbers = itertools.count()
+_next_entry = itertools.count().__next__
 
 
 class Call(NamedTuple):
@@ -123,8 +123,9 @@ class CompiledCallable:
         self._captured_before = len(self.backend.captured)
 
     def _compiled(self, function: Any, fullgraph: bool) -> tuple[types.FunctionType, Callable[..., Any]]:
-        # Dynamo counts recompiles per code object, so each function needs its own. The name finds what was made of it.
-        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}_{next(_numbers)}")
+        # Dynamo counts recompiles per code object, so each function needs its own. By the name, the
+        # code that torch made of it is found when it is freed.
+        code = function.__code__.replace(co_name=f"{_compat.ENTRY}_{id(self):x}_{_next_entry()}")
         own = types.FunctionType(code, function.__globals__, "entry", None, function.__closure__)
         dynamic = self.settings["dynamic"]
         dynamic = True if dynamic is None else dynamic

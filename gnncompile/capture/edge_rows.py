@@ -57,7 +57,7 @@ def _forget(key: int, of: weakref.ref[Tensor]) -> None:
 
 
 def _row(row: Tensor) -> Tensor:
-    """The row in its own memory, or a copy if Inductor would copy it in each call."""
+    """The row in its own memory, or a copy if Inductor would copy it in each call: :func:`is_aligned`."""
     return _compat.same_memory(row) if is_aligned(row) else row.clone()
 
 

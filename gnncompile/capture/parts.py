@@ -77,7 +77,8 @@ class PartCheck:
         if not plans:
             raise ArgumentError(
                 "edge_index: found no edge list of a part among the arguments, expected one, since the model was "
-                "compiled with a mesh. Pass the tensors of part.data (of part.to(device).data on another device)."
+                "compiled with a mesh. Pass the tensors of part.data (of part.to(device).data on another device) as "
+                "they are: a copy, as .contiguous() or .clone() may make it, belongs to no part."
             )
         sizes = frozenset[int]().union(*(plan.sizes for plan in plans))
         for name, size in rows:

@@ -46,7 +46,9 @@ class Part:
     order of :attr:`halo`.
 
     Attributes:
-        data: The part of the graph, for a model compiled with ``gnncompile.compile(model, mesh=mesh)``.
+        data: The part of the graph, for a model compiled with ``gnncompile.compile(model, mesh=mesh)``. Pass its edge
+            list as it is: a copy belongs to no part. On a GPU its two rows may have a gap between them in memory, so
+            ``.contiguous()`` makes a copy.
         rank: The index of the part, which is the rank of its process.
         num_parts: The number of parts.
         nodes: By node type (``""`` for a ``Data``), the index in the whole graph of each own node, int64 ``[own]``.

@@ -25,6 +25,7 @@ from torch.export import Dim
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnncompile
+from gnncompile._compat import recovery
 from gnncompile.capture.backend import Backend
 from gnncompile.capture.compile import callable_of
 from gnncompile.layout.structure_program import StructureCache
@@ -321,6 +322,30 @@ def test_a_model_that_has_run_is_freed(mode: str | None, remembered: bool, monke
         gc.collect()
     assert len(kept) > 3 and [one() for one in kept] == [None] * len(kept)
     assert bool(codes) == remembered
+
+
+def test_other_models_may_be_freed_meanwhile():
+    """A collection while one model is freed may free the code of others, which torch then forgets."""
+
+    def forward() -> None: ...
+
+    codes = [forward.__code__.replace(co_name=f"code_{at}") for at in range(1500)]
+    for code in codes:
+        CleanupManager.instance[code] = []
+    gc.collect()
+    gc.disable()
+    for _ in range(50):
+        cycle: list[Any] = [codes[0].replace(co_name="garbage")]
+        CleanupManager.instance[cycle[0]] = []
+        cycle.append(cycle)
+    del cycle
+    before = gc.get_threshold()
+    gc.set_threshold(gc.get_count()[0] + 500, *before[1:])  # it collects when 500 more containers are made
+    gc.enable()
+    try:
+        recovery._free(codes[0].replace(co_name="another"))
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_model_in_parts_is_freed():

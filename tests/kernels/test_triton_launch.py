@@ -161,10 +161,12 @@ def test_torchs_launcher_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyP
 class Loaded:
     """A kernel that Triton compiled. Reading `run` builds Triton's launcher and loads the kernel."""
 
-    name, kernel, function = "name", b"code", None
+    name, kernel = "name", b"code"
 
-    def __init__(self, shared: int = 64, num_warps: int = 2, backend: str = "cuda") -> None:
-        self.metadata = SimpleNamespace(shared=shared, num_warps=num_warps, target=SimpleNamespace(backend=backend))
+    def __init__(self, shared: int = 64, num_warps: int = 2, backend: str = "cuda", tensor_memory: int = 0) -> None:
+        self.function: Any = None
+        target = SimpleNamespace(backend=backend)
+        self.metadata = SimpleNamespace(shared=shared, num_warps=num_warps, target=target, tmem_size=tensor_memory)
 
     @property
     def run(self) -> None:
@@ -172,17 +174,18 @@ class Loaded:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "builds", "function"),
+    ("compiled", "builds", "function", "loads"),
     [
-        (Loaded(), True, 5),
-        (Loaded(), False, "by Triton"),
-        (Loaded(shared=65), True, "by Triton"),
-        (Loaded(num_warps=33), True, "by Triton"),
-        (Loaded(backend="hip"), True, "by Triton"),
+        (Loaded(), True, 5, 1),
+        (Loaded(), False, "by Triton", 0),
+        (Loaded(shared=65), True, "by Triton", 0),
+        (Loaded(num_warps=33), True, "by Triton", 1),
+        (Loaded(backend="hip"), True, "by Triton", 0),
+        (Loaded(tensor_memory=513), True, "by Triton", 0),
     ],
 )
 def test_triton_builds_no_launcher_from_c(
-    compiled: Loaded, builds: bool, function: Any, monkeypatch: pytest.MonkeyPatch
+    compiled: Loaded, builds: bool, function: Any, loads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But Triton loads a kernel that needs too much memory or too many threads: it raises the error."""
     given: list[tuple[Any, ...]] = []
@@ -193,9 +196,16 @@ def test_triton_builds_no_launcher_from_c(
     monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda _: SimpleNamespace(utils=utils)))
     monkeypatch.setattr(cuda, "current_device", lambda: 3)
     launchers = SimpleNamespace(make_launcher=None) if builds else SimpleNamespace()
-    monkeypatch.setattr(cuda, "_triton_launchers", lambda: launchers)
+    monkeypatch.setattr(cuda, "_nvidia_driver", lambda: launchers)
     assert launcher._function(compiled) == function
-    assert given in ([], [("name", b"code", compiled.metadata.shared, 3)]) and (function != 5 or given)
+    assert given == [("name", b"code", compiled.metadata.shared, 3)] * loads
+
+
+def test_a_kernel_that_triton_loaded_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_loaded", lambda *_: pytest.fail())
+    compiled = Loaded()
+    compiled.function = 7
+    assert launcher._function(compiled) == 7
 
 
 def test_triton_loads_a_kernel_if_other_code_watches_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,25 @@ def test_what_is_given_is_copied_once():
     assert codes[0].count("extern_kernels.addmm(") == 3 and len(IN_PLACE.findall(codes[0])) == 2
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_products_are_added_to_returned_gradients_that_nobody_else_reads(readers: int):
+    own, aten, graph = torch.ops.gnncompile, torch.ops.aten, torch.fx.Graph()
+    shapes = {"rows": (7, 4), "send": (2,), "halo": (2, 0), "dy": (5, 3), "weight": (3, 4)}
+    rows, send, halo, dy, weight = (graph.placeholder(name) for name in shapes)
+    for node, shape in zip((rows, send, halo, dy, weight), shapes.values(), strict=True):
+        node.meta["val"] = torch.zeros(shape)
+    back = graph.call_function(own.halo_return.default, (rows, send, halo, "0", []))
+    product = graph.call_function(aten.mm.default, (dy, weight))
+    total = graph.call_function(aten.add.Tensor, (back, product))
+    for node in (back, product, total):
+        node.meta["val"] = torch.zeros(5, 4)
+    graph.output((total, back) if readers == 2 else total)
+    gemm_epilogue.run(graph)
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    expected = [own.add_product.default] if readers == 1 else [aten.mm.default, aten.add.Tensor]
+    assert targets == [own.halo_return.default, *expected]
+
+
 @pytest.mark.parametrize("fn", [_keeps_a_term, _adds_to_a_view, _adds_a_row])
 def test_matrices_that_someone_else_reads_are_not_added_to(fn: Callable[..., Any]):
     torch._dynamo.reset()

@@ -58,7 +58,7 @@ class Launcher:
 
     def __init__(self, compiled: Any, types: str, constants: Sequence[Any] = ()) -> None:
         self.constants = constants
-        self.compiled = compiled  # kept alive, since it unloads its machine code when it is collected
+        self.compiled = compiled
         self.start, self.scratch = _compat.static_cuda_launch(), _scratch(compiled.metadata)
         if self.scratch is None:
             self.start = None
