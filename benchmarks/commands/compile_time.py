@@ -206,13 +206,14 @@ def format_case(rows: Sequence[StartsOfRow]) -> str:
     for row in rows:
         if row.status != "ok":
             notes.append(f"{row.variant.name}: {row.status}: {row.message}")
+        missing = "" if row.status == "ok" else row.status
         counts = [row.median("second", "hits"), row.median("second", "misses")]
         for quantity, name in (("seconds", row.variant.name), ("cpu_seconds", "  of processors")):
             times = [row.median(start, quantity) for start in STARTS]
             cells.append(
                 [
                     name,
-                    *(f"{time:.1f}" if time is not None else row.status * (row.status != "ok") for time in times),
+                    *(f"{time:.1f}" if time is not None else missing for time in times),
                     *(f"{share:.2f}" if share is not None else "" for share in ratios(row, rows, quantity).values()),
                     *(f"{count:g}" if count is not None and quantity == "seconds" else "" for count in counts),
                 ]

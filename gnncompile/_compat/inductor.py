@@ -67,7 +67,7 @@ def ours() -> bool:
 
 def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles a graph with Inductor. The result must be called where Dynamo is off already."""
-    _wait_for_vectors()
+    _wait_for("vectors")
     _report_symbols()
     patches = {**EXACT_SETTINGS, "_pre_fusion_custom_pass": _OwnNodes(), **settings_for(inputs), **options}
     decompositions = inductor_decompositions()
@@ -304,12 +304,13 @@ def _prepare_triton(device: int) -> None:
 
 def _keys() -> None:
     codecache.torch_key()
+    _wait_for("triton")  # it hashes Triton's files too
     getattr(codecache, "triton_key", lambda: None)()  # some releases of torch have it elsewhere
 
 
-def _wait_for_vectors() -> None:
-    """Waits for a running test of vector instructions, which would else run a second time in this thread."""
-    thread = _preparing.get("vectors")
+def _wait_for(name: str) -> None:
+    """Waits for work that has begun, which would else be done a second time in this thread."""
+    thread = _preparing.get(name)
     if thread is not None:
         thread.join()
 
