@@ -211,6 +211,12 @@ class TileTable:
     edge_sum_steps: int
     """Fewest steps of such a program, if there are enough edges."""
 
+    edge_product_edges: int
+    """Edges per step of a program whose sums are products of matrices. Measured."""
+
+    edge_product_values: int
+    """Most sums and values of edges that a warp of such a program keeps in registers. Measured."""
+
     # -- walks in tiles (codegen/triton/tiled_*.py) ------------------------------------------------------------------
 
     tiled_floats: tuple[tuple[int, WalkTile], ...]
@@ -409,6 +415,8 @@ H200 = TileTable(
     edge_sum_warps=8,
     edge_sum_programs=2048,
     edge_sum_steps=8,
+    edge_product_edges=32,
+    edge_product_values=6144,
     tiled_floats=((0, WalkTile(64, 4, 3, 3)), (128, WalkTile(64, 4, 2, 3)), (256, WalkTile(32, 8, 1))),
     tiled_halves=((0, WalkTile(32, 4, 4, 3)), (256, WalkTile(32, 4, 2, 3)), (512, WalkTile(32, 8, 1))),
     tiled_halves_of_heavy=WalkTile(32, 8, 2),

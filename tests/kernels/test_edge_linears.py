@@ -146,6 +146,49 @@ def test_kernels_on_long_rows(make: Make, dtype: str, tolerance: float, which: s
         check(make(dtype, 1, 24, 8), "long rows", 8, device, tolerance)
 
 
+def weights_behind_layer(dtype: str, heads: int, channels: int, features: int) -> Region:
+    """The gradient of weights whose features a layer of the same region reads too, and of a bias."""
+    b = Builder(D)
+    e, g = b.input(0, E, (1, features), dtype), b.input(1, D, (heads, channels), dtype)
+    shape = (heads, channels)
+    masked = rules.relu(b, b.op("mul", b.linear(e, b.input(2, F, shape, dtype)), g))
+    one = b.on_edges(b.const(1.0))
+    return b.finish(
+        [Output(b.outer(e, masked, shape), "float32", shape), Output(b.outer(one, g, shape), "float32", shape)]
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 16, 8), (1, 130, 9), (1, 64, 16), (1, 24, 40), (2, 16, 16)], ids=str)
+@pytest.mark.parametrize("where", [FULL, "no edge", "long rows"])
+def test_weights_of_halves_are_products(
+    where: str, shape: tuple[int, int, int], dtype: str, which: str, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Small integers have 16 bits, and so have their products here: nothing is rounded."""
+    needs_interpreter(which, device)
+    monkeypatch.setattr(torch, "randn", lambda size, dtype: torch.randint(-2, 3, size).to(dtype))
+    region = weights(dtype, *shape)
+    with kernels(which):
+        check(region, where, shape[2], device, 0.0)
+        text = launch.kernel(region.spec, device).listing
+    assert (" dot(" in text) == (which == "triton" and shape[0] == 1)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 4e-6), ("float16", 2e-3), ("bfloat16", 1e-2)])
+def test_features_of_a_layer_and_of_a_sum(dtype: str, tolerance: float, which: str, device: str):
+    needs_interpreter(which, device)
+    region = weights_behind_layer(dtype, 1, 48, 16)
+    with kernels(which):
+        for where in (FULL, "no edge", "long rows"):
+            check(region, where, 16, device, tolerance)
+        text = launch.kernel(region.spec, device).listing
+    assert (" dot(" in text) == (which == "triton" and dtype != "float32")
+
+
 @pytest.mark.parametrize("which, device", DEVICES)
 def test_as_many_features_as_channels(which: str, device: str):
     """What is read once per channel, for all heads, is not mistaken for features of edges."""

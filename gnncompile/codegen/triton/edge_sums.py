@@ -6,6 +6,7 @@ from functools import cached_property
 
 from gnncompile.codegen.triton.plan import Pass
 from gnncompile.codegen.triton.text import masked
+from gnncompile.codegen.triton.tile import padded_features, products_of_halves
 from gnncompile.codegen.triton.writer import Writer
 
 
@@ -14,6 +15,10 @@ class EdgeSumsWriter(Writer):
 
     Edges are walked in the order of their rows. Row values are loaded for each edge, by the edge's row index;
     consecutive edges of a tile often share a row.
+
+    A sum of 16-bit features times a value per edge is a matrix product over the edges of a step,
+    ``features.T @ value``, which the GPU's matrix units compute. Other sums take a multiply-add for each feature and
+    element.
     """
 
     @cached_property
@@ -30,6 +35,20 @@ class EdgeSumsWriter(Writer):
         self.line("begin = program * share")
         self.line("end = tl.minimum(begin + share, total)")
 
+    @cached_property
+    def _products(self) -> frozenset[int]:
+        """The sums that are matrix products."""
+        return products_of_halves(self.region)
+
+    def _imports(self) -> list[str]:
+        product = ["", "from gnncompile.codegen.gemm.kernels import dot"] if self._products else []
+        return super()._imports() + product
+
+    def _prologue(self) -> None:
+        super()._prologue()
+        for length in sorted({self.region.features(i) for i in self._products}):
+            self.line(f"feature{length} = tl.arange(0, {padded_features(length)})")
+
     def _open_loop(self, loop: Pass) -> None:
         super()._open_loop(loop)
         if "rows" in self.parameters:
@@ -42,8 +61,26 @@ class EdgeSumsWriter(Writer):
         for i in self.plan.loops[0].reductions:
             self._store_sum(i)
 
+    def _columns(self, i: int) -> None:
+        readers = {at for at, n in enumerate(self.region.nodes) if n.op in ("linear", "outer") and n.args[0] == i}
+        if readers & self._products:
+            node = self.region.nodes[i]
+            place, masks = self.place(node.space, node.shape[1], (1, 1))
+            masks += self._feature_masks(node.shape[1], "[None, :]")
+            text = f"t{node.value}{place} + feature{node.shape[1]}[None, :]"
+            self.line(f"features{i} = tl.load({text}{masked(masks, other='0')})")
+        if readers - self._products:
+            super()._columns(i)
+
+    def _feature_masks(self, length: int, axes: str) -> list[str]:
+        return [f"(feature{length}{axes} < {length})"] if padded_features(length) > length else []
+
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
+        if i in self._products:
+            lengths = [padded_features(self.region.features(i)), self.extent("channel", node.shape[1])]
+            self.line(f"acc{i} = tl.full({lengths}, 0.0, {self.compute})")
+            return
         shape = self.tile_shape(node.shape, 1 if i in self.plan.every_step else self.tile.edges)
         for k in range(self.region.features(i)):
             self.line(f"acc{i}_{k} = tl.full({shape}, 0.0, {self.compute})")
@@ -51,6 +88,11 @@ class EdgeSumsWriter(Writer):
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
         features, value = node.args
+        if i in self._products:
+            factor, zeros = self.region.nodes[features].dtype, self.tile_shape(node.shape, self.tile.edges)
+            self.line(f"x = tl.where(alive, {self.operand(value)}, tl.full({zeros}, 0.0, {self.compute}))")
+            self.line(f"acc{i} = dot(tl.trans(features{features}), x.to(tl.{factor}), acc{i})")
+            return
         self.line(f"x = tl.where(alive, {self.operand(value)}, 0.0)")
         for k in range(self.region.features(i)):
             text = f"c{features}_{k} * x"
@@ -59,6 +101,12 @@ class EdgeSumsWriter(Writer):
     def _store_sum(self, i: int) -> None:
         node = self.region.nodes[i]
         offset, masks = self.feature(node.shape)
+        if i in self._products:
+            length = self.region.features(i)
+            masks += self._feature_masks(length, "[:, None]")
+            place = f"{self.plan.offsets[i]} + feature{length}[:, None] * {node.shape[1]}{offset}"
+            self.line(f"tl.store(partial + program * {self.plan.partial_length} + {place}, acc{i}{masked(masks)})")
+            return
         for k in range(self.region.features(i)):
             total = f"acc{i}_{k}" if i in self.plan.every_step else self._over_edges(f"acc{i}_{k}", node.shape)
             at = self.plan.offsets[i] + k * node.shape[0] * node.shape[1]

@@ -13,13 +13,16 @@ from typing import TypeVar
 from gnncompile import tuning
 from gnncompile.codegen.triton.plan import Schedule
 from gnncompile.exc import UnsupportedRegion
-from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, LAYERS, Node, Region, Space
+from gnncompile.ir.region import BITS, FEATURE_REDUCTIONS, HALVES, LAYERS, Node, Region, Space
 from gnncompile.tile_sizes import Step
 
 T = TypeVar("T")
 
 MAX_EDGE = 8192
 """Largest number of elements, padded to powers of two, that one edge may have in a tile."""
+
+NARROWEST = 16
+"""Fewest rows and columns of a block that is multiplied: the least that ``tl.dot`` takes."""
 
 
 def power_of_two(n: int) -> int:
@@ -119,6 +122,39 @@ def sums(region: Region) -> int:
     """Returns the number of scalar sums over all edges that a region computes."""
     made = [(at, n) for at, n in enumerate(region.nodes) if n.op == "outer"]
     return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
+
+
+def padded_features(length: int) -> int:
+    """Returns the rows of the block that holds the sums for this number of features, in a product of matrices."""
+    return max(power_of_two(length), NARROWEST)
+
+
+def products_of_halves(region: Region) -> frozenset[int]:
+    """Returns the sums over all edges that are products of matrices, ``features.T @ values``, of 16-bit factors.
+
+    A product rounds the values of edges to the type of the features, as eager does before it multiplies. There are none
+    if another sum has several features, since the tile of a product has too many edges for that sum.
+    """
+    made = [at for at, n in enumerate(region.nodes) if n.op == "outer"]
+    found = frozenset(at for at in made if _is_product_of_halves(region, at))
+    return found if all(at in found or region.features(at) == 1 for at in made) else frozenset()
+
+
+def _is_product_of_halves(region: Region, at: int) -> bool:
+    node = region.nodes[at]
+    features = region.nodes[node.args[0]]
+    of_edges = features.op == "input" and features.space not in (Space.PARAMETER, Space.FEATURE)
+    halves = of_edges and features.dtype in HALVES and features.dtype == region.factor
+    return halves and region.grid[0] == 1 and 2 * features.shape[1] >= NARROWEST and node.shape[1] >= NARROWEST
+
+
+def _tile_of_products(region: Region, plan: Schedule, products: frozenset[int], channels: int) -> Tile:
+    """Returns the tile of a region some of whose sums over all edges are products of matrices."""
+    tiles = tuning.TILES
+    streams = wide_streams(region, plan) + any(n.op == "linear" for n in region.nodes)
+    rows = tiles.edge_product_edges * streams + sum(padded_features(region.features(at)) for at in products)
+    warps = power_of_two(-(-rows * channels // tiles.edge_product_values))
+    return Tile(1, tiles.edge_product_edges, channels, min(warps, tiles.edge_sum_warps))
 
 
 def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
@@ -252,6 +288,8 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         rows = max(tiles.rowwise_elements // width, 1)
         return Tile(rows, 1, channels, tuning.choice(tiles.rowwise_warps, width))
     num_warps = warps_of(width)
+    if products := products_of_halves(region):
+        return _tile_of_products(region, plan, products, channels)
     if region.sums_all:
         needed = power_of_two(-(-sums(region) // tiles.edge_sums))
         num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
@@ -286,7 +324,7 @@ def _rows(region: Region, plan: Schedule, width: int, several_edges: bool) -> in
     """
     if is_bandwidth_bound(region, plan):
         alone = several_edges and width >= tuning.TILES.sum_width
-        words = width // 2 if is_16bit(region) and not alone else width
+        words = width // 2 if is_16bit(region) and not (alone or packs(region)) else width
         return tuning.choice(tuning.TILES.rows_of_sums, words)
     if width == tuning.TILES.combined_width and region.softmaxes and dots_per_edge(region, plan):
         return tuning.TILES.rows_of_attention

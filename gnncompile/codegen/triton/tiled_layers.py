@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.tile import power_of_two
+from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.ir.region import BITS, Node, Region, Space
-
-NARROWEST = 16
-"""Fewest columns of a block, other than a single column: the least that ``tl.dot`` takes."""
 
 WIDE = 32
 """Fewest channels of a row that counts as wide."""

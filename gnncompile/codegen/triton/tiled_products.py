@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import launch
-from gnncompile.codegen.triton.tiled_layers import NARROWEST
+from gnncompile.codegen.triton.tile import NARROWEST
 from gnncompile.device import device_of
 
 

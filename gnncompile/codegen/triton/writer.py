@@ -67,13 +67,17 @@ class Writer(ReductionWriter):
     def module(self) -> str:
         """Returns the text of the module."""
         functions = self.functions()
-        head = [*self._header(), "", "import triton", "import triton.language as tl", ""]
+        head = [*self._header(), "", *self._imports(), ""]
         text = "\n".join(functions)
         for reduction in REDUCTIONS.values():
             name = f"_{reduction.triton_function}"
             if reduction.triton_function and name in text:
                 head += ["", "@triton.jit", f"def {name}(a, b):", f"    return {reduction.triton.format('a', 'b')}", ""]
         return "\n".join([*head, "", *functions]) + "\n"
+
+    def _imports(self) -> list[str]:
+        """Returns the import statements of the module."""
+        return ["import triton", "import triton.language as tl"]
 
     def functions(self) -> list[str]:
         """Returns the lines of the functions that the kernel calls, then those of the kernel."""
