@@ -23,6 +23,7 @@ from tests.triton_regions import (
     Graph,
     S,
     attention,
+    channel_softmax,
     check,
     dot_attention,
     edge_relu,
@@ -52,6 +53,13 @@ def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
     """A sum of rows that stand on the edges, as in pooling."""
     b = Builder(by)
     return b.finish([Output(b.reduce("sum", b.input(0, E, (heads, channels), dtype)), dtype, (heads, channels))])
+
+
+def maximum(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """A maximum and its ties."""
+    b = Builder(by)
+    top = b.reduce("max", b.input(0, by.opposite, (heads, channels), dtype))
+    return b.finish([Output(v, dtype, (heads, channels)) for v in (top, b.ties(top))])
 
 
 def tiles_of(region: Region) -> list[tuple[int, Tile]]:
@@ -187,3 +195,29 @@ def test_sums_of_wide_rows_are_split(case: Case, channels: int, device: str) -> 
         region = case(D, dtype, 1, channels)
         assert TritonKernel(region)._for(g.layout(device)).tile == tiles_of(region)[1][1]
         check(region, g, device)
+
+
+def test_a_maximum_of_halves_takes_one_row_of_a_dense_graph(device: str) -> None:
+    region = maximum(D, "bfloat16", 1, 128)
+    tiles = tiles_of(region)
+    assert [(least, tile.rows) for least, tile in tiles] == [(0, 2), (SEVERAL, 1)]
+    g = graph([0] * 3 + [2] * 300 + [3] * 40 + [4] * 16 + [5] * 17, [k % 7 for k in range(376)], 7, 7)
+    assert TritonKernel(region)._for(g.layout(device)).tile == tiles[-1][1]
+    check(region, g, device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_wait_for_each_other_only_where_edges_are_cheap(dtype: str) -> None:
+    rows = [tiles_of(case(D, dtype, 1, 128))[0][1].rows for case in (neighbour_sum, weighted_sum)]
+    assert rows == ([2, 1] if dtype == "bfloat16" else [1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("channels", [64, 100, 128, 256])
+def test_a_softmax_of_halves_shares_the_channels_of_an_edge(dtype: str, channels: int, device: str) -> None:
+    """Each lane then has 4 channels of 128, not 8 of every second edge."""
+    region = channel_softmax(D, dtype, 1, channels)
+    hinted = "tl.max_contiguous" in TritonKernel(region).text
+    assert hinted == (dtype != "float32" and channels >= 100)
+    for name in GRAPHS:
+        check(region, GRAPHS[name], device)

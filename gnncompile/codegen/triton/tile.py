@@ -255,6 +255,16 @@ def spreads_channels(region: Region) -> bool:
     return has_vectors(region) and not dots
 
 
+def fills_warps(region: Region, plan: Schedule) -> bool:
+    """Whether the lanes of a warp should share the channels of one edge, where 16-bit rows have no more than 32 words.
+
+    By itself Triton gives each lane 16 bytes of a row, so that the lanes of a warp hold two edges, whose parts are then
+    joined by shuffles. That costs nothing where reading the rows takes most of the time. A softmax for each channel
+    (GEN, 2.3M edges of 128 channels in bfloat16) took 445 us on an H200 in that way, and takes 386.
+    """
+    return is_16bit(region) and region.grid[0] == 1 and not (region.sums_all or is_bandwidth_bound(region, plan))
+
+
 def warps_of(width: int) -> int:
     """Returns the number of warps of a program that has `width` elements of an edge."""
     return tuning.choice(tuning.TILES.warps, width)
@@ -324,7 +334,9 @@ def _rows(region: Region, plan: Schedule, width: int, several_edges: bool) -> in
     """
     if is_bandwidth_bound(region, plan):
         alone = several_edges and width >= tuning.TILES.sum_width
-        words = width // 2 if is_16bit(region) and not (alone or packs(region)) else width
+        # with arithmetic on one stream, the loads of two rows are not unrolled, and a row of its own is faster
+        several = arithmetic(region, plan) == 0 or wide_streams(region, plan) > 1
+        words = width // 2 if is_16bit(region) and several and not (alone or packs(region)) else width
         return tuning.choice(tuning.TILES.rows_of_sums, words)
     if width == tuning.TILES.combined_width and region.softmaxes and dots_per_edge(region, plan):
         return tuning.TILES.rows_of_attention
@@ -387,8 +399,8 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     """Returns the tiles of a region, each with the least number of edges per row, on average over a graph, to use it.
 
     A long row fills steps of many edges. If programs with few channels each share a row, each gathers from a part of
-    the table, and the caches hold more of that part. Other regions have one tile, since a maximum or attention over
-    long rows is slower with more edges per step.
+    the table, and the caches hold more of that part. A maximum of 16-bit rows takes one row per program instead of two.
+    Other regions have one tile, since a maximum or attention over long rows is slower with more edges per step.
     """
     tiles, found = tuning.TILES, [(0, choose_tile(region, plan))]
     if adds_rows(region, plan):
@@ -397,7 +409,15 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
         if channels >= tiles.long_step:
             edges = max(tiles.long_step, tiles.long_elements // channels)
             found.append((tiles.many_edges, Tile(1, edges, channels, 1)))
+    elif _pairs_rows_of_one_head(region, plan, found[0][1]):
+        found.append((tiles.several_edges, choose_tile(region, plan, tiles.sum_width)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
+
+
+def _pairs_rows_of_one_head(region: Region, plan: Schedule, tile: Tile) -> bool:
+    """Whether a program reduces several rows of :attr:`gnncompile.tuning.TileTable.sum_width` channels of one head."""
+    one_head = region.grid[0] == 1 and tile.width(region.grid) == tuning.TILES.sum_width
+    return tile.rows > 1 and one_head and is_bandwidth_bound(region, plan)
 
 
 def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:

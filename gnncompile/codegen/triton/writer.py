@@ -12,7 +12,7 @@ from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_t
 from gnncompile.codegen.triton.plan import Part, Pass, Schedule
 from gnncompile.codegen.triton.reductions import ReductionWriter
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import Tile, power_of_two, spreads_channels
+from gnncompile.codegen.triton.tile import Tile, fills_warps, power_of_two, spreads_channels
 from gnncompile.codegen.triton.values import FEATURE_AXES
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import Region, Space
@@ -29,6 +29,9 @@ that is no hub.
 
 _WARP = 32
 """The threads of a warp."""
+
+_WORDS = 4 * _WARP
+"""Fewest 16-bit channels of which each thread of a warp gets at least 8 bytes."""
 
 
 class Writer(ReductionWriter):
@@ -168,12 +171,19 @@ class Writer(ReductionWriter):
         lanes = self.expand(f"tl.arange(0, {extent})", axis)
         if extent < power_of_two(length):
             lanes = f"{self.block} * {extent} + {lanes}"
-        if axis == "channel" and extent >= _WARP and self.tile.num_warps == 1 and spreads_channels(self.region):
+        if axis == "channel" and self._spreads(extent):
             each = [1] * (len(self.axes) - 1) + [extent // _WARP]
             lanes = f"tl.max_contiguous({lanes}, {each})"
         self.line(f"{axis}{length} = {lanes}")
         if self.padded(axis, length):
             self.line(f"{axis}{length}_in = {axis}{length} < {length}")
+
+    def _spreads(self, extent: int) -> bool:
+        """Whether the lanes of a warp share this number of channels, each with equally many neighbours."""
+        if extent < _WARP or self.tile.num_warps > 1:
+            return False
+        filled = extent >= _WORDS and self.tile.rows == 1 and fills_warps(self.region, self.plan)
+        return filled or spreads_channels(self.region)
 
     def _rows_before(self, step: int) -> None:
         """Writes the row values that must be ready before pass `step`, or after the last pass for the outputs."""
