@@ -275,7 +275,9 @@ def serving_gpu(folder: Path) -> str:
         "gnncompile": "gnncompile in the process",
         "package": "package",
         "package with kept layout": "package, layout kept",
+        "AOTInductor in C++": "AOTInductor in C++",
         "package in C++": "package in C++",
+        "package with kept layout in C++": "package in C++, layout kept",
     }
     parts = []
     for path in sorted(folder.glob("*/serving-cuda.json")):

@@ -65,6 +65,7 @@ ROWS = (
     ServingRow("gnncompile", _gnncompile, is_ours=True),
     ServingRow("package", package=OURS, is_ours=True),
     ServingRow("package with kept layout", package=OURS, is_ours=True, keeps_layout=True),
+    ServingRow("AOTInductor in C++", package="AOTInductor", in_cpp=True),
     ServingRow("package in C++", package=OURS, is_ours=True, in_cpp=True),
     ServingRow("package with kept layout in C++", package=OURS, is_ours=True, keeps_layout=True, in_cpp=True),
 )

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import CASES
-from benchmarks.commands.serving import Measurement, _double, format_case, record
+from benchmarks.commands.serving import Measurement, ServingResult, _double, format_case, record
 from benchmarks.measuring import packages as packages_module
 from benchmarks.measuring import processes
 from benchmarks.measuring.clients import Served, measure
@@ -34,6 +34,15 @@ def measured(tmp_path, *rows, clients=(1,), limit=100.0, server=None, packages=N
 def answers(serve):
     """Returns a row that answers with a function."""
     return ServingRow("row", lambda model: lambda *given: serve(model, *given), is_ours=True)
+
+
+def test_a_package_in_cpp_is_compared_with_aotinductor_in_cpp():
+    times = {"AOTInductor": 80.0, "package": 40.0, "AOTInductor in C++": 30.0, "package in C++": 10.0}
+    rows = {row.name: row for row in ROWS}
+    results = [ServingResult(row=rows[name], p50_us=time) for name, time in times.items()]
+    assert [record(SINGLE, one, results)["over_aot"] for one in results] == [1, 2, 1, 3]
+    alone = [one for one in results if one.row.name != "AOTInductor in C++"]
+    assert record(SINGLE, alone[-1], alone)["over_aot"] is None
 
 
 def test_requests_are_graphs_of_different_sizes():
