@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._triton import triton_hash_with_backend
+
+from gnncompile.forks import after_fork
 
 _preparing = threading.Lock()
 
@@ -22,14 +23,11 @@ def prepare_triton() -> None:
         triton_hash_with_backend()
 
 
+@after_fork
 def _after_fork() -> None:
     """Frees the lock: a forked process does not have the thread that held it."""
     global _preparing
     _preparing = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 _MOST_TENSOR_MEMORY = 512

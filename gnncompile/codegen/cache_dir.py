@@ -17,6 +17,8 @@ import threading
 import warnings
 from pathlib import Path
 
+from gnncompile.forks import after_fork
+
 VARIABLE = "GNNCOMPILE_CACHE_DIR"
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -142,10 +144,7 @@ def _remove(process: int, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@after_fork
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()  # the old lock may be held by a thread that the fork did not copy
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

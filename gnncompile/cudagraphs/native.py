@@ -7,7 +7,6 @@ It is built in the background when the first model is recorded. Until it is buil
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ from types import ModuleType
 from gnncompile import _compat
 from gnncompile.codegen.cpp.compiler import load_module
 from gnncompile.exc import UnsupportedRegion
+from gnncompile.forks import after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +70,10 @@ def wait() -> str:
     return _build.problem
 
 
+@after_fork
 def _after_fork() -> None:
     """Forgets an unfinished build: a forked process does not have the thread of the build."""
     global _build, _lock
     _lock = threading.Lock()
     if _build.module is None and not _build.problem:
         _build = _Build()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -7,7 +7,6 @@ storage object, and is noticed. So is other memory under the same tensor. Change
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnncompile._compat import StorageWeakRef, storage_address
+from gnncompile.forks import after_fork
 from gnncompile.layout.streams import Ordered
 
 Key = tuple[Any, ...]
@@ -294,13 +294,10 @@ def clear_cache() -> None:
         cache.clear()
 
 
+@after_fork
 def _after_fork() -> None:
     """Replaces the locks. A thread that does not exist in the child process may have held a lock."""
     global _caches_lock
     _caches_lock = threading.Lock()
     for cache in list(_caches):
         cache._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -16,6 +16,7 @@ from torch import Tensor
 from gnncompile.debug_dir import dump_region
 from gnncompile.device import device_of
 from gnncompile.exc import UnsupportedRegion
+from gnncompile.forks import after_fork
 from gnncompile.ir import reference
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.printer import to_text
@@ -185,14 +186,11 @@ def _builders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1), "gnncompile-build")
 
 
+@after_fork
 def _after_fork() -> None:
     """Forgets the builds that threads had begun: a forked process does not have these threads."""
     _started.clear()
     _builders.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _make(spec: str, device: str) -> Kernel:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
-    ("exc", "loop_sizes", "tile_sizes"),
+    ("exc", "forks", "loop_sizes", "tile_sizes"),
     ("tuning",),
     ("device",),
     ("_compat", "debug_dir", "testing"),
