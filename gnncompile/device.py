@@ -14,6 +14,15 @@ from gnncompile import tuning
 HALVES = (torch.bfloat16, torch.float16)
 """The floating-point types of 16 bits."""
 
+ALIGNMENT = 16
+"""Bytes. Kernels for GPUs read vectors from addresses that are multiples of this. Inductor copies other inputs."""
+
+
+def aligned_length(elements: int, element_bytes: int) -> int:
+    """Returns the fewest elements, no fewer than `elements`, after which a tensor in the same memory is aligned."""
+    step = max(ALIGNMENT // element_bytes, 1)
+    return -(-elements // step) * step
+
 
 @dataclass(frozen=True)
 class Device:

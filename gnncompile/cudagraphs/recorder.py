@@ -26,12 +26,10 @@ from gnncompile import _compat
 from gnncompile.cudagraphs import backward_thread, native
 from gnncompile.cudagraphs.cuda_graph import Recorder
 from gnncompile.cudagraphs.static_inputs import StaticInputs
+from gnncompile.device import aligned_length
 from gnncompile.exc import SecondBackwardError, UnsupportedRegion
 from gnncompile.layout import identity_cache
 from gnncompile.layout.batch_metadata import current, unpad
-
-ALIGNMENT = 16
-"""In bytes. Vector kernels need the gradients in the common buffer at multiples of it."""
 
 SMALL = 2**20
 """The largest size in bytes of a gradient that is copied together with other gradients."""
@@ -348,8 +346,7 @@ class _Common:
         end = 0
         for k, gradient in members.items():
             self.places.append((k, (gradient.shape, _contiguous(gradient.shape), end)))
-            step = max(ALIGNMENT // gradient.element_size(), 1)
-            end += -(-gradient.numel() // step) * step
+            end += aligned_length(gradient.numel(), gradient.element_size())
         gradients = [gradient.contiguous() for gradient in members.values()]
         self.buffer = gradients[0].new_empty(end)
         _compat.copy_each([self.buffer.as_strided(*place) for _, place in self.places], gradients)

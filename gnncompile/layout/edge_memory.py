@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gnncompile.device import device_of
-
-ALIGNMENT = 16
-"""Bytes. On a GPU, Inductor copies an input in each call if its address is no multiple of this."""
+from gnncompile.device import ALIGNMENT, aligned_length, device_of
 
 
 def is_aligned(row: Tensor) -> bool:
@@ -26,6 +23,5 @@ def with_aligned_rows(edge_index: Tensor) -> Tensor:
     if all(map(is_aligned, edge_index.unbind(0))):
         return edge_index
     rows, edges = edge_index.shape
-    step = ALIGNMENT // edge_index.element_size()
-    copy = edge_index.new_empty(rows, -(-edges // step) * step)[:, :edges]
+    copy = edge_index.new_empty(rows, aligned_length(edges, edge_index.element_size()))[:, :edges]
     return copy.copy_(edge_index)

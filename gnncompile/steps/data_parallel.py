@@ -6,7 +6,6 @@ by all processes at once. But each process has batches of its own sizes, and dec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,10 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
+from gnncompile.device import aligned_length
 from gnncompile.exc import ArgumentError, ReplicaError
-
-ALIGNMENT = 16
-"""Each gradient begins at a multiple of this many bytes, as optimizers' kernels want it."""
 
 Used = tuple[bool, ...]
 """For each parameter, whether it has a gradient."""
@@ -65,8 +62,7 @@ class GradientAveraging:
         self._averaged: list[Tensor] = []
         self._places: dict[int, Tensor] = {}
         for (dtype, device, shared), members in groups.items():
-            step = max(ALIGNMENT // dtype.itemsize, 1)
-            lengths = [math.ceil(self.parameters[k].numel() / step) * step for k in members]
+            lengths = [aligned_length(self.parameters[k].numel(), dtype.itemsize) for k in members]
             buffer = torch.zeros(sum(lengths), dtype=dtype, device=device)
             self.buffers.append(buffer)
             if shared:

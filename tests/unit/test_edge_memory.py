@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 
 import gnncompile
 from gnncompile import testing
-from gnncompile.device import device_of
+from gnncompile.device import ALIGNMENT, device_of
 from gnncompile.layout import edge_memory
 from gnncompile.layout.edge_memory import with_aligned_rows
 
@@ -24,7 +24,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def addresses(edge_index: torch.Tensor) -> list[int]:
-    return [row.data_ptr() % edge_memory.ALIGNMENT for row in edge_index]
+    return [row.data_ptr() % ALIGNMENT for row in edge_index]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -34,7 +34,7 @@ def test_rows_are_aligned(edges: int, dtype: torch.dtype, device: str) -> None:
     edge_index = torch.arange(2 * edges, dtype=dtype, device=device).view(2, edges)
     found = with_aligned_rows(edge_index)
     assert torch.equal(found, edge_index) and not any(addresses(found))
-    assert (found is edge_index) == (edges * dtype.itemsize % edge_memory.ALIGNMENT == 0)
+    assert (found is edge_index) == (edges * dtype.itemsize % ALIGNMENT == 0)
 
 
 @pytest.mark.parametrize("device", GPU_LIKE)
