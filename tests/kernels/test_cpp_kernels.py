@@ -568,6 +568,46 @@ def test_choices_that_all_channels_share(dtype: str) -> None:
         check(region, tensors, where, name)
 
 
+def filters_by_head(dtype: str, other: str) -> Region:
+    """Four filters, of which each head takes one, as `weights[:, order]` in equivariant models; and their gradients."""
+    b = Builder(D)
+    x, firsts = b.input(0, S, (5, 16), dtype), [b.input(k, P, (5, 1), BOOL) for k in range(1, 4)]
+    filters = [
+        *(b.input(k, E, (1, 16), dtype) for k in (4, 5)),
+        b.input(6, E, (5, 16), dtype),
+        b.input(7, S, (1, 16), other),
+    ]
+    chosen, product, sums = filters[3], b.op("mul", x, x), []
+    for first, weight in zip(firsts, filters, strict=False):
+        chosen = b.op("where", first, weight, chosen)
+    left = product
+    for first in reversed(firsts):
+        sums.append(b.sum_axis(b.op("where", first, left, b.const(0.0)), 0))
+        left = b.op("where", first, b.const(0.0), left)
+    sums += [b.sum_axis(left, 0), b.sum_axis(b.op("mul", left, x), 0)]
+    per_edge = [out(b, b.on_edges(one), dtype) for one in sums]
+    return b.finish([out(b, b.reduce("sum", b.op("mul", x, chosen)), dtype), *per_edge])
+
+
+@pytest.mark.parametrize(
+    "dtype, other", [("float64", "float64"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
+)
+def test_rows_and_sums_that_heads_choose(dtype: str, other: str) -> None:
+    """A head reads the row that it chooses, and adds to the sum that it chooses: NaN elsewhere does not matter."""
+    region = filters_by_head(dtype, other)
+    text = source(region)
+    assert text.count(" = pick(") == 3 + 3 * (dtype != other)  # a product reads a masked value; rows of two types
+    assert text.count("if (") >= 4
+    for name, where in GRAPHS.items():
+        for order in ([0, 1, 1, 2, 3], [3, 3, 3, 3, 3], [2, 0, 2, 0, 2]):
+            tensors = inputs(region, where)
+            for k in range(3):
+                tensors[1 + k] = (torch.tensor(order) == k).view(1, 5, 1)
+            for k in set(range(4)) - set(order):
+                tensors[4 + k][:] = NAN
+            check(region, tensors, where, name)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_long_functions_of_each_other_take_several_loops(dtype: str) -> None:
     """Softplus is a logarithm of an exponential. A loop of its own takes the second."""

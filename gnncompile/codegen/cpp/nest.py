@@ -66,6 +66,8 @@ class NestWriter:
         self.shape: Shape = (1, 1)
         self.flat = False
         self.named: dict[int, str] = {}
+        self.chosen: dict[int, Node] = {}  # values that are a row of one of several inputs, with one of these inputs
+        self.masked: dict[int, tuple[int, str]] = {}  # values that are another one in some heads, and 0 in others
         self.outer: list[str] = []
         self.nests = 0
         self.inner: list[str] = []
@@ -91,6 +93,7 @@ class NestWriter:
 
     def _nest(self, nest: Nest) -> None:
         self.shape, self.named, self.outer, self.inner = nest.shape, {}, [], []
+        self.chosen, self.masked = {}, {}
         self.nests += 1
         heads, channels = nest.shape
         whole = {a for s in nest.steps for a in reads(self.region, s)} - self.region.only_columns
@@ -155,10 +158,11 @@ class NestWriter:
         i, node = step.node, self.nodes[step.node]
         here = self._index(iteration(self.region, step))
         if step.kind is Kind.VALUE:
-            self.inner.append(f"const {self._type(node)} x{i} = {self._expression(i)};")
-            self.named[i] = f"x{i}"
+            if not (self._choose_row(i) or self._mask(i)):
+                self.inner.append(f"const {self._type(node)} x{i} = {self._expression(i)};")
+                self.named[i] = f"x{i}"
             if i in nest.keeps:
-                self.inner.append(f"kept{i}[{here}] = x{i};")
+                self.inner.append(f"kept{i}[{here}] = {self._ref(i)};")
         elif step.kind is Kind.FEATURES and node.op == "transposed":
             self._transposed(i, node, after)
         elif step.kind is Kind.FEATURES:
@@ -185,6 +189,10 @@ class NestWriter:
             self._store(step)
 
     def _over_features(self, i: int, node: Node, after: list[str]) -> None:
+        if node.op == "sum_heads" and node.args[0] in self.masked:
+            base, condition = self.masked[node.args[0]]
+            self._add_row(f"kept{i}", base, condition, after)
+            return
         value, sums = self._ref(node.args[0]), node.op in FEATURE_SUMS
         if node.op.endswith("heads"):
             target = f"x{i}" if node.shape == (1, 1) else f"kept{i}[c]"
@@ -270,7 +278,7 @@ class NestWriter:
     # Values.
 
     def _load(self, i: int, index: str) -> str:
-        node = self.nodes[i]
+        node = self.chosen.get(i, self.nodes[i])
         raw = f"p{i}[{index}]"
         if node.boolean:
             return f"{raw} != 0"
@@ -316,6 +324,11 @@ class NestWriter:
             return self._element(f"ties{node.args[0]}", node.shape)
         if node.op in ("softmax_max", "softmax_sum"):
             return self._element(f"{node.op[-3:]}{node.args[0]}", node.shape)
+        if i in self.chosen or i in self.masked:
+            text = self._load(i, "c") if i in self.chosen else self._expression(i)
+            self.inner.append(f"const T x{i} = {text};")
+            self.named[i] = f"x{i}"
+            return f"x{i}"
         if is_direct(self.region, node):
             by_head = node.shape[1] == 1 and self.shape[0] > 1 and self.shape[1] > 1
             line = f"const {self._type(node)} x{i} = {self._load(i, self._index(node.shape))};"
@@ -347,6 +360,61 @@ class NestWriter:
         text = POINTWISE[node.op].cpp.format(*(self._ref(a) for a in node.args))
         # Plain `&` and `|` of bools vectorise. The prelude has an op_ function for each std:: function.
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
+
+    def _choose_row(self, i: int) -> bool:
+        """Writes the choice of a row, for a value that is a row of one input or of another; returns whether it is one.
+
+        One condition holds for all channels of a head, as where an index picks the filter of each component of a
+        vector. Then no channel of the other row is read. Readers of the value load its channels.
+        """
+        node = self.nodes[i]
+        if not self._is_by_head(node):
+            return False
+        condition, first, second = node.args
+        rows = [self._row_of(a) for a in (first, second)]
+        sources = [self.chosen.get(a, self.nodes[a]) for a in (first, second)]
+        if "" in rows or sources[0].dtype != sources[1].dtype:
+            return False
+        self.chosen[i] = sources[0]
+        kind = STORAGE[sources[0].dtype]
+        self.outer.append(f"const {kind}* const p{i} = {self._ref(condition)} ? {rows[0]} : {rows[1]};")
+        return True
+
+    def _row_of(self, i: int) -> str:
+        """Returns the address of a value's channels in the current head; empty if no input holds them."""
+        node = self.nodes[i]
+        if i in self.chosen:
+            return f"p{i}"
+        if node.boolean or not is_direct(self.region, node) or node.shape[1] != self.shape[1]:
+            return ""
+        return f"p{i} + h * {node.shape[1]}" if node.shape[0] > 1 else f"p{i}"
+
+    def _mask(self, i: int) -> bool:
+        """Notes a value that is another one, or 0, by the head; returns whether it is one. Its readers compute it."""
+        node = self.nodes[i]
+        if not self._is_by_head(node) or node.boolean:
+            return False
+        condition, first, second = node.args
+        for value, other, wanted in ((first, second, ""), (second, first, "!")):
+            is_zero = self.nodes[other].op == "const" and self.nodes[other].number == 0
+            if is_zero and self.nodes[value].shape == self.shape:
+                base, outer = self.masked.get(value, (value, ""))
+                own = f"{wanted}{self._ref(condition)}"
+                self.masked[i] = base, f"{outer} && {own}" if outer else own
+                return True
+        return False
+
+    def _add_row(self, total: str, i: int, condition: str, after: list[str]) -> None:
+        """Adds a value to a sum over heads in those heads where a condition holds."""
+        keep = f"row{i}[c] = {self._ref(i)};"
+        if keep not in self.inner:
+            self.outer.append(f"T row{i}[{self.shape[1]}];")
+            self.inner.append(keep)
+        after.append(f"if ({condition}) for (int c = 0; c < {self.shape[1]}; ++c) {total}[c] += row{i}[c];")
+
+    def _is_by_head(self, node: Node) -> bool:
+        """Whether a value is one of two, the same one for all channels of a head of the current nest."""
+        return node.op == "where" and 1 not in self.shape and not self.flat and self._is_uniform(node.args[0])
 
     def _is_uniform(self, i: int) -> bool:
         """Whether a value is the same for all steps of the innermost loop of the current nest."""
