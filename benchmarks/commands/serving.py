@@ -256,8 +256,8 @@ def _double(request: Request) -> list[Tensor]:
 
 def _over(result: ServingResult, results: Sequence[ServingResult]) -> float | None:
     """How many times as fast as AOTInductor a row's median is; in C++, as AOTInductor in C++."""
-    plain = [one for one in results if one.row.package == "AOTInductor" and one.row.in_cpp == result.row.in_cpp]
-    base = [one.p50_us for one in plain if one.clients == result.clients]
+    baselines = [one for one in results if one.row.package == "AOTInductor" and one.row.in_cpp == result.row.in_cpp]
+    base = [one.p50_us for one in baselines if one.clients == result.clients]
     return base[0] / result.p50_us if base and base[0] and result.p50_us else None
 
 

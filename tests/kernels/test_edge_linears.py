@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -161,7 +164,9 @@ def weights_behind_layer(dtype: str, heads: int, channels: int, features: int) -
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("which, device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 16, 8), (1, 130, 9), (1, 64, 16), (1, 24, 40), (2, 16, 16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 8), (1, 100, 9), (1, 130, 9), (1, 64, 16), (1, 24, 40), (2, 16, 16)], ids=str
+)
 @pytest.mark.parametrize("where", [FULL, "no edge", "long rows"])
 def test_weights_of_halves_are_products(
     where: str, shape: tuple[int, int, int], dtype: str, which: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +178,40 @@ def test_weights_of_halves_are_products(
     with kernels(which):
         check(region, where, shape[2], device, 0.0)
         text = launch.kernel(region.spec, device).listing
-    assert (" dot(" in text) == (which == "triton" and shape[0] == 1)
+    assert (" dot(" in text) == (which == "triton" and shape[0] == 1 and shape[1] <= 128)
+
+
+COMPILE = """
+from tests.kernels.test_edge_linears import weights
+from gnncompile.codegen.triton.kernel import TritonEdgeSums
+
+for channels, features in ((128, 16), (128, 128), (64, 32), (256, 8), (512, 16), (100, 200)):
+    kernel = TritonEdgeSums(weights("bfloat16", 1, channels, features))
+    print(kernel.variant.entry.compile((8, 9)).shared if " dot(" in kernel.text else 0)
+"""
+
+
+def test_products_fit_in_the_shared_memory_of_small_gpus():
+    """A program has up to 99 KiB on GPUs of compute capability 8.6 and 8.9. Wider sums are no products."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    shared = [int(line) for line in run.stdout.splitlines()]
+    assert [number > 0 for number in shared] == [True, False, True, False, False, False] and max(shared) <= 99 * 1024
+
+
+def test_float16_overflows_as_in_eager():
+    """A product rounds its values first. In float32 the value would be 90,000."""
+    b = Builder(D)
+    e, g = b.input(0, E, (1, 8), "float16"), b.input(1, D, (1, 16), "float16")
+    region = b.finish([Output(b.outer(e, b.op("mul", g, g), (1, 16)), "float32", (1, 16))])
+    walk, rows, _, edges = graph(FULL)
+    out = torch.zeros(8, 1, 16)
+    with kernels("triton"):
+        launch.kernel(region.spec, "cpu")(
+            [torch.ones(edges, 8).half(), torch.full((rows, 16), 300).half()], walk, [out]
+        )
+    assert out.isinf().all()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -186,7 +224,7 @@ def test_features_of_a_layer_and_of_a_sum(dtype: str, tolerance: float, which: s
         for where in (FULL, "no edge", "long rows"):
             check(region, where, 16, device, tolerance)
         text = launch.kernel(region.spec, device).listing
-    assert (" dot(" in text) == (which == "triton" and dtype != "float32")
+    assert " dot(" not in text, "values behind a layer would not fit in registers"
 
 
 @pytest.mark.parametrize("which, device", DEVICES)

@@ -7,7 +7,7 @@ possible, which halves the number of loads. All lanes of a warp load the same wo
 from __future__ import annotations
 
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import reads_many_weights
+from gnncompile.codegen.triton.tile import products_of_halves, reads_many_weights
 from gnncompile.codegen.triton.values import ValueWriter
 from gnncompile.ir.region import LAYERS, Node, Region, Shape
 
@@ -22,7 +22,8 @@ def _per_word(node: Node) -> int:
 
 def read_as_words(region: Region) -> frozenset[int]:
     """Returns the positions of tensors that are read in words, whose addresses must be multiples of 8 bytes."""
-    read = [region.nodes[at] for at in region.columns if _per_word(region.nodes[at]) > 1]
+    as_tiles = {region.nodes[at].args[0] for at in products_of_halves(region)}
+    read = [region.nodes[at] for at in region.columns - as_tiles if _per_word(region.nodes[at]) > 1]
     return frozenset(position for node in read for position in node.positions)
 
 

@@ -62,15 +62,15 @@ class EdgeSumsWriter(Writer):
             self._store_sum(i)
 
     def _columns(self, i: int) -> None:
-        readers = {at for at, n in enumerate(self.region.nodes) if n.op in ("linear", "outer") and n.args[0] == i}
-        if readers & self._products:
-            node = self.region.nodes[i]
-            place, masks = self.place(node.space, node.shape[1], (1, 1))
-            masks += self._feature_masks(node.shape[1], "[None, :]")
-            text = f"t{node.value}{place} + feature{node.shape[1]}[None, :]"
-            self.line(f"features{i} = tl.load({text}{masked(masks, other='0')})")
-        if readers - self._products:
+        """Writes the features of a product as one tile. No other node reads features of a product one by one."""
+        if not any(self.region.nodes[at].args[0] == i for at in self._products):
             super()._columns(i)
+            return
+        node = self.region.nodes[i]
+        place, masks = self.place(node.space, node.shape[1], (1, 1))
+        masks += self._feature_masks(node.shape[1], "[None, :]")
+        text = f"t{node.value}{place} + feature{node.shape[1]}[None, :]"
+        self.line(f"features{i} = tl.load({text}{masked(masks, other='0')})")
 
     def _feature_masks(self, length: int, axes: str) -> list[str]:
         return [f"(feature{length}{axes} < {length})"] if padded_features(length) > length else []

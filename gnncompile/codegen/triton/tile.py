@@ -125,34 +125,45 @@ def sums(region: Region) -> int:
 
 
 def padded_features(length: int) -> int:
-    """Returns the rows of the block that holds the sums for this number of features, in a product of matrices."""
+    """Returns the number of features, padded to a length that ``tl.dot`` takes."""
     return max(power_of_two(length), NARROWEST)
 
 
 def products_of_halves(region: Region) -> frozenset[int]:
     """Returns the sums over all edges that are products of matrices, ``features.T @ values``, of 16-bit factors.
 
-    A product rounds the values of edges to the type of the features, as eager does before it multiplies. There are none
-    if another sum has several features, since the tile of a product has too many edges for that sum.
+    A product rounds the values of edges to the type of the features, as eager does before it multiplies: in float16,
+    values above 65,504 become infinite. There are none if another sum has several features, since the tile of a product
+    has too many edges for that sum; nor if the values come from layers of the region, or are so many that they do not
+    fit in the registers of a program.
     """
     made = [at for at, n in enumerate(region.nodes) if n.op == "outer"]
     found = frozenset(at for at in made if _is_product_of_halves(region, at))
-    return found if all(at in found or region.features(at) == 1 for at in made) else frozenset()
+    others = any(region.features(at) > 1 for at in made if at not in found)
+    layers = any(n.op in ("linear", "transposed") for n in region.nodes)
+    channels = power_of_two(region.grid[1])
+    sums = sum(padded_features(region.features(at)) for at in found) * channels
+    fit = len(found) * channels <= tuning.TILES.edge_product_channels and sums <= tuning.TILES.edge_product_sums
+    return found if fit and not (others or layers) else frozenset()
+
+
+_FEWEST_FEATURES = NARROWEST // 2
+"""Fewest features of a product. Half of the block of features may be padding."""
 
 
 def _is_product_of_halves(region: Region, at: int) -> bool:
     node = region.nodes[at]
     features = region.nodes[node.args[0]]
-    of_edges = features.op == "input" and features.space not in (Space.PARAMETER, Space.FEATURE)
-    halves = of_edges and features.dtype in HALVES and features.dtype == region.factor
-    return halves and region.grid[0] == 1 and 2 * features.shape[1] >= NARROWEST and node.shape[1] >= NARROWEST
+    halves = features.op == "input" and features.dtype in HALVES and features.dtype == region.factor
+    wide = features.shape[1] >= _FEWEST_FEATURES and node.shape[1] >= NARROWEST
+    return halves and wide and region.grid[0] == 1
 
 
 def _tile_of_products(region: Region, plan: Schedule, products: frozenset[int], channels: int) -> Tile:
     """Returns the tile of a region some of whose sums over all edges are products of matrices."""
     tiles = tuning.TILES
-    streams = wide_streams(region, plan) + any(n.op == "linear" for n in region.nodes)
-    rows = tiles.edge_product_edges * streams + sum(padded_features(region.features(at)) for at in products)
+    rows = tiles.edge_product_edges * wide_streams(region, plan)
+    rows += sum(padded_features(region.features(at)) for at in products)
     warps = power_of_two(-(-rows * channels // tiles.edge_product_values))
     return Tile(1, tiles.edge_product_edges, channels, min(warps, tiles.edge_sum_warps))
 
@@ -256,13 +267,14 @@ def spreads_channels(region: Region) -> bool:
 
 
 def fills_warps(region: Region, plan: Schedule) -> bool:
-    """Whether the lanes of a warp should share the channels of one edge, where 16-bit rows have no more than 32 words.
+    """Whether the lanes of a warp should share the channels of one edge, where a row of 128 channels has 16 bits each.
 
     By itself Triton gives each lane 16 bytes of a row, so that the lanes of a warp hold two edges, whose parts are then
-    joined by shuffles. That costs nothing where reading the rows takes most of the time. A softmax for each channel
-    (GEN, 2.3M edges of 128 channels in bfloat16) took 445 us on an H200 in that way, and takes 386.
+    joined by shuffles. That costs nothing where reading the rows takes most of the time. Dot products take as many
+    shuffles in either way.
     """
-    return is_16bit(region) and region.grid[0] == 1 and not (region.sums_all or is_bandwidth_bound(region, plan))
+    alone = is_16bit(region) and region.grid[0] == 1 and not region.sums_all
+    return alone and not (is_bandwidth_bound(region, plan) or dots_per_edge(region, plan))
 
 
 def warps_of(width: int) -> int:
@@ -270,7 +282,7 @@ def warps_of(width: int) -> int:
     return tuning.choice(tuning.TILES.warps, width)
 
 
-def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile:
+def choose_tile(region: Region, plan: Schedule, dense: bool = False) -> Tile:
     """Returns a tile whose values and accumulators fit into the registers of its warps.
 
     The sizes stand in :class:`gnncompile.tuning.TileTable`.
@@ -278,8 +290,9 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
     Args:
         region: The region to compute.
         plan: Its passes.
-        most: Largest number of elements of a row per program; a wider row is split by channels, unless a reduction of
-            channels needs the whole row. None means ``tuning.TILES.split_width``.
+        dense: Whether the graph has several edges per row. A program then takes no more than
+            :attr:`gnncompile.tuning.TileTable.sum_width` elements of a row; otherwise no more than ``split_width``. A
+            wider row is split by channels, unless a reduction of channels needs the whole row.
 
     Raises:
         UnsupportedRegion: A single edge is too wide for a tile.
@@ -290,7 +303,7 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
     if shared:
         heads = max(tiles.heads_width // channels, 1)
     elif not needs_whole_rows(region):
-        channels = min(channels, max((most or tiles.split_width) // heads, 1))
+        channels = min(channels, max((tiles.sum_width if dense else tiles.split_width) // heads, 1))
     width = heads * channels
     if width > MAX_EDGE:
         raise UnsupportedRegion(f"a tile of one edge has {width} elements, at most {MAX_EDGE} are generated")
@@ -308,7 +321,7 @@ def choose_tile(region: Region, plan: Schedule, most: int | None = None) -> Tile
         # with more arithmetic, the values of two edges do not fit in the registers of a warp
         pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
         return Tile(1, 2 if pair else 1, channels, 1)
-    rows = _rows(region, plan, width, most == tiles.sum_width)
+    rows = _rows(region, plan, width, dense)
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
@@ -326,21 +339,28 @@ def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
     return min(max(tuning.TILES.counted_edges // edges, 1), tuning.TILES.most_steps)
 
 
-def _rows(region: Region, plan: Schedule, width: int, several_edges: bool) -> int:
+def _rows(region: Region, plan: Schedule, width: int, dense: bool) -> int:
     """Returns the number of rows per program, for any graph or for graphs with several edges per row.
 
     A program with one narrow row leaves most of its warp idle, and a GPU starts at most about 1.6 programs per
     nanosecond. On the other hand, all rows of a program wait for the row with the most edges.
     """
     if is_bandwidth_bound(region, plan):
-        alone = several_edges and width >= tuning.TILES.sum_width
-        # with arithmetic on one stream, the loads of two rows are not unrolled, and a row of its own is faster
-        several = arithmetic(region, plan) == 0 or wide_streams(region, plan) > 1
-        words = width // 2 if is_16bit(region) and several and not (alone or packs(region)) else width
+        words = width // 2 if is_16bit(region) and not _prefers_one_row(region, plan, width, dense) else width
         return tuning.choice(tuning.TILES.rows_of_sums, words)
     if width == tuning.TILES.combined_width and region.softmaxes and dots_per_edge(region, plan):
         return tuning.TILES.rows_of_attention
     return tuning.choice(tuning.TILES.rows_of_others, width)
+
+
+def _prefers_one_row(region: Region, plan: Schedule, width: int, dense: bool) -> bool:
+    """Whether one wide row of 16 bits per program is faster than two.
+
+    Two rows hide more latency if there are few edges to load. The loads of two rows are not unrolled if a value is
+    computed from the only row that each edge has.
+    """
+    computes = arithmetic(region, plan) > 0 and wide_streams(region, plan) == 1
+    return width >= tuning.TILES.sum_width and (dense or computes or packs(region))
 
 
 def _elements_of_several(region: Region, plan: Schedule, width: int) -> int:
@@ -399,22 +419,23 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     """Returns the tiles of a region, each with the least number of edges per row, on average over a graph, to use it.
 
     A long row fills steps of many edges. If programs with few channels each share a row, each gathers from a part of
-    the table, and the caches hold more of that part. A maximum of 16-bit rows takes one row per program instead of two.
-    Other regions have one tile, since a maximum or attention over long rows is slower with more edges per step.
+    the table, and the caches hold more of that part. Other reductions of 128 channels in 16 bits take one row per
+    program instead of two. Other regions have one tile, since a maximum or attention over long rows is slower with
+    more edges per step.
     """
     tiles, found = tuning.TILES, [(0, choose_tile(region, plan))]
     if adds_rows(region, plan):
-        found.append((tiles.several_edges, choose_tile(region, plan, tiles.sum_width)))
+        found.append((tiles.several_edges, choose_tile(region, plan, dense=True)))
         channels = min(power_of_two(region.grid[1]), tiles.long_channels * (2 if is_16bit(region) else 1))
         if channels >= tiles.long_step:
             edges = max(tiles.long_step, tiles.long_elements // channels)
             found.append((tiles.many_edges, Tile(1, edges, channels, 1)))
-    elif _pairs_rows_of_one_head(region, plan, found[0][1]):
-        found.append((tiles.several_edges, choose_tile(region, plan, tiles.sum_width)))
+    elif _pairs_wide_rows(region, plan, found[0][1]):
+        found.append((tiles.several_edges, choose_tile(region, plan, dense=True)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
 
 
-def _pairs_rows_of_one_head(region: Region, plan: Schedule, tile: Tile) -> bool:
+def _pairs_wide_rows(region: Region, plan: Schedule, tile: Tile) -> bool:
     """Whether a program reduces several rows of :attr:`gnncompile.tuning.TileTable.sum_width` channels of one head."""
     one_head = region.grid[0] == 1 and tile.width(region.grid) == tuning.TILES.sum_width
     return tile.rows > 1 and one_head and is_bandwidth_bound(region, plan)

@@ -30,7 +30,7 @@ that is no hub.
 _WARP = 32
 """The threads of a warp."""
 
-_WORDS = 4 * _WARP
+_FEWEST_HALVES = 4 * _WARP
 """Fewest 16-bit channels of which each thread of a warp gets at least 8 bytes."""
 
 
@@ -182,7 +182,7 @@ class Writer(ReductionWriter):
         """Whether the lanes of a warp share this number of channels, each with equally many neighbours."""
         if extent < _WARP or self.tile.num_warps > 1:
             return False
-        filled = extent >= _WORDS and self.tile.rows == 1 and fills_warps(self.region, self.plan)
+        filled = extent >= _FEWEST_HALVES and self.tile.rows == 1 and fills_warps(self.region, self.plan)
         return filled or spreads_channels(self.region)
 
     def _rows_before(self, step: int) -> None:
