@@ -220,9 +220,6 @@ class TileTable:
     edge_product_channels: int
     """Most channels of all products of such a program. More would take more shared memory than some GPUs have."""
 
-    edge_product_sums: int
-    """Most sums of such a program. More would not fit in the registers of its warps."""
-
     # -- walks in tiles (codegen/triton/tiled_*.py) ------------------------------------------------------------------
 
     tiled_floats: tuple[tuple[int, WalkTile], ...]
@@ -424,7 +421,6 @@ H200 = TileTable(
     edge_product_edges=32,
     edge_product_values=6144,
     edge_product_channels=256,
-    edge_product_sums=16384,
     tiled_floats=((0, WalkTile(64, 4, 3, 3)), (128, WalkTile(64, 4, 2, 3)), (256, WalkTile(32, 8, 1))),
     tiled_halves=((0, WalkTile(32, 4, 4, 3)), (256, WalkTile(32, 4, 2, 3)), (512, WalkTile(32, 8, 1))),
     tiled_halves_of_heavy=WalkTile(32, 8, 2),

@@ -141,9 +141,9 @@ def products_of_halves(region: Region) -> frozenset[int]:
     found = frozenset(at for at in made if _is_product_of_halves(region, at))
     others = any(region.features(at) > 1 for at in made if at not in found)
     layers = any(n.op in ("linear", "transposed") for n in region.nodes)
-    channels = power_of_two(region.grid[1])
-    sums = sum(padded_features(region.features(at)) for at in found) * channels
-    fit = len(found) * channels <= tuning.TILES.edge_product_channels and sums <= tuning.TILES.edge_product_sums
+    tiles, channels = tuning.TILES, power_of_two(region.grid[1])
+    made_sums = sum(padded_features(region.features(at)) for at in found) * channels
+    fit = len(found) * channels <= tiles.edge_product_channels and made_sums <= tiles.edge_sums * tiles.edge_sum_warps
     return found if fit and not (others or layers) else frozenset()
 
 
