@@ -597,7 +597,7 @@ def test_rows_and_sums_that_heads_choose(dtype: str, other: str) -> None:
     region = filters_by_head(dtype, other)
     text = source(region)
     assert text.count(" = pick(") == 3 + 3 * (dtype != other)  # a product reads a masked value; rows of two types
-    assert text.count("if (") >= 4
+    assert text.count("[c] += row") == 4
     for name, where in GRAPHS.items():
         for order in ([0, 1, 1, 2, 3], [3, 3, 3, 3, 3], [2, 0, 2, 0, 2]):
             tensors = inputs(region, where)

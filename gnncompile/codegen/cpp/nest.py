@@ -67,7 +67,7 @@ class NestWriter:
         self.flat = False
         self.named: dict[int, str] = {}
         self.chosen: dict[int, Node] = {}  # values that are a row of one of several inputs, with one of these inputs
-        self.masked: dict[int, tuple[int, str]] = {}  # values that are another one in some heads, and 0 in others
+        self.masked: dict[int, tuple[int, str]] = {}  # values that are another in some heads, else 0: that, and when
         self.outer: list[str] = []
         self.nests = 0
         self.inner: list[str] = []
@@ -362,7 +362,7 @@ class NestWriter:
         return text.replace("std::", "op_").replace("&&", "&").replace("||", "|")
 
     def _choose_row(self, i: int) -> bool:
-        """Writes the choice of a row, for a value that is a row of one input or of another; returns whether it is one.
+        """Writes the choice, if a value is a row of one of several inputs in each head; returns whether it is.
 
         One condition holds for all channels of a head, as where an index picks the filter of each component of a
         vector. Then no channel of the other row is read. Readers of the value load its channels.
@@ -413,7 +413,7 @@ class NestWriter:
         after.append(f"if ({condition}) for (int c = 0; c < {self.shape[1]}; ++c) {total}[c] += row{i}[c];")
 
     def _is_by_head(self, node: Node) -> bool:
-        """Whether a value is one of two, the same one for all channels of a head of the current nest."""
+        """Whether a value is one of two others, and which of them depends only on the head, in the current nest."""
         return node.op == "where" and 1 not in self.shape and not self.flat and self._is_uniform(node.args[0])
 
     def _is_uniform(self, i: int) -> bool:

@@ -7,8 +7,9 @@ there was no memory for scratch.
 Names in the source:
 
 - ``t2``: tensor 2; ``o0``: output 0.
-- ``p5``: the row of an input tensor that node 5 reads.
+- ``p5``: the row of an input tensor that node 5 reads, or the one that it takes in the current head.
 - ``x5``: the value of node 5; ``kept5``: the value of node 5, kept in an array for later loops.
+- ``row5``: the channels of node 5 in the current head.
 - ``acc5``: the accumulator of reduction 5; ``ties5``: the number of edges that reach its result.
 - ``max5``, ``sum5``: the maximum and the sum of exponentials of softmax 5.
 """
