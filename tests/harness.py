@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -18,6 +22,8 @@ from gnncompile.passes import manager
 from gnncompile.runtime import launch
 
 T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def forget_kernels() -> None:
@@ -100,6 +106,20 @@ def light(which: str = "reference") -> Iterator[None]:
         patch.setattr(_compat, "prepare_inductor", lambda for_cpu, for_gpu: None)
         yield
     torch._dynamo.reset()
+
+
+def without_interpreter(*arguments: str, **environment: str) -> str:
+    """Runs Python in a process in which Triton compiles kernels rather than interprets them; returns what it printed.
+
+    Args:
+        arguments: The arguments of Python.
+        environment: Further variables of the environment.
+    """
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def same_gradients(eager: nn.Module, ours: tuple[nn.Module, Callable[..., Tensor]], *given: Tensor) -> None:

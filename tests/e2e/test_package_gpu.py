@@ -1,10 +1,8 @@
 """Packages for GPUs: the traced programs, which Triton's interpreter runs on a CPU, and on a GPU the packages."""
 
 import copy
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -27,6 +25,7 @@ from gnncompile.serving.read_layout import guarded, walked
 from tests.e2e.package_cpp import serve_in_cpp
 from tests.e2e.test_package import EDGES, MODELS, TwoLayers, inputs_of, random_sizes, serve
 from tests.e2e.test_package_models import SIZES, hub, named_model
+from tests.harness import without_interpreter
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter takes tensors of a CPU")
@@ -265,11 +264,7 @@ def test_kernels_are_compiled_without_a_gpu():
     from tests.triton_regions import neighbour_sum
 
     region = neighbour_sum(gnncompile.ir.region.Space.DESTINATION, "float32", 1, 8)
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", _COMPILE.format(spec=region.spec)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    without_interpreter("-c", _COMPILE.format(spec=region.spec))
 
 
 _GRID = """

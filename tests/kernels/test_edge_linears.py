@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -34,7 +31,7 @@ from gnncompile.ir.verify import verify
 from gnncompile.ir.vjp import vjp
 from gnncompile.runtime import launch
 from tests.graphs import EDGE_LISTS, layout
-from tests.harness import kernels, launched, light, needs_interpreter
+from tests.harness import kernels, launched, light, needs_interpreter, without_interpreter
 
 D, S, E, F = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.FEATURE
 NODES = 5
@@ -193,10 +190,7 @@ for channels, features in ((128, 16), (128, 128), (64, 32), (256, 8), (512, 16),
 
 def test_products_fit_in_the_shared_memory_of_small_gpus():
     """A program has up to 99 KiB on GPUs of compute capability 8.6 and 8.9. Wider sums are no products."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    shared = [int(line) for line in run.stdout.splitlines()]
+    shared = [int(line) for line in without_interpreter("-c", COMPILE).splitlines()]
     assert [number > 0 for number in shared] == [True, False, True, False, False, False] and max(shared) <= 99 * 1024
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +22,11 @@ from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.vjp import vjp
 from tests import tiled_regions
+from tests.harness import without_interpreter
 from tests.kernels.test_edge_linears import message
 from tests.triton_regions import GRAPHS, D, attention_gradient, dot_attention, neighbour_sum
 
 pytestmark = triton_regions.INTERPRETED
-ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import contextlib, gc, sys, torch
@@ -138,10 +134,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the script finds."""
     folder = tmp_path_factory.mktemp("ahead")
     torch.save({name: case(make()) for name, make in REGIONS.items()}, folder / "given")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(folder / "triton"), "GNNCOMPILE_CACHE_DIR": str(folder / "ours")}
-    command = [sys.executable, "-c", SCRIPT, str(folder / "given"), str(folder / "found")]
-    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=500)
+    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "GNNCOMPILE_CACHE_DIR": str(folder / "ours")}
+    without_interpreter("-c", SCRIPT, str(folder / "given"), str(folder / "found"), **caches)
     results: dict[str, Any] = torch.load(folder / "found")
     return results
 

@@ -15,6 +15,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import run
 from gnncompile.ir.region import BITS, Output, Region, Space
 from tests.harness import tune
+from tests.kernels.test_triton_ties import maximum
 from tests.triton_regions import (
     GRAPHS,
     Case,
@@ -42,6 +43,7 @@ from tests.triton_regions import (
 pytestmark = triton_regions.INTERPRETED
 device = triton_regions.device
 SEVERAL, MANY = tuning.TILES.several_edges, tuning.TILES.many_edges
+DENSE = graph([0] * 3 + [2] * 300 + [3] * 40 + [4] * 16 + [5] * 17, [k % 7 for k in range(376)], 7, 7)
 
 
 @pytest.fixture
@@ -53,13 +55,6 @@ def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
     """A sum of rows that stand on the edges, as in pooling."""
     b = Builder(by)
     return b.finish([Output(b.reduce("sum", b.input(0, E, (heads, channels), dtype)), dtype, (heads, channels))])
-
-
-def maximum(by: Space, dtype: str, heads: int, channels: int) -> Region:
-    """A maximum and its ties."""
-    b = Builder(by)
-    top = b.reduce("max", b.input(0, by.opposite, (heads, channels), dtype))
-    return b.finish([Output(v, dtype, (heads, channels)) for v in (top, b.ties(top))])
 
 
 def tiles_of(region: Region) -> list[tuple[int, Tile]]:
@@ -107,11 +102,10 @@ def test_all_code_is_listed() -> None:
 @pytest.mark.parametrize("channels", [16, 32, 64, 100, 128, 150, 260])
 def test_dense_graphs(by: Space, dtype: str, channels: int, device: str) -> None:
     """Rows of fewer and of more edges than a step, one of them a hub, others empty; channels are split, or masked."""
-    g = graph([0] * 3 + [2] * 300 + [3] * 40 + [4] * 16 + [5] * 17, [k % 7 for k in range(376)], 7, 7)
     for case in (neighbour_sum, weighted_sum, mean):
         region = case(by, dtype, 1, channels)
-        assert TritonKernel(region)._for(g.layout(device)).tile == tiles_of(region)[-1][1]
-        check(region, g, device)
+        assert TritonKernel(region)._for(DENSE.layout(device)).tile == tiles_of(region)[-1][1]
+        check(region, DENSE, device)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -201,9 +195,8 @@ def test_a_maximum_of_halves_takes_one_row_of_a_dense_graph(device: str) -> None
     region = maximum(D, "bfloat16", 1, 128)
     tiles = tiles_of(region)
     assert [(least, tile.rows) for least, tile in tiles] == [(0, 2), (SEVERAL, 1)]
-    g = graph([0] * 3 + [2] * 300 + [3] * 40 + [4] * 16 + [5] * 17, [k % 7 for k in range(376)], 7, 7)
-    assert TritonKernel(region)._for(g.layout(device)).tile == tiles[-1][1]
-    check(region, g, device)
+    assert TritonKernel(region)._for(DENSE.layout(device)).tile == tiles[-1][1]
+    check(region, DENSE, device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ from gnncompile.ir.region import BITS, BOOL, SEED, Output, Region, Space
 from gnncompile.ir.verify import verify
 from gnncompile.tile_sizes import WalkTile
 from tests.graphs import layout
-from tests.harness import tune
+from tests.harness import tune, without_interpreter
 from tests.tiled_regions import REGIONS, D, E, Maker, P, S, W
 from tests.triton_regions import DEVICE, GPU, INTERPRETED, TOLERANCE
 
@@ -28,7 +24,6 @@ from gnncompile.codegen.triton.kernel import triton_kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [*GPU, INTERPRETED]
 
 
@@ -248,8 +243,5 @@ def test_the_walk_is_printed_and_counted() -> None:
 @pytest.mark.parametrize("name, dtypes", [("states", ("float32", "float64")), ("maximum", ("bfloat16",))])
 def test_kernels_compile_for_a_gpu(name: str, dtypes: tuple[str, ...]) -> None:
     """Triton's interpreter checks no types, so the kernels are compiled as well: in a process without it."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.compiled_tiles", name, "20", *dtypes]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" registers, ") >= 2 * len(dtypes)
+    told = without_interpreter("-m", "tests.compiled_tiles", name, "20", *dtypes)
+    assert told.count(" registers, ") >= 2 * len(dtypes)

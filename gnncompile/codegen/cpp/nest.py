@@ -392,7 +392,7 @@ class NestWriter:
     def _mask(self, i: int) -> bool:
         """Notes a value that is another one, or 0, by the head; returns whether it is one. Its readers compute it."""
         node = self.nodes[i]
-        if not self._is_by_head(node) or node.boolean:
+        if not self._is_by_head(node):
             return False
         condition, first, second = node.args
         for value, other, wanted in ((first, second, ""), (second, first, "!")):
@@ -413,8 +413,9 @@ class NestWriter:
         after.append(f"if ({condition}) for (int c = 0; c < {self.shape[1]}; ++c) {total}[c] += row{i}[c];")
 
     def _is_by_head(self, node: Node) -> bool:
-        """Whether a value is one of two others, and which of them depends only on the head, in the current nest."""
-        return node.op == "where" and 1 not in self.shape and not self.flat and self._is_uniform(node.args[0])
+        """Whether a number is one of two others, and which of them depends only on the head, in the current nest."""
+        chooses = node.op == "where" and not node.boolean
+        return chooses and 1 not in self.shape and not self.flat and self._is_uniform(node.args[0])
 
     def _is_uniform(self, i: int) -> bool:
         """Whether a value is the same for all steps of the innermost loop of the current nest."""

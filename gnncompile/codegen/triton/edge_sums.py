@@ -6,7 +6,7 @@ from functools import cached_property
 
 from gnncompile.codegen.triton.plan import Pass
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import padded_features, products_of_halves
+from gnncompile.codegen.triton.tile import padded, products_of_halves
 from gnncompile.codegen.triton.writer import Writer
 
 
@@ -47,7 +47,7 @@ class EdgeSumsWriter(Writer):
     def _prologue(self) -> None:
         super()._prologue()
         for length in sorted({self.region.features(i) for i in self._products}):
-            self.line(f"feature{length} = tl.arange(0, {padded_features(length)})")
+            self.line(f"feature{length} = tl.arange(0, {padded(length)})")
 
     def _open_loop(self, loop: Pass) -> None:
         super()._open_loop(loop)
@@ -73,12 +73,12 @@ class EdgeSumsWriter(Writer):
         self.line(f"features{i} = tl.load({text}{masked(masks, other='0')})")
 
     def _feature_masks(self, length: int, axes: str) -> list[str]:
-        return [f"(feature{length}{axes} < {length})"] if padded_features(length) > length else []
+        return [f"(feature{length}{axes} < {length})"] if padded(length) > length else []
 
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
         if i in self._products:
-            lengths = [padded_features(self.region.features(i)), self.extent("channel", node.shape[1])]
+            lengths = [padded(self.region.features(i)), self.extent("channel", node.shape[1])]
             self.line(f"acc{i} = tl.full({lengths}, 0.0, {self.compute})")
             return
         shape = self.tile_shape(node.shape, 1 if i in self.plan.every_step else self.tile.edges)

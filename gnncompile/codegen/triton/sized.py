@@ -20,8 +20,8 @@ from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, longest_of, most_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
-from gnncompile.codegen.triton.tiled_layers import padded
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
 from gnncompile.layout.csr import find_rows

@@ -22,12 +22,17 @@ MAX_EDGE = 8192
 """Largest number of elements, padded to powers of two, that one edge may have in a tile."""
 
 NARROWEST = 16
-"""Fewest rows and columns of a block that is multiplied: the least that ``tl.dot`` takes."""
+"""Fewest rows and columns of a block that is multiplied, other than a single one: the least that ``tl.dot`` takes."""
 
 
 def power_of_two(n: int) -> int:
     """Returns the smallest power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(length: int) -> int:
+    """Returns the rows or columns of a block that is multiplied and holds this number of channels or features."""
+    return 1 if length == 1 else max(power_of_two(length), NARROWEST)
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,6 @@ def sums(region: Region) -> int:
     return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
 
 
-def padded_features(length: int) -> int:
-    """Returns the number of features, padded to a length that ``tl.dot`` takes."""
-    return max(power_of_two(length), NARROWEST)
-
-
 def products_of_halves(region: Region) -> frozenset[int]:
     """Returns the sums over all edges that are products of matrices, ``features.T @ values``, of 16-bit factors.
 
@@ -142,7 +142,7 @@ def products_of_halves(region: Region) -> frozenset[int]:
     others = any(region.features(at) > 1 for at in made if at not in found)
     layers = any(n.op in ("linear", "transposed") for n in region.nodes)
     tiles, channels = tuning.TILES, power_of_two(region.grid[1])
-    made_sums = sum(padded_features(region.features(at)) for at in found) * channels
+    made_sums = sum(padded(region.features(at)) for at in found) * channels
     fit = len(found) * channels <= tiles.edge_product_channels and made_sums <= tiles.edge_sums * tiles.edge_sum_warps
     return found if fit and not (others or layers) else frozenset()
 
@@ -157,15 +157,6 @@ def _is_product_of_halves(region: Region, at: int) -> bool:
     halves = features.op == "input" and features.dtype in HALVES and features.dtype == region.factor
     wide = features.shape[1] >= _FEWEST_FEATURES and node.shape[1] >= NARROWEST
     return halves and wide and region.grid[0] == 1
-
-
-def _tile_of_products(region: Region, plan: Schedule, products: frozenset[int], channels: int) -> Tile:
-    """Returns the tile of a region some of whose sums over all edges are products of matrices."""
-    tiles = tuning.TILES
-    rows = tiles.edge_product_edges * wide_streams(region, plan)
-    rows += sum(padded_features(region.features(at)) for at in products)
-    warps = power_of_two(-(-rows * channels // tiles.edge_product_values))
-    return Tile(1, tiles.edge_product_edges, channels, min(warps, tiles.edge_sum_warps))
 
 
 def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
@@ -311,12 +302,8 @@ def choose_tile(region: Region, plan: Schedule, dense: bool = False) -> Tile:
         rows = max(tiles.rowwise_elements // width, 1)
         return Tile(rows, 1, channels, tuning.choice(tiles.rowwise_warps, width))
     num_warps = warps_of(width)
-    if products := products_of_halves(region):
-        return _tile_of_products(region, plan, products, channels)
     if region.sums_all:
-        needed = power_of_two(-(-sums(region) // tiles.edge_sums))
-        num_warps = min(max(num_warps, needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
-        return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
+        return _tile_of_edge_sums(region, plan, channels, width)
     if num_warps > 1 and not shared and _sums_heads(region):
         # with more arithmetic, the values of two edges do not fit in the registers of a warp
         pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
@@ -325,6 +312,19 @@ def choose_tile(region: Region, plan: Schedule, dense: bool = False) -> Tile:
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
+
+
+def _tile_of_edge_sums(region: Region, plan: Schedule, channels: int, width: int) -> Tile:
+    """Returns the tile of a region that sums over all edges."""
+    tiles, products = tuning.TILES, products_of_halves(region)
+    if products:
+        rows = tiles.edge_product_edges * wide_streams(region, plan)
+        rows += sum(padded(region.features(at)) for at in products)
+        num_warps = min(power_of_two(-(-rows * channels // tiles.edge_product_values)), tiles.edge_sum_warps)
+        return Tile(1, tiles.edge_product_edges, channels, num_warps)
+    needed = power_of_two(-(-sums(region) // tiles.edge_sums))
+    num_warps = min(max(warps_of(width), needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
+    return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)
 
 
 def _steps(region: Region, plan: Schedule, rows: int, edges: int) -> int:
@@ -423,15 +423,14 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
     program instead of two. Other regions have one tile, since a maximum or attention over long rows is slower with
     more edges per step.
     """
-    tiles, found = tuning.TILES, [(0, choose_tile(region, plan))]
-    if adds_rows(region, plan):
+    tiles, found, adds = tuning.TILES, [(0, choose_tile(region, plan))], adds_rows(region, plan)
+    if adds or _pairs_wide_rows(region, plan, found[0][1]):
         found.append((tiles.several_edges, choose_tile(region, plan, dense=True)))
+    if adds:
         channels = min(power_of_two(region.grid[1]), tiles.long_channels * (2 if is_16bit(region) else 1))
         if channels >= tiles.long_step:
             edges = max(tiles.long_step, tiles.long_elements // channels)
             found.append((tiles.many_edges, Tile(1, edges, channels, 1)))
-    elif _pairs_wide_rows(region, plan, found[0][1]):
-        found.append((tiles.several_edges, choose_tile(region, plan, dense=True)))
     return [one for at, one in enumerate(found) if at == 0 or one[1] != found[at - 1][1]]
 
 

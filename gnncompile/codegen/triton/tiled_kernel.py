@@ -15,7 +15,8 @@ from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
-from gnncompile.codegen.triton.tiled_layers import matrix, padded
+from gnncompile.codegen.triton.tile import padded
+from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_products import write_product

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.ir.region import BITS, Node, Region, Space
 
 WIDE = 32
 """Fewest channels of a row that counts as wide."""
-
-
-def padded(length: int) -> int:
-    """Returns the columns of the block that holds this number of channels."""
-    return 1 if length == 1 else max(power_of_two(length), NARROWEST)
 
 
 def matrix(region: Region, node: Node) -> tuple[int, int]:

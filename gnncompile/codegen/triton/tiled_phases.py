@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import is_layer, matrix, padded
+from gnncompile.codegen.triton.tile import padded
+from gnncompile.codegen.triton.tiled_layers import is_layer, matrix
 from gnncompile.ir.region import HALVES, LAYERS, Region, behind
 
 _LAYER = 100

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gnncompile.codegen.triton.text import constant, literal, masked, pointwise_arguments, pointwise_text
-from gnncompile.codegen.triton.tiled_layers import is_product, is_wide_row, matrix, padded
+from gnncompile.codegen.triton.tile import padded
+from gnncompile.codegen.triton.tiled_layers import is_product, is_wide_row, matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import TiledTile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from gnncompile.codegen.triton.tile import instructions
-from gnncompile.codegen.triton.tiled_layers import is_wide_row, matrix, padded
+from gnncompile.codegen.triton.tile import instructions, padded
+from gnncompile.codegen.triton.tiled_layers import is_wide_row, matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.ir.bits import tensor_type

@@ -7,7 +7,8 @@ tile of edges, then the tile that lies as many tiles further on as there are pro
 from __future__ import annotations
 
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tiled_layers import matrix, padded
+from gnncompile.codegen.triton.tile import padded
+from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import TiledTile
