@@ -21,6 +21,7 @@ __all__ = [
     "package",
     "package_info",
     "partition",
+    "release_memory",
     "warmup",
 ]
 
@@ -36,6 +37,7 @@ try:
     from gnncompile.partitioning.part import Part, load_part
     from gnncompile.partitioning.partition import Partition, partition
     from gnncompile.report.explain import Report, explain
+    from gnncompile.runtime.kept_memory import release_memory
     from gnncompile.serving.package import package, package_info
     from gnncompile.steps.train_step import TrainStep
 except (ImportError, AttributeError) as error:

@@ -65,6 +65,11 @@ class Options:
         "of host time to wake. `torch.autograd.is_multithreading_enabled()` is False in a thread as long as results "
         "of the model are alive there.",
     )
+    keep_memory: bool = _option(
+        True,
+        "Keep the memory of large intermediate results on a CPU for the next call, since new memory costs time. "
+        "`gnncompile.release_memory()` frees it.",
+    )
     record: bool = _option(
         False, 'Capture forward and backward in CUDA graphs and replay them. `mode="reduce-overhead"` sets it.'
     )

@@ -59,14 +59,18 @@ from gnncompile._compat.inductor import (
     settings_for,
     unfused_settings,
 )
+from gnncompile._compat.kept_memory import LEAST_KEPT
 from gnncompile._compat.memory import (
     StorageWeakRef,
+    buffer_in,
     copy_each,
+    empty_cpu_buffer,
     pinned,
     same_memory,
     shared_bytes,
     storage_address,
     storage_users,
+    users_at,
 )
 from gnncompile._compat.numbers import most_unrolled
 from gnncompile._compat.optimizers import make_capturable
@@ -131,6 +135,7 @@ __all__ = [
     "EDGE_INDEX",
     "ENTRY",
     "GLOBAL_HOOKS",
+    "LEAST_KEPT",
     "TAKE_ALONG_DIM_COUNTS",
     "CaptureFailed",
     "CaptureSettings",
@@ -147,6 +152,7 @@ __all__ = [
     "bound_gradient",
     "break_at",
     "broken_bounds",
+    "buffer_in",
     "calling_file",
     "compile_inductor",
     "compiled",
@@ -158,6 +164,7 @@ __all__ = [
     "current_stream",
     "decompose",
     "drop_leaf_marks",
+    "empty_cpu_buffer",
     "empty_is_special",
     "extension_flags",
     "extension_libraries",
@@ -244,6 +251,7 @@ __all__ = [
     "unknown_number",
     "unknown_size",
     "use_original",
+    "users_at",
     "uses_transforms",
     "valid_capture",
     "whole_captures",

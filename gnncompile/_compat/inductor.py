@@ -57,7 +57,12 @@ class OwnPass(CustomGraphPass):
     """A post-grad pass of gnncompile's.
 
     Its class tells gnncompile's compiles from other compiles, also when a backward is compiled later.
+
+    Attributes:
+        keeps_memory: Whether large buffers on a CPU live in memory that stays.
     """
+
+    keeps_memory: bool = False
 
 
 def ours() -> bool:

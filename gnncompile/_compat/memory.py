@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,32 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["StorageWeakRef", "copy_each", "pinned", "same_memory", "shared_bytes", "storage_address", "storage_users"]
+__all__ = [
+    "StorageWeakRef",
+    "buffer_in",
+    "copy_each",
+    "empty_cpu_buffer",
+    "pinned",
+    "same_memory",
+    "shared_bytes",
+    "storage_address",
+    "storage_users",
+    "users_at",
+]
+
+empty_cpu_buffer: Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor] = (
+    torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+)
+"""Returns a new tensor of a shape, strides and a dtype on the CPU, as Inductor's code makes them."""
+
+buffer_in: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""Returns a tensor of a shape and strides at an offset in the storage of another tensor of the same dtype.
+
+The result is no view: autograd does not know that both share memory.
+"""
+
+users_at: Callable[[int], int] = torch._C._storage_Use_Count
+"""Does the same as :func:`storage_users` for the storage at an address."""
 
 
 def shared_bytes(length: int) -> Tensor:

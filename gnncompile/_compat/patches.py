@@ -23,6 +23,7 @@ from gnncompile._compat.inductor_guards import (
     patch_dynamic_reshape_indexer,
     patch_get_fill_order,
 )
+from gnncompile._compat.kept_memory import patch_buffer_allocation
 from gnncompile._compat.recovery import patch_guard_create
 from gnncompile._compat.shapes import (
     patch_automatic_dynamic,
@@ -146,6 +147,13 @@ INDUCTOR = (
         "Sizes that only the data knows are read from inputs only where sizes are asserted.",
         "Torch 2.14 reads them.",
         patch_codegen_inputs,
+    ),
+    Patch(
+        ("torch._inductor.codegen.wrapper:PythonWrapperCodegen.make_buffer_allocation",),
+        _ALL,
+        "Large buffers on a CPU live in memory that stays, since new memory costs as much time as kernels.",
+        "Torch has an allocator for CPUs that keeps memory.",
+        patch_buffer_allocation,
     ),
     Patch(
         ("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_input_output_runtime_checks",),

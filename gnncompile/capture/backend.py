@@ -359,7 +359,7 @@ class _OwnPasses(OwnPass):
     """
 
     def __init__(self, options: Options) -> None:
-        self.options = options
+        self.options, self.keeps_memory = options, options.keep_memory
 
     def uuid(self) -> str:
         """The part of Inductor's cache key: a hash of our sources, and the options."""
