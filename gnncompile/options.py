@@ -67,7 +67,7 @@ class Options:
     )
     keep_memory: bool = _option(
         True,
-        "Keep the memory of large intermediate results on a CPU for the next call, since new memory costs time. "
+        "On a CPU, use the memory of large intermediate results again in the next call, since new memory costs time. "
         "`gnncompile.release_memory()` frees it.",
     )
     record: bool = _option(

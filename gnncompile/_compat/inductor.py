@@ -6,11 +6,12 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch._inductor import codecache, cpu_vec_isa, custom_graph_pass, ir
 from torch._inductor import config as inductor_config
@@ -76,10 +77,25 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
     _report_symbols()
     patches = {**EXACT_SETTINGS, "_pre_fusion_custom_pass": _OwnNodes(), **settings_for(inputs), **options}
     decompositions = inductor_decompositions()
-    compiled: Any = compile_fx(gm, list(inputs), _compile_inner, config_patches=patches, decompositions=decompositions)
+    with _donations(patches, inputs):
+        compiled: Any = compile_fx(
+            gm, list(inputs), _compile_inner, config_patches=patches, decompositions=decompositions
+        )
     tell_what_to_do(compiled)
     # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def _donations(patches: dict[str, Any], inputs: Sequence[Any]) -> AbstractContextManager[object]:
+    """Turns off that a backward writes gradients over what its forward saved, where that lives in memory that stays.
+
+    The memory is used again all the same, since it is free when the backward has read it.
+    """
+    own = patches.get("post_grad_custom_pre_pass")
+    on_cpu = all(given.device.type == "cpu" for given in inputs if isinstance(given, torch.Tensor))
+    if isinstance(own, OwnPass) and own.keeps_memory and on_cpu:
+        return functorch_config.patch(donated_buffer=False)  # type: ignore[no-any-return]
+    return nullcontext()
 
 
 def _report_symbols() -> None:

@@ -17,28 +17,33 @@ LEAST_KEPT = 2**18
 The C library keeps the memory of smaller ones itself. A larger one often gets new pages, which the system clears first.
 """
 
-_THEIRS, _OURS = "empty_strided_cpu(", "_gnncompile_empty("
-_IMPORT = "from gnncompile.runtime.kept_memory import empty_strided as _gnncompile_empty"
+_THEIRS, _OURS = "empty_strided_cpu", "_gnncompile_empty"
+_IMPORT = f"from gnncompile.runtime.kept_memory import empty_strided as {_OURS}"
 
 
 def patch_buffer_allocation() -> None:
     """Lets large buffers that do not leave a compiled graph, or wait for its backward, live in memory that stays.
 
-    A result that the caller gets has memory of its own: it may live long, and ``torch.save`` writes the whole memory
-    below a tensor. The same holds for gradients, which become the `grad` of parameters.
+    A result that the caller gets has memory of its own, and likewise a gradient. The size of a buffer is compared in
+    each call, unless it is fixed.
     """
     allocation: Any = PythonWrapperCodegen.make_buffer_allocation
 
     @functools.wraps(allocation)
     def make_buffer_allocation(self: Any, buffer: Any) -> str:
-        line = str(allocation(self, buffer))
-        theirs = f"{buffer.get_name()} = {_THEIRS}"
-        if not _keeps_memory() or theirs not in line or _expected_bytes(buffer) < LEAST_KEPT:
+        line, name = str(allocation(self, buffer)), buffer.get_name()
+        theirs = f"{name} = {_THEIRS}("
+        if not _keeps_memory() or theirs not in line or name in _buffers_of_results(self):
             return line
-        if buffer.get_name() in _buffers_of_results(self):
+        elements, least = V.graph.get_allocation_storage_size(buffer), -(-LEAST_KEPT // buffer.get_dtype().itemsize)
+        known = int(elements) if isinstance(elements, int) or elements.is_number else None
+        if known is not None and known < least:
             return line
         self.add_import_once(_IMPORT)
-        return line.replace(theirs, f"{buffer.get_name()} = {_OURS}", 1)
+        ours = _OURS
+        if known is None:
+            ours = f"({_OURS} if {self.codegen_python_sizevar(elements)} >= {least} else {_THEIRS})"
+        return line.replace(theirs, f"{name} = {ours}(", 1)
 
     PythonWrapperCodegen.make_buffer_allocation = make_buffer_allocation  # type: ignore[method-assign]
 
@@ -48,24 +53,42 @@ def _keeps_memory() -> bool:
     return isinstance(own, OwnPass) and own.keeps_memory
 
 
-def _expected_bytes(buffer: Any) -> int:
-    """Returns the bytes of a buffer at the sizes of the first call; 0 if they depend on data."""
-    elements = V.graph.sizevars.optimization_hint(V.graph.get_allocation_storage_size(buffer), fallback=0)
-    return int(elements) * int(buffer.get_dtype().itemsize)
+_NONE: set[str] = set()
 
 
 def _buffers_of_results(wrapper: Any) -> set[str]:
     """Returns the buffers whose memory the caller gets, by their names.
 
-    Where Inductor reuses the memory of a buffer, the buffer of a result is another one than the first in that memory.
+    Where Inductor reuses the memory of a buffer, and where an operation returns an alias of its input, the buffer of a
+    result is another one than the first in that memory. The lines of the code are complete when this is asked.
     """
-    before = {line.reused_as.get_name(): line.node.get_name() for line in wrapper.lines if hasattr(line, "reused_as")}
-    found = set()
-    for name in _results():
-        while name not in found:
+    lines = wrapper.lines
+    count, known = getattr(wrapper, "gnncompile_results", (0, _NONE))
+    if count == len(lines):
+        return known
+    before = {line.reused_as.get_name(): line.node.get_name() for line in lines if hasattr(line, "reused_as")}
+    found: set[str] = set()
+    left = _results()
+    while left:
+        name = left.pop()
+        if name not in found:
             found.add(name)
-            name = before.get(name, name)
+            left += [before[name]] if name in before else []
+            left += _aliased(name)
+    wrapper.gnncompile_results = len(lines), found
     return found
+
+
+def _aliased(name: str) -> list[str]:
+    """Returns the buffers of which a buffer is an alias."""
+    buffer: Any = V.graph.try_get_buffer(name)
+    makers = [buffer, buffer.get_defining_op()] if hasattr(buffer, "get_defining_op") else []
+    return [
+        alias
+        for maker in makers
+        if hasattr(maker, "get_inputs_that_alias_output")
+        for alias in maker.get_inputs_that_alias_output()
+    ]
 
 
 def _results() -> list[str]:
@@ -74,4 +97,4 @@ def _results() -> list[str]:
     graph: fx.Graph = V.graph.module.graph  # type: ignore[assignment]
     (end,) = graph.find_nodes(op="output")
     given = end.meta.get("user_visible_output_idxs")
-    return names if V.graph.is_backward or not given else [names[at] for at in given]
+    return names if V.graph.is_backward or V.graph.is_inference or not given else [names[at] for at in given]

@@ -57,9 +57,10 @@ def test_memory_that_a_tensor_shares_is_no_other_buffers(kind: str) -> None:
         held = (torch.ones(1, requires_grad=True) * one).sum()  # autograd saved it, no Python object holds it
     del one
     assert buffer(LEAST).data_ptr() != address
-    del held
-    assert buffer(LEAST).data_ptr() in (address, buffer(LEAST).data_ptr())
     assert kept_bytes() == 2 * LEAST
+    del held
+    both = [buffer(LEAST) for _ in range(2)]
+    assert address in [one.data_ptr() for one in both] and kept_bytes() == 2 * LEAST
 
 
 def test_a_buffer_gets_the_smallest_free_memory_in_which_it_fits() -> None:
@@ -69,13 +70,6 @@ def test_a_buffer_gets_the_smallest_free_memory_in_which_it_fits() -> None:
     held = [buffer(2 * LEAST - 8), buffer(2 * LEAST), buffer(LEAST), buffer(3 * LEAST)]
     assert [one.data_ptr() for one in held] == [addresses[size] for size in (2, 3, 1, 4)]
     assert kept_bytes() == 10 * LEAST
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 2**30), (2**30, 0), (LEAST // 4 - 1,)])
-def test_a_small_or_empty_buffer_has_memory_of_its_own(shape: tuple[int, ...]) -> None:
-    strides = torch.empty(shape, device="meta").stride()
-    one = empty_strided(shape, strides, torch.float32)
-    assert one.shape == shape and one.stride() == strides and not kept_bytes()
 
 
 def test_a_buffer_of_a_call_for_inference_can_be_saved_for_a_backward_later() -> None:
@@ -102,17 +96,17 @@ def test_a_buffer_is_no_view_and_its_writes_are_its_own() -> None:
 def test_memory_of_sizes_that_do_not_come_again_is_given_back() -> None:
     drawn = random.Random(0)
     for most in (8, 2, 8):
-        for _ in range(1000):
+        for _ in range(2000):
             held = [buffer(most * LEAST - 4 * drawn.randrange(LEAST // 2)) for _ in range(3)]
             held.clear()
     assert kept_bytes() <= 3 * 8 * LEAST
-    for _ in range(400):
+    for _ in range(1000):
         buffer(20 * LEAST)
         buffer(40 * LEAST - 4 * drawn.randrange(LEAST))
     assert kept_bytes() <= (20 + 40) * LEAST
-    for _ in range(400):
+    for _ in range(2000):
         buffer(LEAST)
-    assert kept_bytes() <= 20 * LEAST  # in which the last buffers lived
+    assert kept_bytes() == LEAST  # a buffer that is much smaller than a block does not keep it in use
 
 
 def test_the_memory_is_freed_but_not_that_of_buffers() -> None:
@@ -127,18 +121,18 @@ def test_the_memory_is_freed_but_not_that_of_buffers() -> None:
 
 def test_no_memory_is_left_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch raises a RuntimeError where the system has no memory. What is free is given back before another try."""
-    buffer(LEAST)
+    buffer(LEAST // 2)
     made, ordinary = [], kept_memory._Block
 
     def block(size: int) -> kept_memory._Block:
-        made.append(kept_memory._blocks._blocks[:])
+        made.append(len(kept_memory._blocks._free))
         if len(made) == 1:
             raise RuntimeError("not enough memory")
         return ordinary(size)
 
     monkeypatch.setattr(kept_memory, "_Block", block)
     assert buffer(2 * LEAST).numel() == LEAST // 2
-    assert [len(blocks) for blocks in made] == [1, 0] and kept_bytes() == 2 * LEAST
+    assert made == [1, 0] and kept_bytes() == 2 * LEAST
 
 
 def test_threads_never_share_a_buffer() -> None:
@@ -155,6 +149,44 @@ def test_threads_never_share_a_buffer() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(work, range(6)))
+
+
+def test_memory_that_was_resized_is_no_buffers() -> None:
+    """A saved-tensor hook may free the memory of a tensor that it copied."""
+    one = buffer(LEAST)
+    one.untyped_storage().resize_(0)
+    del one
+    assert bool((buffer(LEAST).fill_(7.0) == 7).all())
+
+
+def test_the_lock_is_not_waited_for_in_its_own_thread() -> None:
+    """A finalizer may call a compiled model wherever Python collects garbage, and a signal handler may free memory."""
+    with kept_memory._blocks._lock:
+        assert buffer(LEAST).numel() == LEAST // 4
+        gnncompile.release_memory()
+    assert kept_bytes() == 0
+
+
+def test_hundreds_of_blocks_in_use_do_not_slow_a_buffer_down() -> None:
+    """In steps of a deep model, the buffers of the forward wait for the backward. Few blocks are looked at."""
+    looked, ordinary = [0], _compat.users_at
+
+    def users_at(address: int) -> int:
+        looked[0] += 1
+        return ordinary(address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(3):
+            looked[0] = 0
+            patch.setattr(_compat, "users_at", users_at)
+            held = []
+            for _ in range(400):
+                held.append(buffer(LEAST))
+                buffer(LEAST)
+            while held:
+                buffer(LEAST)
+                held.pop()
+    assert looked[0] < 10 * 1200
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
