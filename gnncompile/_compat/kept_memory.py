@@ -49,8 +49,9 @@ def patch_buffer_allocation() -> None:
 
 
 def _keeps_memory() -> bool:
+    """Whether buffers of the current graph live in memory that stays. Beside a GPU, gradients may take them over."""
     own = inductor_config.post_grad_custom_pre_pass
-    return isinstance(own, OwnPass) and own.keeps_memory
+    return isinstance(own, OwnPass) and own.keeps_memory and set(V.graph.device_types) <= {"cpu"}
 
 
 _NONE: set[str] = set()

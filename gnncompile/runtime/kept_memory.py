@@ -50,9 +50,10 @@ class _Block:
         self.own = _compat.users_at(self.address)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nobody gave the memory back: a saved-tensor hook may resize the storage of what it was given."""
-        return self._bytes.untyped_storage().nbytes() == self.size
+    def is_usable(self) -> bool:
+        """Whether no buffer is in the block, and nobody freed it: a saved-tensor hook may resize a tensor's storage."""
+        is_free = _compat.users_at(self.address) == self.own
+        return is_free and self._bytes.untyped_storage().nbytes() == self.size
 
     def buffer(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns a tensor in the block, which is not free as long as a tensor shares the memory."""
@@ -101,7 +102,7 @@ class _Blocks:
         at = bisect_left(self._free, nbytes, key=_size)
         while at < len(self._free) and share * self._free[at].size <= nbytes:
             block = self._free.pop(at)
-            if block.is_whole:
+            if block.is_usable:  # a call within a call may have taken it in the meantime
                 return block
         return None
 

@@ -167,6 +167,26 @@ def test_the_lock_is_not_waited_for_in_its_own_thread() -> None:
     assert kept_bytes() == 0
 
 
+def test_a_call_within_a_call_takes_no_memory_twice() -> None:
+    """Python may collect garbage, and run a compiled model, while blocks are looked at."""
+    for _ in range(4):
+        buffer(LEAST)
+    ordinary, calls, inner = _compat.users_at, [0], []
+
+    def users_at(address: int) -> int:
+        found = ordinary(address)
+        calls[0] += 1
+        if calls[0] == 1:
+            inner.append(buffer(LEAST))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compat, "users_at", users_at)
+        outer = [buffer(LEAST) for _ in range(4)]
+    held = [*inner, *outer]
+    assert len(inner) == 1 and len({one.data_ptr() for one in held}) == len(held)
+
+
 def test_hundreds_of_blocks_in_use_do_not_slow_a_buffer_down() -> None:
     """In steps of a deep model, the buffers of the forward wait for the backward. Few blocks are looked at."""
     looked, ordinary = [0], _compat.users_at
