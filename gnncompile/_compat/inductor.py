@@ -33,7 +33,7 @@ from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.cuda import current_device, prepare_triton
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
 from gnncompile._compat.transforms import tell_what_to_do
-from gnncompile.device import available_cores
+from gnncompile.device import available_cores, device_of
 
 __all__ = [
     "OwnPass",
@@ -92,8 +92,9 @@ def _donations(patches: dict[str, Any], inputs: Sequence[Any]) -> AbstractContex
     The memory is used again all the same, since it is free when the backward has read it.
     """
     own = patches.get("post_grad_custom_pre_pass")
-    on_cpu = all(given.device.type == "cpu" for given in inputs if isinstance(given, torch.Tensor))
-    if isinstance(own, OwnPass) and own.keeps_memory and on_cpu:
+    devices = [given.device for given in inputs if isinstance(given, torch.Tensor)]
+    in_cpp = all(device_of(device).is_cpp_in_inductor for device in devices)
+    if isinstance(own, OwnPass) and own.keeps_memory and in_cpp:
         return functorch_config.patch(donated_buffer=False)  # type: ignore[no-any-return]
     return nullcontext()
 

@@ -10,6 +10,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
 from gnncompile._compat.inductor import OwnPass, V
+from gnncompile.device import device_of
 
 LEAST_KEPT = 2**18
 """The least bytes of a buffer that lives in memory that stays.
@@ -51,7 +52,8 @@ def patch_buffer_allocation() -> None:
 def _keeps_memory() -> bool:
     """Whether buffers of the current graph live in memory that stays. Beside a GPU, gradients may take them over."""
     own = inductor_config.post_grad_custom_pre_pass
-    return isinstance(own, OwnPass) and own.keeps_memory and set(V.graph.device_types) <= {"cpu"}
+    in_cpp = all(device_of(kind).is_cpp_in_inductor for kind in V.graph.device_types)
+    return isinstance(own, OwnPass) and own.keeps_memory and in_cpp
 
 
 _NONE: set[str] = set()
